@@ -1,0 +1,75 @@
+# Each target sets up what it needs. `make help` lists them.
+
+PYTHON ?= python3
+# Extras to install: `make setup EXTRAS=dev,plots,torch`.
+EXTRAS ?= dev,plots
+# Further words for pytest: `make test PYTEST_ARGS="-m slow"`.
+PYTEST_ARGS ?=
+# Processes that share the tests.
+JOBS ?= auto
+# Scripts that `make bench` runs.
+BENCH ?= $(sort $(wildcard benchmarks/*.py))
+# Property tests draw the same examples every time; `HYPOTHESIS_PROFILE=explore` draws new ones.
+HYPOTHESIS_PROFILE ?= ci
+export HYPOTHESIS_PROFILE
+
+VENV := .venv
+BIN := $(VENV)/bin
+comma := ,
+STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+
+# uv looks into local wheel folders only when told in its own variable.
+ifdef PIP_FIND_LINKS
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: setup demo test check bench docs clean help
+
+setup: $(STAMP) ## make the virtual environment and install carpool into it
+	@echo "Ready: $(BIN)/carpool"
+
+$(BIN)/python:
+	@echo "Making $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is older than 3.11. Name a newer one: make setup PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+# uv is quick but does not read pip's configuration, so pip takes over wherever uv cannot do it.
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing carpool[$(EXTRAS)]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv \
+	  && $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[$(EXTRAS)]' \
+	  || { echo "uv could not do it; trying pip"; \
+	       $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'; }
+	@touch $@
+
+demo: $(STAMP) ## run the built-in jobs, shared and one after another, and print the gain
+	@$(BIN)/carpool demo
+
+test: $(STAMP) ## run the tests
+	@$(BIN)/python -m pytest -q -n $(JOBS) $(PYTEST_ARGS)
+
+check: $(STAMP) ## format, lint, types, import floors, tests: all that has to pass
+	@echo "== format" && $(BIN)/ruff format --check --quiet . \
+	  || { echo "Not formatted as agreed. Run: $(BIN)/ruff format ." >&2; exit 1; }
+	@echo "== lint" && $(BIN)/ruff check --quiet .
+	@echo "== types" && $(BIN)/mypy --no-error-summary
+	@echo "== floors" && { report=$$($(BIN)/lint-imports 2>&1) || { echo "$$report"; exit 1; }; }
+	@echo "== tests" && $(MAKE) --no-print-directory test
+
+bench: $(STAMP) ## run the benchmarks, one script per claim
+	@test -n "$(BENCH)" || echo "No benchmarks yet."
+	@set -e; for script in $(BENCH); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+docs: $(STAMP) ## check that the links between the pages lead somewhere
+	@$(BIN)/python tools/check_docs.py
+
+clean: ## remove caches and what was built, but not the environment
+	@rm -rf build dist out .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	@echo "Clean. To start afresh remove $(VENV) too."
+
+help: ## say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

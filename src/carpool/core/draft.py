@@ -1,0 +1,144 @@
+"""The only mutable thing a policy has: tries changes against a private copy of the occupancy and records them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import merge
+
+from carpool.core.errors import Overbooked
+from carpool.core.messages import RUN, Change, Probe, Run
+from carpool.core.model import Allocation, Job, JobId, Kind
+from carpool.core.occupancy import Occupancy
+from carpool.core.placing import Placing, consolidated, place
+from carpool.core.policy import Plan, Snapshot
+from carpool.core.queue import Demand, demand_of
+
+
+class Draft:
+    """Starts from what holds, records changes, refuses overbooking, keeps a job where it is when nothing is gained."""
+
+    __slots__ = ("_changes", "_free", "_refused", "view")
+
+    def __init__(self, view: Snapshot) -> None:
+        self.view = view
+        self._free: Occupancy | None = None
+        self._changes: dict[JobId, Change] = {}
+        self._refused: set[Demand] = set()
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """Devices as they would stand after the changes so far."""
+        return self.view.occupancy if self._free is None else self._free
+
+    @property
+    def num_free(self) -> int:
+        """Free devices of all kinds after the changes so far."""
+        return self.occupancy.num_free
+
+    def holding(self, job: Job) -> Allocation | None:
+        """What a job would hold after the changes so far."""
+        change = self._changes.get(job.id)
+        return job.desired if change is None else change.allocation
+
+    def waiting(self) -> Iterator[Job]:
+        """Waiting jobs in queue order, leaving out those whose like did not fit before."""
+        jobs = self.view.jobs
+        for job in self.view.waiting.in_order(self._refused):
+            yield jobs[job]
+
+    def in_order(self) -> Iterator[Job]:
+        """Waiting and running jobs together, both in the policy's key order (keys must be comparable)."""
+        jobs = self.view.jobs
+        for _, _, job in merge(self.view.waiting.entries(self._refused), self.view.roster.entries()):
+            yield jobs[job]
+
+    def kinds_for(self, job: Job) -> Sequence[Kind]:
+        """Kinds the job may run on, in the cluster's order."""
+        return job.spec.kinds or self.view.cluster.kinds
+
+    def find(
+        self, job: Job, count: int = 0, *, kinds: Sequence[Kind] = (), rule: Placing = consolidated, batch_size: int = 0
+    ) -> Allocation | None:
+        """Free devices for the job (as many as it asks for, unless `count` says otherwise), or None."""
+        runs = place(self.occupancy, kinds or self.kinds_for(job), count or job.spec.devices, rule)
+        return None if runs is None else Allocation.exclusive(runs, batch_size)
+
+    def place(
+        self, job: Job, count: int = 0, *, kinds: Sequence[Kind] = (), rule: Placing = consolidated, batch_size: int = 0
+    ) -> bool:
+        """Find free devices and assign them; remembers demands that did not fit."""
+        allocation = self.find(job, count, kinds=kinds, rule=rule, batch_size=batch_size)
+        if allocation is None:
+            if not count and not kinds:
+                self._refused.add(demand_of(job))
+            return False
+        self.assign(job, allocation)
+        return True
+
+    def assign(self, job: Job, allocation: Allocation, purpose: Run | Probe = RUN) -> None:
+        """Let a job hold an allocation; Overbooked, with nothing changed, when it cannot."""
+        held = self.holding(job)
+        if allocation == held and purpose == RUN:
+            return
+        if job.spec.exact and job.desired is not None:
+            _check_fixed_share(job, allocation)
+        free = self._fork()
+        if held is not None:
+            free.give(job.id, held)
+        try:
+            free.take(job.spec, allocation, self.view.policy.max_virtual)
+        except Overbooked:
+            if held is not None:
+                free.take(job.spec, held, self.view.policy.max_virtual)
+            raise
+        if allocation == job.desired and purpose == RUN:
+            self._changes.pop(job.id, None)
+        else:
+            self._changes[job.id] = Change(job.id, allocation, purpose)
+
+    def release(self, job: Job) -> None:
+        """Take a job off its devices."""
+        held = self.holding(job)
+        if held is None:
+            return
+        self._fork().give(job.id, held)
+        self._refused.clear()
+        if job.desired is None:
+            del self._changes[job.id]
+        else:
+            self._changes[job.id] = Change(job.id, None)
+
+    def restore(self, job: Job) -> bool:
+        """Give a job back what it really holds; whether that is still to be had."""
+        if job.desired is None:
+            self.release(job)
+            return True
+        try:
+            self.assign(job, job.desired)
+        except Overbooked:
+            return False
+        return True
+
+    def finish(self, reason: str, *, wake_at: float | None = None, note: object = None) -> Plan:
+        """The plan: releases first, then assignments, each in the order they were made."""
+        changes = self._changes.values()
+        off = [change for change in changes if change.allocation is None]
+        on = [change for change in changes if change.allocation is not None]
+        return Plan((*off, *on), reason, wake_at, note, self._free)
+
+    def _fork(self) -> Occupancy:
+        if self._free is None:
+            self._free = self.view.occupancy.fork()
+        return self._free
+
+
+def _check_fixed_share(job: Job, allocation: Allocation) -> None:
+    """An exact job keeps its share for life: another share makes libraries pick other kernels."""
+    assert job.desired is not None
+    before = {share.fraction for share in job.desired.shares}
+    after = {share.fraction for share in allocation.shares}
+    if before != after:
+        raise Overbooked(
+            f"job {job.id!r} is exact: its share stays {sorted(before)}, not {sorted(after)}. "
+            "Move it with the same share, or submit it without exact."
+        )

@@ -1,0 +1,57 @@
+"""Errors that give the value, the limit and the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CarpoolError(Exception):
+    """Root of every error carpool raises on purpose."""
+
+
+class InputError(CarpoolError):
+    """Something the user gave cannot be used: a file, a row, a flag, a job.
+
+    The message reads ``where: problem. way out.`` so that it can be printed as it is (exit code 2).
+    """
+
+    def __init__(self, problem: str, *, where: str = "", way_out: str = "") -> None:
+        self.problem = problem
+        self.where = where
+        self.way_out = way_out
+        sentence = f"{where}: {problem}" if where else problem
+        if way_out:
+            sentence = f"{sentence.rstrip('.')}. {way_out}"
+        super().__init__(sentence)
+
+
+class UnknownName(InputError):
+    """A name that no table holds; the message names the nearest ones."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str], *, where: str = "") -> None:
+        self.name = name
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        way_out = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names) or 'none'}."
+        super().__init__(f"unknown {what} {name!r}", where=where, way_out=way_out)
+
+
+class Overbooked(CarpoolError):
+    """A plan that asks for more of a device, or of a job's range, than there is."""
+
+
+class InvalidTransition(CarpoolError):
+    """A job was asked to take a step its phase does not allow; carries the job's story so far."""
+
+    def __init__(self, job: str, phase: str, step: str, story: tuple[str, ...]) -> None:
+        self.job = job
+        self.phase = phase
+        self.step = step
+        self.story = story
+        told = "; ".join(story) or "nothing yet"
+        super().__init__(f"job {job!r} is {phase} and cannot {step}. Its story: {told}")
+
+
+class JournalError(CarpoolError):
+    """A journal that cannot be read, or that contradicts itself."""

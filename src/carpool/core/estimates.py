@@ -1,0 +1,57 @@
+"""What is believed about jobs: estimates with their spread, and the port that gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from carpool.core.messages import ProgressReported
+from carpool.core.model import Job, JobSpec
+from carpool.core.topology import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean and a standard deviation: never a bare float."""
+
+    mean: float
+    std: float = 0.0
+
+
+class Estimator(Protocol):
+    """Answers for rates and remaining work, and learns from reports. Injected; policies only ask."""
+
+    @property
+    def version(self) -> int:
+        """Grows whenever an answer may have changed."""
+        ...
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        """Units of work per second the job would do there."""
+        ...
+
+    def remaining(self, job: Job, at: float) -> Estimate:
+        """Units of work still to do."""
+        ...
+
+    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
+        """Take in one measurement."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """Believes what the spec declares: full rate 1.0 on the width asked for, linear below and above it."""
+
+    version: int = 0
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        """Width held over width asked for, times the share of each device."""
+        return Estimate(placement.num_devices / spec.devices * placement.fraction)
+
+    def remaining(self, job: Job, at: float) -> Estimate:
+        """Declared work less work done."""
+        return Estimate(job.remaining_at(at))
+
+    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
+        """Nothing to learn: declarations do not change."""

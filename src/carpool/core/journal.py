@@ -1,0 +1,224 @@
+"""Records as JSON lines: the durable truth that recovery, replay, explain and reports read.
+
+The first line is a header with ``schema``; every further line is one `Record`. Equal records give equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TextIO, TypeVar
+
+from carpool.core import messages
+from carpool.core.errors import JournalError
+from carpool.core.messages import RUN, Change, Fact, JobSubmitted, Planned, Probe, Record
+from carpool.core.model import Allocation, JobId, JobSpec, NodeId, Share
+from carpool.core.topology import Bank, Cluster, Link, Node
+
+SCHEMA = 1
+
+_T = TypeVar("_T")
+
+_FACTS: dict[str, type[Fact]] = {
+    name: kind
+    for name, kind in vars(messages).items()
+    if isinstance(kind, type) and issubclass(kind, Fact) and kind is not Fact
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a journal is about."""
+
+    version: str  # of carpool
+    policy: str
+    cluster: Cluster
+    seed: int = 0
+
+
+class JournalWriter:
+    """An observer that appends records to a text stream."""
+
+    def __init__(self, stream: TextIO, header: Header) -> None:
+        self._stream = stream
+        self._write({"schema": SCHEMA, **header_to_json(header)})
+
+    def record(self, record: Record) -> None:
+        """Append one record."""
+        self._write(record_to_json(record))
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._stream.write(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n")
+
+
+def read_journal(lines: Iterable[str]) -> tuple[Header, Iterator[Record]]:
+    """The header, and the records as they are asked for; JournalError with the line number on anything else."""
+    numbered = enumerate(lines, start=1)
+    _, first = next(numbered, (1, ""))
+    head = _parse(1, first)
+    schema = head.get("schema")
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise JournalError(f"journal line 1: schema {schema!r} is not one this version reads (1 to {SCHEMA})")
+    return _decode(1, header_from_json, head), (_decode(n, record_from_json, _parse(n, line)) for n, line in numbered)
+
+
+def _parse(number: int, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise JournalError(f"journal line {number} is not JSON ({error.msg}); it may be cut short") from None
+    if not isinstance(value, dict):
+        raise JournalError(f"journal line {number} is {type(value).__name__}, not an object")
+    return value
+
+
+def _decode(number: int, decode: Callable[[dict[str, Any]], _T], value: dict[str, Any]) -> _T:
+    try:
+        return decode(value)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise JournalError(f"journal line {number} is not what it should be: {type(error).__name__}: {error}") from None
+
+
+# ------------------------------------------------------------------------------------------------------- records
+def record_to_json(record: Record) -> dict[str, Any]:
+    """A record as plain JSON values."""
+    line: dict[str, Any] = {"at": record.at, "facts": [fact_to_json(fact) for fact in record.facts]}
+    if record.planned is not None:
+        line["planned"] = _planned_to_json(record.planned)
+    if record.ignored:
+        line["ignored"] = [fact_to_json(fact) for fact in record.ignored]
+    return line
+
+
+def record_from_json(line: dict[str, Any]) -> Record:
+    """The inverse of `record_to_json`."""
+    planned = line.get("planned")
+    return Record(
+        at=line["at"],
+        facts=[fact_from_json(fact) for fact in line["facts"]],
+        planned=None if planned is None else _planned_from_json(planned),
+        ignored=[fact_from_json(fact) for fact in line.get("ignored", ())],
+    )
+
+
+def fact_to_json(fact: Fact) -> dict[str, Any]:
+    """A fact as its name and its fields."""
+    value: dict[str, Any] = {"fact": type(fact).__name__}
+    for spot in fields(fact):
+        item = getattr(fact, spot.name)
+        value[spot.name] = spec_to_json(item) if isinstance(item, JobSpec) else item
+    return value
+
+
+def fact_from_json(value: dict[str, Any]) -> Fact:
+    """The inverse of `fact_to_json`."""
+    kind = _FACTS[value["fact"]]
+    if kind is JobSubmitted:
+        return JobSubmitted(spec_from_json(value["spec"]))
+    given = {name: _frozen(item) for name, item in value.items() if name != "fact"}
+    return kind(**given)
+
+
+def spec_to_json(spec: JobSpec) -> dict[str, Any]:
+    """A spec without the fields that stand at their defaults."""
+    value: dict[str, Any] = {}
+    for spot in fields(spec):
+        item = getattr(spec, spot.name)
+        if spot.default is MISSING or item != spot.default:
+            value[spot.name] = item
+    return value
+
+
+def spec_from_json(value: dict[str, Any]) -> JobSpec:
+    """The inverse of `spec_to_json`."""
+    return JobSpec(**{name: _frozen(item) for name, item in value.items()})
+
+
+def allocation_to_json(allocation: Allocation) -> dict[str, Any]:
+    """An allocation as runs of [first, stop, fraction, turn]; what stands at its default is left out."""
+    value: dict[str, Any] = {
+        "shares": [[s.devices.start, s.devices.stop, s.fraction, s.turn] for s in allocation.shares]
+    }
+    if allocation.batch_size:
+        value["batch_size"] = allocation.batch_size
+    if allocation.parts:
+        value["parts"] = allocation.parts
+    return value
+
+
+def allocation_from_json(value: dict[str, Any]) -> Allocation:
+    """The inverse of `allocation_to_json`."""
+    shares = tuple(Share(range(first, stop), fraction, turn) for first, stop, fraction, turn in value["shares"])
+    return Allocation(shares, value.get("batch_size", 0), tuple(value.get("parts", ())))
+
+
+def _planned_to_json(planned: Planned) -> dict[str, Any]:
+    changes = []
+    for change in planned.changes:
+        item: dict[str, Any] = {"job": change.job}
+        if change.allocation is not None:
+            item["allocation"] = allocation_to_json(change.allocation)
+        if isinstance(change.purpose, Probe):
+            item["probe_steps"] = change.purpose.steps
+        changes.append(item)
+    value: dict[str, Any] = {"reason": planned.reason, "changes": changes, "believed": planned.believed}
+    if planned.wake_at is not None:
+        value["wake_at"] = planned.wake_at
+    if planned.note is not None:
+        value["note"] = planned.note
+    return value
+
+
+def _planned_from_json(value: dict[str, Any]) -> Planned:
+    changes = tuple(
+        Change(
+            JobId(item["job"]),
+            allocation_from_json(item["allocation"]) if "allocation" in item else None,
+            Probe(item["probe_steps"]) if "probe_steps" in item else RUN,
+        )
+        for item in value["changes"]
+    )
+    return Planned(value["reason"], changes, tuple(value["believed"]), value.get("wake_at"), value.get("note"))
+
+
+# -------------------------------------------------------------------------------------------------------- header
+def header_to_json(header: Header) -> dict[str, Any]:
+    """A header as plain JSON values; like nodes are written once with a count."""
+    groups: list[dict[str, Any]] = []
+    for node in header.cluster.nodes:
+        banks = [[bank.kind, len(bank.devices), bank.memory_bytes] for bank in node.banks]
+        if groups and groups[-1]["banks"] == banks and node.name == f"n{node.id}" and groups[-1]["named"]:
+            groups[-1]["nodes"] += 1
+        else:
+            groups.append({"nodes": 1, "name": node.name, "banks": banks, "named": node.name == f"n{node.id}"})
+    for group in groups:
+        del group["named"]
+    return {
+        "version": header.version,
+        "policy": header.policy,
+        "seed": header.seed,
+        "cluster": groups,
+        "links": [[*link.ends, link.bytes_per_s, link.latency_s] for link in header.cluster.links],
+    }
+
+
+def header_from_json(value: dict[str, Any]) -> Header:
+    """The inverse of `header_to_json`."""
+    nodes: list[Node] = []
+    first = 0
+    for group in value["cluster"]:
+        for copy in range(group["nodes"]):
+            banks = []
+            for kind, size, memory_bytes in group["banks"]:
+                banks.append(Bank(kind, range(first, first + size), memory_bytes))
+                first += size
+            name = group["name"] if copy == 0 else f"n{len(nodes)}"
+            nodes.append(Node(NodeId(len(nodes)), name, tuple(banks)))
+    links = tuple(Link((a, b), speed, latency) for a, b, speed, latency in value.get("links", ()))
+    return Header(value["version"], value["policy"], Cluster(tuple(nodes), links), value.get("seed", 0))
+
+
+def _frozen(item: Any) -> Any:
+    """Lists back into the tuples they were."""
+    return tuple(_frozen(part) for part in item) if isinstance(item, list) else item

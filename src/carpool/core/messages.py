@@ -1,0 +1,202 @@
+"""What goes in and out of the scheduler: facts (past tense), orders (imperative), and the record that joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from carpool.core.model import Allocation, JobId, JobSpec, NodeId
+
+# ---------------------------------------------------------------------------------------------------------- facts
+# Facts that share an instant are folded by rank: what frees devices first, what asks for them last.
+_FREES, _CHANGES, _ASKS = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that has happened. The instant is given once for a whole batch, by `Scheduler.handle`."""
+
+    rank: ClassVar[int] = _CHANGES
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted(Fact):
+    """A user asked for a job."""
+
+    spec: JobSpec
+    rank: ClassVar[int] = _ASKS
+
+
+@dataclass(frozen=True, slots=True)
+class JobCancelled(Fact):
+    """A user withdrew a job."""
+
+    job: JobId
+    rank: ClassVar[int] = _FREES
+
+
+@dataclass(frozen=True, slots=True)
+class JobPaused(Fact):
+    """A user took a job off its devices until further notice."""
+
+    job: JobId
+    rank: ClassVar[int] = _FREES
+
+
+@dataclass(frozen=True, slots=True)
+class JobResumed(Fact):
+    """A user put a paused job back into the queue."""
+
+    job: JobId
+    rank: ClassVar[int] = _ASKS
+
+
+@dataclass(frozen=True, slots=True)
+class AssignApplied(Fact):
+    """The job works under this generation's allocation from now on, with `done` units of work behind it."""
+
+    job: JobId
+    generation: int
+    done: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseApplied(Fact):
+    """The job has left its devices with `done` units of work kept."""
+
+    job: JobId
+    generation: int
+    done: float
+    rank: ClassVar[int] = _FREES
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReported(Fact):
+    """A measurement of a running job: work done, rate since the last report, and what the training says of itself."""
+
+    job: JobId
+    generation: int
+    done: float
+    rate: float
+    loss: float | None = None
+    noise: float | None = None  # gradient noise scale, in samples
+
+
+@dataclass(frozen=True, slots=True)
+class JobFinished(Fact):
+    """The job reached its stop condition."""
+
+    job: JobId
+    generation: int
+    rank: ClassVar[int] = _FREES
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed(Fact):
+    """The job ended by its own fault and is not tried again."""
+
+    job: JobId
+    generation: int
+    error: str
+    rank: ClassVar[int] = _FREES
+
+
+@dataclass(frozen=True, slots=True)
+class JobCrashed(Fact):
+    """The job lost its processes through no decision of ours; it may be tried again from `done`."""
+
+    job: JobId
+    generation: int
+    done: float
+    error: str
+    rank: ClassVar[int] = _FREES
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined(Fact):
+    """A node is there: a new one, or a lost one that came back under its old name."""
+
+    name: str
+    banks: tuple[tuple[str, int, int], ...] = ()  # (kind, number of devices, memory of each) of a new node
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost(Fact):
+    """A node no longer answers; whatever ran on it is gone."""
+
+    node: NodeId
+    rank: ClassVar[int] = _FREES
+
+
+@dataclass(frozen=True, slots=True)
+class Woke(Fact):
+    """The time that the scheduler asked to be woken at has come."""
+
+
+# --------------------------------------------------------------------------------------------------------- orders
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An assignment made so that the job gets on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An assignment made to measure: the job runs this many steps and reports."""
+
+    steps: int
+
+
+RUN = Run()
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Let the job hold exactly this allocation."""
+
+    job: JobId
+    allocation: Allocation
+    generation: int
+    purpose: Run | Probe = RUN
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let the job hold nothing."""
+
+    job: JobId
+    generation: int
+
+
+Order = Assign | Release
+
+
+# ---------------------------------------------------------------------------------------------------------- plans
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One job's new desired allocation; None takes it off its devices."""
+
+    job: JobId
+    allocation: Allocation | None
+    purpose: Run | Probe = RUN
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What was decided, why, and what was believed: the rate expected of each change, in the order of the changes."""
+
+    reason: str
+    changes: tuple[Change, ...] = ()
+    believed: tuple[float, ...] = ()
+    wake_at: float | None = None
+    note: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One call of `Scheduler.handle`: facts of one instant, then at most one plan. The journal is a list of these."""
+
+    at: float
+    facts: Sequence[Fact]  # in the order they were folded
+    planned: Planned | None = None
+    ignored: Sequence[Fact] = ()  # of a generation that no longer counts, or of a job that is over

@@ -1,0 +1,181 @@
+"""What a run amounted to, as a streaming fold over records: works with the journal off, and on a journal read back."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, nan
+from typing import Any
+
+from carpool.core.messages import (
+    Change,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobSubmitted,
+    NodeLost,
+    Record,
+)
+from carpool.core.model import Allocation, JobId
+from carpool.core.topology import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures of one run; definitions stand beside each.  NaN where no job finished."""
+
+    jobs: int  # submitted
+    finished: int
+    avg_jct_s: float  # end − submit
+    p50_jct_s: float  # nearest rank
+    p99_jct_s: float
+    avg_wait_s: float  # jct − time holding a device
+    makespan_s: float  # last end − first submit
+    weighted_jct_s: float  # Σ w·jct / Σ w
+    utilisation: float  # Σ held device-seconds / (devices × makespan)
+    preemptions: int  # involuntary losses of all devices
+    resizes: int  # changes of the devices of a job that held some
+
+
+class Stay:
+    """One job between submission and its end."""
+
+    __slots__ = ("device_s", "held", "held_s", "since", "spec_weight", "submitted_at")
+
+    def __init__(self, submitted_at: float, weight: float) -> None:
+        self.submitted_at = submitted_at
+        self.spec_weight = weight
+        self.held: Allocation | None = None
+        self.since = 0.0  # of the present holding
+        self.held_s = 0.0  # time holding any device, up to `since`
+        self.device_s = 0.0
+
+    def hold(self, at: float, allocation: Allocation | None) -> None:
+        """Hold something else, or nothing, from now on."""
+        held = self.held
+        if held is not None:
+            elapsed = at - self.since
+            self.held_s += elapsed
+            self.device_s += elapsed * held.num_devices
+        self.held = allocation
+        self.since = at
+
+
+class Metrics:
+    """Follows records and keeps, for jobs that are over, a few numbers each."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._open: dict[JobId, Stay] = {}
+        self.jct_s = array("d")  # of finished jobs, in order of their end
+        self.wait_s = array("d")
+        self.weights = array("d")
+        self.num_submitted = 0
+        self.preemptions = 0
+        self.resizes = 0
+        self.device_s = 0.0
+        self.first_submit_s = nan
+        self.last_end_s = nan
+        self._folds: dict[type, Callable[[float, Any], None]] = {
+            JobSubmitted: self._on_submitted,
+            JobFinished: self._on_finished,
+            JobFailed: self._on_ended,
+            JobCancelled: self._on_ended,
+            JobPaused: self._on_taken_off,
+            JobCrashed: self._on_taken_off,
+            NodeLost: self._on_node_lost,
+        }
+
+    def record(self, record: Record) -> None:
+        """Take in one record."""
+        at = record.at
+        folds = self._folds
+        for fact in record.facts:
+            fold = folds.get(type(fact))
+            if fold is not None:
+                fold(at, fact)
+        if record.planned is not None:
+            self._on_changes(at, record.planned.changes)
+
+    def summary(self) -> Summary:
+        """The figures so far."""
+        finished = len(self.jct_s)
+        ordered = sorted(self.jct_s)
+        span = self.last_end_s - self.first_submit_s
+        weight = sum(self.weights)
+        available = self._cluster.num_devices * span
+        return Summary(
+            jobs=self.num_submitted,
+            finished=finished,
+            avg_jct_s=sum(ordered) / finished if finished else nan,
+            p50_jct_s=nearest_rank(ordered, 0.50),
+            p99_jct_s=nearest_rank(ordered, 0.99),
+            avg_wait_s=sum(self.wait_s) / finished if finished else nan,
+            makespan_s=span,
+            weighted_jct_s=sum([w * jct for w, jct in zip(self.weights, self.jct_s, strict=True)]) / weight
+            if weight
+            else nan,
+            utilisation=self.device_s / available if available > 0 else nan,
+            preemptions=self.preemptions,
+            resizes=self.resizes,
+        )
+
+    # ---------------------------------------------------------------------------------------------------- folding
+    def _on_submitted(self, at: float, fact: JobSubmitted) -> None:
+        if not self.num_submitted:
+            self.first_submit_s = at
+        self.num_submitted += 1
+        self._open[fact.spec.id] = Stay(at, fact.spec.weight)
+
+    def _on_finished(self, at: float, fact: JobFinished) -> None:
+        stay = self._close(at, fact.job)
+        jct_s = at - stay.submitted_at
+        self.jct_s.append(jct_s)
+        self.wait_s.append(jct_s - stay.held_s)
+        self.weights.append(stay.spec_weight)
+
+    def _on_ended(self, at: float, fact: JobFailed | JobCancelled) -> None:
+        self._close(at, fact.job)
+
+    def _close(self, at: float, job: JobId) -> Stay:
+        stay = self._open.pop(job)
+        stay.hold(at, None)
+        self.device_s += stay.device_s
+        self.last_end_s = at
+        return stay
+
+    def _on_taken_off(self, at: float, fact: JobPaused | JobCrashed) -> None:
+        stay = self._open[fact.job]
+        self.preemptions += isinstance(fact, JobCrashed)
+        stay.hold(at, None)
+
+    def _on_node_lost(self, at: float, fact: NodeLost) -> None:
+        devices = self._cluster.nodes[fact.node].devices
+        for stay in self._open.values():
+            if stay.held is not None and _touches(stay.held, devices):
+                self.preemptions += 1
+                stay.hold(at, None)
+
+    def _on_changes(self, at: float, changes: Sequence[Change]) -> None:
+        for change in changes:
+            stay = self._open[change.job]
+            if stay.held is not None:
+                if change.allocation is None:
+                    self.preemptions += 1
+                else:
+                    self.resizes += 1
+            stay.hold(at, change.allocation)
+
+
+def nearest_rank(ordered: Sequence[float], fraction: float) -> float:
+    """The smallest value that at least `fraction` of the values do not exceed; NaN of nothing."""
+    if not ordered:
+        return nan
+    return ordered[max(0, ceil(fraction * len(ordered)) - 1)]
+
+
+def _touches(allocation: Allocation, devices: range) -> bool:
+    return any(share.devices.start < devices.stop and devices.start < share.devices.stop for share in allocation.shares)

@@ -1,0 +1,191 @@
+"""What is asked for (JobSpec), what is held (Share, Allocation) and how a job stands (Job)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+JobId = NewType("JobId", str)
+DeviceId = NewType("DeviceId", int)
+NodeId = NewType("NodeId", int)
+Kind = NewType("Kind", str)
+
+
+class Phase(StrEnum):
+    """Where a job stands between submission and its end."""
+
+    BLOCKED = "blocked"  # waits for the jobs named in `after`
+    WAITING = "waiting"  # may run, holds nothing
+    RUNNING = "running"  # holds devices (perhaps still being set up)
+    PAUSED = "paused"  # taken off by its user
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further step is possible."""
+        return self in _OVER
+
+
+_OVER = frozenset({Phase.FINISHED, Phase.FAILED, Phase.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What was asked: never changes after submission, except by a new spec.
+
+    ``work`` is counted in units of the job's own choosing (seconds alone on ``devices`` reference devices, steps,
+    samples); rates are in the same units per second. ``None`` means that nobody knows the length.
+    """
+
+    id: JobId
+    devices: int = 1  # gang width asked for
+    work: float | None = None
+    model: str = ""  # what estimators and worlds know it by
+    batch_size: int = 0  # 0: the training's own
+    weight: float = 1.0  # importance in weighted completion time
+    user: str = ""
+    min_devices: int = 0  # 0: as asked (not elastic downwards)
+    max_devices: int = 0  # 0: as asked (not elastic upwards)
+    batch_range: tuple[int, int] | None = None  # batch sizes that tuning may use
+    memory_bytes: int = 0  # resident memory on each device; 0: unknown
+    kinds: tuple[Kind, ...] = ()  # device kinds it may run on; empty: any
+    exact: bool = False  # share and logical shards are fixed for life
+    after: tuple[JobId, ...] = ()
+    retries: int = 3  # crashes without progress before it fails
+
+    @property
+    def narrowest(self) -> int:
+        """Fewest devices it accepts."""
+        return self.min_devices or self.devices
+
+    @property
+    def widest(self) -> int:
+        """Most devices it accepts."""
+        return self.max_devices or self.devices
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A fraction of each device in a run of consecutive devices.
+
+    Shares are virtual: fractions on one device may sum past 1.0 where the policy allows it. ``turn`` orders jobs that
+    take turns on a device: the lower runs while the higher waits for the rest of its step.
+    """
+
+    devices: range
+    fraction: float = 1.0
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one job holds: shares of devices, and how its step is cut over them."""
+
+    shares: tuple[Share, ...]
+    batch_size: int = 0  # 0: the spec's own
+    parts: tuple[int, ...] = ()  # samples (default mode) or shards (exact mode) per device; empty: equal parts
+
+    @classmethod
+    def exclusive(cls, runs: tuple[range, ...], batch_size: int = 0) -> Allocation:
+        """Whole devices, alone."""
+        return cls(tuple([Share(run) for run in runs]), batch_size)
+
+    @classmethod
+    def of(cls, *devices: int, fraction: float = 1.0, turn: int = 0, batch_size: int = 0) -> Allocation:
+        """One fraction of each of the named devices, consecutive ones joined into runs."""
+        return cls(tuple(Share(run, fraction, turn) for run in as_runs(devices)), batch_size)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices it touches."""
+        shares = self.shares
+        if len(shares) == 1:
+            return len(shares[0].devices)
+        return sum([len(share.devices) for share in shares])
+
+    def devices(self) -> Iterator[DeviceId]:
+        """Every device, in the order of the shares."""
+        for share in self.shares:
+            for device in share.devices:
+                yield DeviceId(device)
+
+
+def as_runs(devices: tuple[int, ...]) -> tuple[range, ...]:
+    """Join consecutive device ids into ranges, in ascending order."""
+    runs: list[range] = []
+    for device in sorted(devices):
+        if runs and runs[-1].stop == device:
+            runs[-1] = range(runs[-1].start, device + 1)
+        else:
+            runs.append(range(device, device + 1))
+    return tuple(runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A submitted job: its spec, what it should hold (desired) and what it is known to hold (observed).
+
+    ``done`` and ``service`` are exact at ``as_of`` and extrapolated from there; ask `done_at` and `service_at`.
+    """
+
+    spec: JobSpec
+    seq: int  # order of submission; the last tie-break
+    submitted_at: float
+    phase: Phase
+    desired: Allocation | None = None
+    generation: int = 0  # of the newest order
+    observed: Allocation | None = None
+    applied: int = 0  # generation of the observed allocation
+    done: float = 0.0  # units of work, at `as_of`
+    rate: float = 0.0  # believed or measured units per second from `as_of` on
+    as_of: float = 0.0
+    service: tuple[tuple[Kind, float], ...] = ()  # device-seconds received per kind up to `as_of`
+    crashes: int = 0  # since the last progress
+    since: float = 0.0  # when the present phase began
+    past: Past | None = None
+    believed: float = 0.0  # rate expected once the desired allocation applies
+
+    @property
+    def id(self) -> JobId:
+        """The spec's id."""
+        return self.spec.id
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether its newest allocation has been ordered but not yet seen applied."""
+        return self.desired is not None and self.applied < self.generation
+
+    def done_at(self, at: float) -> float:
+        """Units of work done by `at`, as far as is known; never beyond the spec's work."""
+        done = self.done + self.rate * (at - self.as_of)
+        work = self.spec.work
+        return done if work is None or done < work else work
+
+    def remaining_at(self, at: float) -> float:
+        """Units of work left at `at`; infinite when nobody knows the length."""
+        work = self.spec.work
+        if work is None:
+            return float("inf")
+        return max(0.0, work - self.done - self.rate * (at - self.as_of))
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """One link of a job's story: what happened when, and the link before it."""
+
+    at: float
+    words: str
+    before: Past | None = None
+
+    def tell(self) -> tuple[str, ...]:
+        """The story so far, oldest first."""
+        told: list[str] = []
+        link: Past | None = self
+        while link is not None:
+            told.append(f"{link.at:.3f} s {link.words}")
+            link = link.before
+        return tuple(reversed(told))

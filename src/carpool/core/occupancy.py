@@ -1,0 +1,274 @@
+"""Who holds which devices: free devices as bit masks, residents per device, forks that cost only what they change.
+
+A node's free devices are one integer (bit i = i-th device of the node), and for every kind the nodes with exactly c
+free devices are one integer as well (bit n = node n). "The fullest node that still fits, lowest number first" is then
+two integer operations at any cluster size, and a fork for a draft is a copy of a few dozen integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from carpool.core.errors import Overbooked
+from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId, Share
+from carpool.core.topology import Bank, Cluster, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """One job's hold on one device."""
+
+    job: JobId
+    fraction: float
+    memory_bytes: int
+
+
+_Residents = tuple[Resident, ...]
+_Piece = tuple[Node, Bank, range, int, Share]  # part of a share inside one bank, and its bits in the node's mask
+_EPSILON = 1e-9  # fractions are sums of decimal steps
+
+
+class Occupancy:
+    """The devices of a cluster and what is taken of them. `fork` gives a private copy for trying things out."""
+
+    __slots__ = (
+        "_base_free",
+        "_base_residents",
+        "_free",
+        "_nodes_by_free",
+        "_num_shared",
+        "_residents",
+        "cluster",
+        "free_devices",
+        "lost",
+    )
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.free_devices: dict[Kind, int] = dict(cluster.capacity)
+        self.lost: frozenset[NodeId] = frozenset()
+        self._num_shared = 0  # devices with more than one resident
+        # What a fork has not touched is read from the base; the root is its own base.
+        self._free: dict[int, int] = {}
+        self._residents: dict[int, _Residents] = {}
+        self._base_free = self._free
+        self._base_residents = self._residents
+        self._nodes_by_free: dict[Kind, dict[int, int]] = {kind: {} for kind in cluster.capacity}
+        for node in cluster.nodes:
+            self._free[node.id] = (1 << len(node.devices)) - 1
+            for bank in node.banks:
+                self._count(bank.kind, len(bank.devices), node.id)
+
+    # ---------------------------------------------------------------------------------------------------- asking
+    @property
+    def num_free(self) -> int:
+        """Free devices of all kinds."""
+        return sum(self.free_devices.values())
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether any device has more than one resident."""
+        return self._num_shared > 0
+
+    def free_mask(self, node: int) -> int:
+        """The free devices of a node as bits, counted from the node's first device."""
+        mask = self._free.get(node)
+        return self._base_free[node] if mask is None else mask
+
+    def nodes_by_free(self, kind: Kind) -> dict[int, int]:
+        """For each number of free devices of `kind` above zero that some node has: those nodes, as bits."""
+        return self._nodes_by_free[kind]
+
+    def residents(self, device: int) -> _Residents:
+        """The jobs that hold a share of a device."""
+        found = self._residents.get(device)
+        return self._base_residents.get(device, ()) if found is None else found
+
+    def load(self, device: int) -> float:
+        """Sum of the fractions held on a device."""
+        return sum([resident.fraction for resident in self.residents(device)])
+
+    def shared_devices(self) -> Iterator[DeviceId]:
+        """Devices somebody holds a share of, ascending."""
+        held = {device for device, jobs in self._residents.items() if jobs}
+        if self._base_residents is not self._residents:
+            held |= {d for d, jobs in self._base_residents.items() if jobs and d not in self._residents}
+        return iter(sorted(map(DeviceId, held)))
+
+    def jobs_on(self, node: Node) -> list[JobId]:
+        """Jobs that hold something on a node, each once, in order of device."""
+        seen: dict[JobId, None] = {}
+        for device in node.devices:
+            for resident in self.residents(device):
+                seen[resident.job] = None
+        return list(seen)
+
+    # -------------------------------------------------------------------------------------------------- changing
+    def fork(self) -> Occupancy:
+        """A private copy; cost follows what is changed in it, not the cluster."""
+        assert self._base_free is self._free, "a fork is not forked again"
+        copy = object.__new__(Occupancy)
+        copy.cluster = self.cluster
+        copy.free_devices = self.free_devices.copy()
+        copy.lost = self.lost
+        copy._num_shared = self._num_shared
+        copy._free = {}
+        copy._residents = {}
+        copy._base_free = self._free
+        copy._base_residents = self._residents
+        copy._nodes_by_free = {kind: counts.copy() for kind, counts in self._nodes_by_free.items()}
+        return copy
+
+    def take(self, spec: JobSpec, allocation: Allocation, max_virtual: float = 1.0) -> None:
+        """Let a job hold an allocation; Overbooked, with nothing changed, when it cannot."""
+        pieces = self._pieces(allocation)
+        self._check(spec, allocation, pieces, max_virtual)
+        residents = self._residents
+        for node, bank, run, bits, share in pieces:
+            resident = Resident(spec.id, share.fraction, spec.memory_bytes)
+            mask = self.free_mask(node.id)
+            if mask & bits:
+                self._recount(node, bank, mask & ~bits)
+            if mask & bits == bits:
+                residents.update(dict.fromkeys(run, (resident,)))
+            else:
+                for device in run:
+                    beside = self.residents(device)
+                    self._num_shared += len(beside) == 1
+                    residents[device] = (*beside, resident)
+
+    def give(self, job: JobId, allocation: Allocation) -> None:
+        """Take a job's allocation back."""
+        for node, bank, run, bits, _ in self._pieces(allocation):
+            emptied = bits
+            for device in run:
+                residents = self.residents(device)
+                if len(residents) == 1:
+                    self._put_residents(device, ())
+                    continue
+                stay = tuple([resident for resident in residents if resident.job != job])
+                self._num_shared -= len(stay) == 1
+                self._put_residents(device, stay)
+                emptied &= ~(1 << (device - node.devices.start))
+            if emptied and node.id not in self.lost:
+                self._recount(node, bank, self.free_mask(node.id) | emptied)
+
+    def absorb(self, fork: Occupancy) -> None:
+        """Become what a fork of this has become."""
+        assert fork._base_free is self._free, "only a fork of this very map can be absorbed"
+        self.free_devices = fork.free_devices
+        self._num_shared = fork._num_shared
+        self._nodes_by_free = fork._nodes_by_free
+        self._free.update(fork._free)
+        for device, residents in fork._residents.items():
+            self._put_residents(device, residents)
+
+    def lose(self, node: Node) -> None:
+        """Take a node out of use; its residents must have been given back before."""
+        self.lost |= {node.id}
+        for bank in node.banks:
+            self._recount(node, bank, self.free_mask(node.id) & ~_bits(node, bank.devices))
+
+    def regain(self, node: Node) -> None:
+        """Put a lost node back into use, all free."""
+        self.lost -= {node.id}
+        for bank in node.banks:
+            self._recount(node, bank, self.free_mask(node.id) | _bits(node, bank.devices))
+
+    def join(self, cluster: Cluster) -> None:
+        """Go on with a cluster that has one more node at its end."""
+        node = cluster.nodes[-1]
+        self.cluster = cluster
+        self._free[node.id] = 0
+        for bank in node.banks:
+            self.free_devices.setdefault(bank.kind, 0)
+            self._nodes_by_free.setdefault(bank.kind, {})
+            self._recount(node, bank, self.free_mask(node.id) | _bits(node, bank.devices))
+
+    # --------------------------------------------------------------------------------------------------- inside
+    def _check(self, spec: JobSpec, allocation: Allocation, pieces: Sequence[_Piece], max_virtual: float) -> None:
+        """Raise Overbooked unless the allocation fits what is left and what the job accepts."""
+        count = allocation.num_devices
+        if count != spec.devices and not spec.narrowest <= count <= spec.widest:
+            raise Overbooked(f"job {spec.id!r} takes {spec.narrowest} to {spec.widest} devices, not {count}")
+        for node, bank, run, bits, share in pieces:
+            if not 0.0 < share.fraction <= 1.0:
+                raise Overbooked(f"job {spec.id!r}: a fraction of {share.fraction} is not in (0, 1]")
+            if node.id in self.lost:
+                raise Overbooked(f"job {spec.id!r}: node {node.name!r} is lost")
+            if self.free_mask(node.id) & bits != bits:  # some device has residents already
+                self._check_shared(spec, share, bank, run, max_virtual)
+            elif 0 < bank.memory_bytes < spec.memory_bytes:
+                raise Overbooked(_too_much_memory(spec, run.start, spec.memory_bytes, bank))
+
+    def _check_shared(self, spec: JobSpec, share: Share, bank: Bank, run: range, max_virtual: float) -> None:
+        for device in run:
+            residents = self.residents(device)
+            if any(resident.job == spec.id for resident in residents):
+                raise Overbooked(f"job {spec.id!r} holds device {device} already")
+            load = sum(resident.fraction for resident in residents) + share.fraction
+            if load > max_virtual + _EPSILON:
+                raise Overbooked(
+                    f"device {device} would carry {load:.3g} of at most {max_virtual:.3g} with job {spec.id!r}; "
+                    f"there already: {', '.join(r.job for r in residents)}"
+                )
+            memory = sum(resident.memory_bytes for resident in residents) + spec.memory_bytes
+            if 0 < bank.memory_bytes < memory:
+                raise Overbooked(_too_much_memory(spec, device, memory, bank))
+
+    def _pieces(self, allocation: Allocation) -> list[_Piece]:
+        """The allocation's devices cut at the borders of nodes and banks."""
+        cluster = self.cluster
+        pieces: list[_Piece] = []
+        for share in allocation.shares:
+            first, stop = share.devices.start, share.devices.stop
+            if first < 0 or stop > cluster.num_devices:
+                raise Overbooked(f"devices {first} to {stop - 1} are not all among the {cluster.num_devices} there are")
+            while first < stop:
+                node, bank = cluster.spot(first)
+                end = bank.devices.stop if bank.devices.stop < stop else stop
+                bits = ((1 << (end - first)) - 1) << (first - node.devices.start)
+                pieces.append((node, bank, range(first, end), bits, share))
+                first = end
+        return pieces
+
+    def _recount(self, node: Node, bank: Bank, mask: int) -> None:
+        """Store a node's new free mask and move the node between the counts of one bank's kind."""
+        old = self.free_mask(node.id)
+        if len(node.banks) == 1:
+            before, after = old.bit_count(), mask.bit_count()
+        else:
+            bits = sum(_bits(node, other.devices) for other in node.banks if other.kind == bank.kind)
+            before, after = (old & bits).bit_count(), (mask & bits).bit_count()
+        self._free[node.id] = mask
+        if before != after:
+            self.free_devices[bank.kind] += after - before
+            self._count(bank.kind, before, node.id)
+            self._count(bank.kind, after, node.id)
+
+    def _count(self, kind: Kind, free: int, node: int) -> None:
+        """Flip a node's bit among the nodes with `free` free devices; zero is not kept."""
+        if free:
+            counts = self._nodes_by_free[kind]
+            nodes = counts.get(free, 0) ^ (1 << node)
+            if nodes:
+                counts[free] = nodes
+            else:
+                del counts[free]
+
+    def _put_residents(self, device: int, residents: _Residents) -> None:
+        if residents or self._residents is not self._base_residents:
+            self._residents[device] = residents
+        else:
+            self._residents.pop(device, None)
+
+
+def _bits(node: Node, run: range) -> int:
+    """A run of a node's devices as bits counted from the node's first device."""
+    return ((1 << len(run)) - 1) << (run.start - node.devices.start)
+
+
+def _too_much_memory(spec: JobSpec, device: int, memory: int, bank: Bank) -> str:
+    needed, there = memory / (1 << 30), bank.memory_bytes / (1 << 30)
+    return f"device {device} would hold {needed:.2f} GiB of its {there:.2f} GiB with job {spec.id!r}"

@@ -1,0 +1,167 @@
+"""How decisions are made: a policy looks at a snapshot and answers with a plan."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from carpool.core.estimates import Estimator
+from carpool.core.lifecycle import Service
+from carpool.core.messages import (
+    Change,
+    Fact,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobResumed,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+)
+from carpool.core.model import Allocation, Job, JobId
+from carpool.core.occupancy import Occupancy
+from carpool.core.queue import Queue, Roster
+from carpool.core.topology import Cluster, Neighbour, Placement
+
+ARRIVALS_AND_ENDINGS: frozenset[type[Fact]] = frozenset(
+    {JobSubmitted, JobResumed, JobFinished, JobFailed, JobCrashed, JobCancelled, JobPaused, NodeJoined, NodeLost}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """When a policy is asked: after which facts, at most how often, or in fixed rounds."""
+
+    triggers: frozenset[type[Fact]] = ARRIVALS_AND_ENDINGS
+    min_interval_s: float = 0.0  # a plan sooner after the last one is put off until then
+    round_s: float = 0.0  # above 0: only at multiples of this, whatever happens in between
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Changes to what jobs hold (what is not mentioned stays as it is), and the reason in words."""
+
+    changes: tuple[Change, ...] = ()
+    reason: str = ""
+    wake_at: float | None = None  # ask again then, even if nothing happens
+    note: object = None  # JSON-able; handed back in the next snapshot
+    drafted: Occupancy | None = field(default=None, compare=False, repr=False)  # the map it was tried on, if it was
+
+    NOTHING: ClassVar[Plan]
+
+
+Plan.NOTHING = Plan()
+
+
+class Policy(ABC):
+    """One decision rule. Same snapshot, same plan; parameters are frozen dataclass fields.
+
+    `waiting_key` and `running_key` let the scheduler keep jobs in the policy's order. Each must stay the same while
+    the job's record does: the remaining work of a waiting job, the expected end of a running one.
+    """
+
+    cadence: ClassVar[Cadence] = Cadence()
+    max_virtual: ClassVar[float] = 1.0  # how far fractions on one device may sum
+    shares_devices: ClassVar[bool] = False  # whether it ever puts two jobs on one device
+    keeps_running_order: ClassVar[bool] = False  # whether `running_key` is to be maintained
+
+    @abstractmethod
+    def plan(self, view: Snapshot) -> Plan:
+        """Decide what changes now."""
+
+    def waiting_key(self, job: Job, estimates: Estimator) -> Any:
+        """Where a waiting job stands in the queue; ties go by order of submission."""
+        return 0
+
+    def running_key(self, job: Job, estimates: Estimator) -> Any:
+        """Where a running job stands among the running ones."""
+        return 0
+
+
+class Snapshot:
+    """The scheduler's state at one instant, to read. A view, not a copy: valid during one call of `Policy.plan`."""
+
+    __slots__ = ("at", "estimates", "jobs", "note", "occupancy", "policy", "roster", "waiting")
+
+    def __init__(
+        self,
+        policy: Policy,
+        occupancy: Occupancy,
+        jobs: Mapping[JobId, Job],
+        waiting: Queue,
+        roster: Roster,
+        estimates: Estimator,
+    ) -> None:
+        self.at = 0.0
+        self.note: object = None
+        self.policy = policy
+        self.occupancy = occupancy
+        self.jobs = jobs  # all that are not over
+        self.waiting = waiting
+        self.roster = roster
+        self.estimates = estimates
+
+    @property
+    def cluster(self) -> Cluster:
+        """The nodes and devices there are."""
+        return self.occupancy.cluster
+
+    def running(self, *, last_first: bool = False) -> Iterator[Job]:
+        """Running jobs in the policy's running order (else in order of their start)."""
+        for job in reversed(self.roster) if last_first else self.roster:
+            yield self.jobs[job]
+
+    def active(self) -> Iterator[Job]:
+        """Waiting jobs in queue order, then running ones."""
+        for job in self.waiting:
+            yield self.jobs[job]
+        yield from self.running()
+
+    def placement(self, job: Job, allocation: Allocation) -> Placement:
+        """What an allocation looks like to a rate model, with the present neighbours on its devices."""
+        return placement_of(self.occupancy, self.jobs, job, allocation)
+
+    def rate(self, job: Job, allocation: Allocation) -> float:
+        """Believed units of work per second under an allocation, beside the present neighbours."""
+        return self.estimates.rate(job.spec, self.placement(job, allocation)).mean
+
+    def service(self, job: Job) -> Service:
+        """Device-seconds the job has received of each kind until now."""
+        return service_at(self.cluster, job, self.at)
+
+    def attained_s(self, job: Job) -> float:
+        """Device-seconds the job has received until now."""
+        return sum([seconds for _, seconds in self.service(job)])
+
+
+def placement_of(occupancy: Occupancy, jobs: Mapping[JobId, Job], job: Job, allocation: Allocation) -> Placement:
+    """Describe an allocation and who else is on its devices."""
+    groups = occupancy.cluster.groups_of(allocation)
+    shares = allocation.shares
+    fraction = shares[0].fraction if len(shares) == 1 else min([share.fraction for share in shares])
+    if not occupancy.is_shared:
+        return Placement(groups, fraction, allocation.batch_size)
+    beside: dict[JobId, Neighbour] = {}
+    for device in allocation.devices():
+        for resident in occupancy.residents(device):
+            other = jobs.get(resident.job)
+            if resident.job != job.spec.id and other is not None:
+                batch_size = other.desired.batch_size if other.desired is not None else 0
+                beside[resident.job] = Neighbour(other.spec, resident.fraction, batch_size)
+    return Placement(groups, fraction, allocation.batch_size, tuple(beside.values()))
+
+
+def service_at(cluster: Cluster, job: Job, at: float) -> Service:
+    """Device-seconds received per kind up to `at`, counted from the order on: reserved devices serve nobody else."""
+    held = job.desired
+    elapsed = at - job.as_of
+    if held is None or elapsed <= 0.0:
+        return job.service
+    service = dict(job.service)
+    for kind, count in cluster.groups_of(held):
+        service[kind] = service.get(kind, 0.0) + count * elapsed
+    return tuple(service.items())

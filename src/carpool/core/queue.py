@@ -1,0 +1,217 @@
+"""Jobs in a policy's order, without sorting again at every fact."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Container, Iterator
+from heapq import heapify, heappop, heapreplace
+from typing import Any
+
+from carpool.core.model import Job, JobId, Kind
+
+Demand = tuple[int, tuple[Kind, ...]]  # devices and kinds: jobs of equal demand fit, or do not fit, alike
+Entry = tuple[Any, int, JobId]  # (the policy's key, order of submission, job)
+
+_CHUNK = 512
+
+
+class Sorted:
+    """Entries in ascending order, in chunks, so that adding and removing stay cheap at any length."""
+
+    __slots__ = ("_chunks",)
+
+    def __init__(self) -> None:
+        self._chunks: list[list[Entry]] = []
+
+    def __iter__(self) -> Iterator[Entry]:
+        for chunk in self._chunks:
+            yield from chunk
+
+    def __reversed__(self) -> Iterator[Entry]:
+        for chunk in reversed(self._chunks):
+            yield from reversed(chunk)
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks)
+
+    @property
+    def first(self) -> Entry:
+        """The smallest entry; there must be one."""
+        return self._chunks[0][0]
+
+    @property
+    def last(self) -> Entry:
+        """The largest entry; there must be one."""
+        return self._chunks[-1][-1]
+
+    def add(self, entry: Entry) -> None:
+        """Put an entry in its place."""
+        chunks = self._chunks
+        if not chunks:
+            chunks.append([entry])
+            return
+        where = len(chunks) - 1 if entry > chunks[-1][0] else self._chunk_of(entry)
+        chunk = chunks[where]
+        if entry > chunk[-1]:
+            chunk.append(entry)
+        else:
+            insort(chunk, entry)
+        if len(chunk) > 2 * _CHUNK:
+            chunks.insert(where + 1, chunk[_CHUNK:])
+            del chunk[_CHUNK:]
+
+    def remove(self, entry: Entry) -> None:
+        """Take out an entry that is there."""
+        where = self._chunk_of(entry)
+        chunk = self._chunks[where]
+        place = bisect_left(chunk, entry)
+        assert chunk[place] == entry, f"{entry} is not in the index"
+        del chunk[place]
+        if not chunk:
+            del self._chunks[where]
+
+    def _chunk_of(self, entry: Entry) -> int:
+        """The last chunk that starts at or before `entry`, else the first."""
+        low, high = 0, len(self._chunks)
+        while low < high:
+            middle = (low + high) // 2
+            if self._chunks[middle][0] <= entry:
+                low = middle + 1
+            else:
+                high = middle
+        return max(0, low - 1)
+
+
+class Queue:
+    """Waiting jobs in the policy's order, kept apart by demand: a size that does not fit is passed over whole."""
+
+    __slots__ = ("_by_demand", "_entries")
+
+    def __init__(self) -> None:
+        self._by_demand: dict[Demand, Sorted] = {}
+        self._entries: dict[JobId, tuple[Demand, Entry]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, job: JobId) -> bool:
+        return job in self._entries
+
+    def __iter__(self) -> Iterator[JobId]:
+        return self.in_order()
+
+    def put(self, job: Job, key: Any) -> None:
+        """Queue a job under the policy's key, or move it to a new place."""
+        demand = demand_of(job)
+        entry = (key, job.seq, job.spec.id)
+        if job.spec.id in self._entries:
+            if self._entries[job.spec.id] == (demand, entry):
+                return
+            self.discard(job.spec.id)
+        self._entries[job.spec.id] = (demand, entry)
+        entries = self._by_demand.get(demand)
+        if entries is None:
+            entries = self._by_demand[demand] = Sorted()
+        entries.add(entry)
+
+    def discard(self, job: JobId) -> None:
+        """Take a job out if it is in."""
+        found = self._entries.pop(job, None)
+        if found is not None:
+            demand, entry = found
+            entries = self._by_demand[demand]
+            entries.remove(entry)
+            if not entries:
+                del self._by_demand[demand]
+
+    @property
+    def head(self) -> Entry | None:
+        """The entry of the job that comes first."""
+        if not self._by_demand:
+            return None
+        return min([entries.first for entries in self._by_demand.values()])
+
+    @property
+    def narrowest(self) -> int:
+        """Fewest devices that any waiting job asks for; 0 when none waits."""
+        return min([width for width, _ in self._by_demand], default=0)
+
+    def entries(self, refused: Container[Demand] = ()) -> Iterator[Entry]:
+        """Entries in order; a demand added to `refused` on the way is not offered again."""
+        heap = []
+        for demand, entries in self._by_demand.items():
+            walk = iter(entries)
+            heap.append((next(walk), demand, walk))
+        heapify(heap)
+        while heap:
+            entry, demand, walk = heap[0]
+            if demand in refused:
+                heappop(heap)
+                continue
+            yield entry
+            after = next(walk, None)
+            if after is None:
+                heappop(heap)
+            else:
+                heapreplace(heap, (after, demand, walk))
+
+    def in_order(self, refused: Container[Demand] = ()) -> Iterator[JobId]:
+        """Job ids in order; see `entries`."""
+        for entry in self.entries(refused):
+            yield entry[2]
+
+
+class Roster:
+    """Running jobs, in the policy's running order where it keeps one, else in order of their start."""
+
+    __slots__ = ("_entries", "_sorted")
+
+    def __init__(self, *, ordered: bool) -> None:
+        self._entries: dict[JobId, Entry] = {}
+        self._sorted = Sorted() if ordered else None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[JobId]:
+        if self._sorted is None:
+            return iter(self._entries)
+        return (entry[2] for entry in self._sorted)
+
+    def __reversed__(self) -> Iterator[JobId]:
+        if self._sorted is None:
+            return reversed(self._entries)
+        return (entry[2] for entry in reversed(self._sorted))
+
+    @property
+    def tail(self) -> Entry | None:
+        """The entry that comes last in the running order; None without an order or without jobs."""
+        return self._sorted.last if self._sorted else None
+
+    def entries(self) -> Iterator[Entry]:
+        """Entries in the running order."""
+        return iter(self._entries.values() if self._sorted is None else self._sorted)
+
+    def put(self, job: Job, key: Any) -> None:
+        """Add a job, or move it to a new place."""
+        entry = (key, job.seq, job.spec.id)
+        if self._sorted is not None:
+            old = self._entries.get(job.spec.id)
+            if old is not None:
+                if old == entry:
+                    return
+                self._sorted.remove(old)
+            self._sorted.add(entry)
+        self._entries[job.spec.id] = entry
+
+    def discard(self, job: JobId) -> None:
+        """Take a job out if it is in."""
+        entry = self._entries.pop(job, None)
+        if entry is not None and self._sorted is not None:
+            self._sorted.remove(entry)
+
+
+def demand_of(job: Job) -> Demand:
+    """What has to be free for the job to start at the width it asks for."""
+    spec = job.spec
+    return (spec.devices, spec.kinds)

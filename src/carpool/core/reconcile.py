@@ -1,0 +1,37 @@
+"""Desired against observed: which facts still count, and which orders would close the gap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from carpool.core.messages import Assign, Order, Release
+from carpool.core.model import Job
+
+
+def counts(job: Job, generation: int) -> bool:
+    """Whether a fact of that generation is accepted: at least the last applied one, never one not yet ordered."""
+    return job.applied <= generation <= job.generation
+
+
+def ends(job: Job, generation: int) -> bool:
+    """Whether a terminal fact of that generation ends the job.
+
+    Work done under the applied allocation is real even when a newer order is under way, so it wins over that order.
+    """
+    return counts(job, generation)
+
+
+def orders_to_close(jobs: Iterable[Job]) -> list[Order]:
+    """Orders, under their old generations, for every job whose observed state is not the desired one.
+
+    Used after a restart: orders describe a desired state, so giving one twice does no harm.
+    """
+    orders: list[Order] = []
+    for job in sorted(jobs, key=lambda job: job.seq):
+        if job.applied >= job.generation:
+            continue
+        if job.desired is None:
+            orders.append(Release(job.id, job.generation))
+        else:
+            orders.append(Assign(job.id, job.desired, job.generation))
+    return orders

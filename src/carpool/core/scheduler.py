@@ -1,0 +1,443 @@
+"""Facts in, orders out: the one mutable root of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import floor
+from operator import attrgetter
+from typing import Any
+
+from carpool.core import lifecycle
+from carpool.core.errors import CarpoolError, InputError, Overbooked
+from carpool.core.estimates import Declared, Estimator
+from carpool.core.lifecycle import Step
+from carpool.core.messages import (
+    Assign,
+    AssignApplied,
+    Change,
+    Fact,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobResumed,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    Order,
+    Planned,
+    ProgressReported,
+    Record,
+    Release,
+    ReleaseApplied,
+    Woke,
+)
+from carpool.core.model import Job, JobId, Phase
+from carpool.core.occupancy import Occupancy
+from carpool.core.policy import Cadence, Plan, Policy, Snapshot, placement_of, service_at
+from carpool.core.ports import Observer
+from carpool.core.queue import Queue, Roster
+from carpool.core.reconcile import counts, orders_to_close
+from carpool.core.topology import Cluster
+
+_by_rank = attrgetter("rank")
+_ROUNDING = 1e-9  # rounds are multiples of a float; instants this close to one are on it
+
+
+class Scheduler:
+    """Folds facts into the state of jobs and devices, asks the policy when its cadence says so, gives orders.
+
+    It knows no clock: time is the `at` of each call, and never runs backwards. `wake_at` says when it wants to be
+    called even if nothing happens.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        policy: Policy,
+        *,
+        estimator: Estimator | None = None,
+        cadence: Cadence | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.policy = policy
+        self.cadence = cadence or policy.cadence
+        self.at = 0.0
+        self.wake_at: float | None = None
+        self._estimator: Estimator = estimator or Declared()
+        self._observers = tuple(observers)
+        self._jobs: dict[JobId, Job] = {}
+        self._ended: dict[JobId, Phase] = {}
+        self._dependents: dict[JobId, list[JobId]] = {}
+        self._num_submitted = 0
+        self._occupancy = Occupancy(cluster)
+        self._waiting = Queue()
+        self._roster = Roster(ordered=policy.keeps_running_order)
+        self._view = Snapshot(policy, self._occupancy, self._jobs, self._waiting, self._roster, self._estimator)
+        self._is_triggered = False
+        self._planned_at: float | None = None
+        self._plan_wake_at: float | None = None
+        self._folds: dict[type[Fact], Callable[[float, Any, list[Order]], bool]] = {
+            JobSubmitted: self._on_submitted,
+            JobCancelled: self._on_cancelled,
+            JobPaused: self._on_paused,
+            JobResumed: self._on_resumed,
+            AssignApplied: self._on_assign_applied,
+            ReleaseApplied: self._on_release_applied,
+            ProgressReported: self._on_progress,
+            JobFinished: self._on_finished,
+            JobFailed: self._on_failed,
+            JobCrashed: self._on_crashed,
+            NodeJoined: self._on_node_joined,
+            NodeLost: self._on_node_lost,
+            Woke: lambda at, fact, orders: True,
+        }
+
+    # ---------------------------------------------------------------------------------------------------- reading
+    @property
+    def cluster(self) -> Cluster:
+        """The nodes and devices there are."""
+        return self._occupancy.cluster
+
+    @property
+    def jobs(self) -> Mapping[JobId, Job]:
+        """Jobs that are not over, by id."""
+        return self._jobs
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs in the queue."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Jobs that hold devices."""
+        return len(self._roster)
+
+    def outcome(self, job: JobId) -> Phase | None:
+        """How a job ended; None while it has not."""
+        return self._ended.get(job)
+
+    def snapshot(self) -> Snapshot:
+        """What a policy would see now."""
+        self._view.at = self.at
+        return self._view
+
+    def check(self) -> None:
+        """Assert the invariants; tests call it after every step."""
+        held: dict[JobId, Job] = {key: job for key, job in self._jobs.items() if job.desired is not None}
+        assert set(self._roster) == set(held), "the roster lists exactly the jobs that hold devices"
+        waiting = {key for key, job in self._jobs.items() if job.phase is Phase.WAITING}
+        assert set(self._waiting) == waiting, "the queue lists exactly the waiting jobs"
+        fresh = Occupancy(self.cluster)
+        for node in self._occupancy.lost:
+            fresh.lose(self.cluster.nodes[node])
+        for job in held.values():
+            assert job.desired is not None
+            fresh.take(job.spec, job.desired, self.policy.max_virtual)
+        assert fresh.free_devices == self._occupancy.free_devices, "free devices are what nobody holds"
+
+    # --------------------------------------------------------------------------------------------------- handling
+    def handle(self, at: float, facts: Sequence[Fact]) -> list[Order]:
+        """Fold the facts of one instant, then plan at most once; the orders that follow."""
+        if at < self.at:
+            raise CarpoolError(f"time ran backwards: facts of {at} s after those of {self.at} s")
+        self.at = at
+        orders: list[Order] = []
+        accepted, ignored = self._fold(at, facts, orders)
+        planned = None
+        if self._is_due(at):
+            planned = self._decide(at, orders)
+        if self._observers:
+            record = Record(at, accepted, planned, ignored)
+            for observer in self._observers:
+                observer.record(record)
+        self.wake_at = self._next_wake(at)
+        return orders
+
+    def recover(self, records: Iterable[Record]) -> list[Order]:
+        """Fold what was recorded without asking the policy again; the orders that may have been lost on the way."""
+        for record in records:
+            self.at = record.at
+            orders: list[Order] = []
+            self._fold(record.at, record.facts, orders)
+            if record.planned is not None:
+                self._occupy(record.planned.changes)
+                self._adopt(record.at, record.planned, orders)
+                self._remember(record.at, record.planned)
+        self._is_triggered = True
+        self.wake_at = self._next_wake(self.at)
+        return orders_to_close(self._jobs.values())
+
+    def _fold(self, at: float, facts: Sequence[Fact], orders: list[Order]) -> tuple[Sequence[Fact], Sequence[Fact]]:
+        if len(facts) > 1:
+            facts = sorted(facts, key=_by_rank)
+        triggers = self.cadence.triggers
+        ignored: list[Fact] = []
+        for fact in facts:
+            if not self._folds[type(fact)](at, fact, orders):
+                ignored.append(fact)
+            elif type(fact) in triggers:
+                self._is_triggered = True
+        if ignored:
+            facts = [fact for fact in facts if all(fact is not other for other in ignored)]
+        return facts, ignored
+
+    # --------------------------------------------------------------------------------------------------- deciding
+    def _is_due(self, at: float) -> bool:
+        round_s = self.cadence.round_s
+        if round_s:
+            last = -1.0 if self._planned_at is None else floor(self._planned_at / round_s + _ROUNDING)
+            now = at / round_s
+            return bool(self._jobs) and floor(now + _ROUNDING) > last and now - floor(now + _ROUNDING) <= _ROUNDING
+        if self._plan_wake_at is not None and at >= self._plan_wake_at:
+            return True
+        if not self._is_triggered:
+            return False
+        return self._planned_at is None or at >= self._planned_at + self.cadence.min_interval_s
+
+    def _next_wake(self, at: float) -> float | None:
+        round_s = self.cadence.round_s
+        if round_s:
+            return (floor(at / round_s + _ROUNDING) + 1) * round_s if self._jobs else None
+        if self._is_triggered and self._planned_at is not None:
+            put_off = self._planned_at + self.cadence.min_interval_s
+            return put_off if self._plan_wake_at is None else min(put_off, self._plan_wake_at)
+        return self._plan_wake_at
+
+    def _decide(self, at: float, orders: list[Order]) -> Planned | None:
+        view = self._view
+        view.at = at
+        plan = self.policy.plan(view)
+        if plan is Plan.NOTHING:
+            self._is_triggered = False
+            self._planned_at = at
+            self._plan_wake_at = None
+            return None
+        if plan.drafted is not None:
+            self._occupancy.absorb(plan.drafted)  # checked while it was drafted
+        else:
+            self._occupy(plan.changes)
+        believed = tuple([self._believed_rate(change) for change in plan.changes])
+        planned = Planned(plan.reason, plan.changes, believed, plan.wake_at, plan.note)
+        self._adopt(at, planned, orders)
+        self._remember(at, planned)
+        return planned
+
+    def _remember(self, at: float, planned: Planned) -> None:
+        self._is_triggered = False
+        self._planned_at = at
+        self._plan_wake_at = planned.wake_at
+        if planned.note is not None:
+            self._view.note = planned.note
+
+    def _adopt(self, at: float, planned: Planned, orders: list[Order]) -> None:
+        """Make a plan's changes the desired state; the device map has them already."""
+        cluster = self._occupancy.cluster
+        for change, rate in zip(planned.changes, planned.believed, strict=True):
+            job = self._jobs[change.job]
+            service = service_at(cluster, job, at)
+            if change.allocation is None:
+                job = lifecycle.moved(job, at, Step.RELEASE, service, "was released")
+                orders.append(Release(job.spec.id, job.generation))
+                self._roster.discard(job.spec.id)
+            else:
+                job = lifecycle.assigned(job, at, change.allocation, rate, service)
+                orders.append(Assign(job.spec.id, change.allocation, job.generation, change.purpose))
+                self._waiting.discard(job.spec.id)
+            self._store(job)
+
+    def _occupy(self, changes: Sequence[Change]) -> None:
+        """Move the changed jobs on the device map: all leave first, so that jobs may swap places."""
+        occupancy = self._occupancy
+        jobs = self._jobs
+        for change in changes:
+            job = jobs.get(change.job)
+            if job is None or job.phase not in (Phase.WAITING, Phase.RUNNING):
+                raise CarpoolError(
+                    f"policy {self.policy!r} changed job {change.job!r}, which is not waiting or running"
+                )
+            if job.desired is not None:
+                occupancy.give(change.job, job.desired)
+        for index, change in enumerate(changes):
+            if change.allocation is None:
+                continue
+            try:
+                occupancy.take(jobs[change.job].spec, change.allocation, self.policy.max_virtual)
+            except Overbooked:
+                self._restore(changes, index)
+                raise
+
+    def _restore(self, changes: Sequence[Change], taken: int) -> None:
+        """Undo a half-made move."""
+        for change in changes[:taken]:
+            if change.allocation is not None:
+                self._occupancy.give(change.job, change.allocation)
+        for change in changes:
+            job = self._jobs[change.job]
+            if job.desired is not None:
+                self._occupancy.take(job.spec, job.desired, self.policy.max_virtual)
+
+    def _believed_rate(self, change: Change) -> float:
+        if change.allocation is None:
+            return 0.0
+        job = self._jobs[change.job]
+        placement = placement_of(self._occupancy, self._jobs, job, change.allocation)
+        return self._estimator.rate(job.spec, placement).mean
+
+    # ---------------------------------------------------------------------------------------------------- storing
+    def _store(self, job: Job) -> None:
+        """File a job under its phase."""
+        self._jobs[job.spec.id] = job
+        if job.phase is Phase.RUNNING:
+            self._roster.put(job, self.policy.running_key(job, self._estimator))
+        elif job.phase is Phase.WAITING:
+            self._waiting.put(job, self.policy.waiting_key(job, self._estimator))
+
+    def _vacate(self, job: Job) -> None:
+        """Take a job off the device map and out of the queue."""
+        if job.desired is not None:
+            self._occupancy.give(job.spec.id, job.desired)
+            self._roster.discard(job.spec.id)
+        else:
+            self._waiting.discard(job.spec.id)
+
+    def _end(self, at: float, job: Job, step: Step, orders: list[Order]) -> None:
+        """A job is over: it shrinks to how it ended, and those that waited for it are told."""
+        phase = lifecycle.next_phase(job, step)
+        self._vacate(job)
+        del self._jobs[job.spec.id]
+        self._ended[job.spec.id] = phase
+        for dependent in self._dependents.pop(job.spec.id, ()):
+            other = self._jobs.get(dependent)
+            if other is None or other.phase is not Phase.BLOCKED:
+                continue
+            if phase is not Phase.FINISHED:
+                self._end(at, other, Step.FAIL, orders)
+            elif all(self._ended.get(needed) is Phase.FINISHED for needed in other.spec.after):
+                service = other.service
+                self._store(lifecycle.moved(other, at, Step.ADMIT, service, "has what it waited for"))
+
+    # ---------------------------------------------------------------------------------------------------- folding
+    # Each handler returns whether the fact counted.
+    def _on_submitted(self, at: float, fact: JobSubmitted, orders: list[Order]) -> bool:
+        spec = fact.spec
+        if spec.id in self._jobs or spec.id in self._ended:
+            raise InputError(f"job {spec.id!r} exists already", way_out="Give every job a name of its own.")
+        blocked = False
+        for needed in spec.after:
+            if self._ended.get(needed) is not Phase.FINISHED:
+                self._dependents.setdefault(needed, []).append(spec.id)
+                blocked = True
+        job = lifecycle.submitted(spec, self._num_submitted, at, blocked=blocked)
+        self._num_submitted += 1
+        self._store(job)
+        if any(self._ended.get(needed, Phase.FINISHED) is not Phase.FINISHED for needed in spec.after):
+            self._end(at, job, Step.FAIL, orders)
+        return True
+
+    def _on_cancelled(self, at: float, fact: JobCancelled, orders: list[Order]) -> bool:
+        job = self._jobs.get(fact.job)
+        if job is None:
+            return False
+        if job.desired is not None:
+            orders.append(Release(job.id, job.generation + 1))
+        self._end(at, job, Step.CANCEL, orders)
+        return True
+
+    def _on_paused(self, at: float, fact: JobPaused, orders: list[Order]) -> bool:
+        job = self._jobs.get(fact.job)
+        if job is None or job.phase is Phase.PAUSED:
+            return False
+        self._take_off(at, job, Step.PAUSE, "was paused", orders)
+        return True
+
+    def _on_resumed(self, at: float, fact: JobResumed, orders: list[Order]) -> bool:
+        job = self._jobs.get(fact.job)
+        if job is None or job.phase is not Phase.PAUSED:
+            return False
+        self._store(lifecycle.moved(job, at, Step.RESUME, job.service, "was resumed"))
+        return True
+
+    def _take_off(self, at: float, job: Job, step: Step, words: str, orders: list[Order]) -> Job:
+        """Let a job hold nothing, by no plan of the policy's."""
+        service = service_at(self.cluster, job, at)
+        self._vacate(job)
+        moved = lifecycle.moved(job, at, step, service, words)
+        if job.desired is not None:
+            orders.append(Release(moved.id, moved.generation))
+        self._store(moved)
+        return moved
+
+    def _on_assign_applied(self, at: float, fact: AssignApplied, orders: list[Order]) -> bool:
+        job = self._jobs.get(fact.job)
+        if job is None or not counts(job, fact.generation):
+            return False
+        rate = job.believed if fact.generation == job.generation else job.rate
+        service = service_at(self._occupancy.cluster, job, at)
+        self._store(lifecycle.observed(job, at, fact.generation, fact.done, rate, service))
+        return True
+
+    def _on_release_applied(self, at: float, fact: ReleaseApplied, orders: list[Order]) -> bool:
+        job = self._jobs.get(fact.job)
+        if job is None or not counts(job, fact.generation):
+            return False
+        self._store(lifecycle.vacated(job, at, fact.generation, fact.done))
+        return True
+
+    def _on_progress(self, at: float, fact: ProgressReported, orders: list[Order]) -> bool:
+        job = self._jobs.get(fact.job)
+        if job is None or fact.generation != job.applied or job.observed is None:
+            return False
+        self._estimator.learn(at, job, fact)
+        service = service_at(self.cluster, job, at)
+        self._store(lifecycle.observed(job, at, fact.generation, fact.done, fact.rate, service))
+        return True
+
+    def _on_finished(self, at: float, fact: JobFinished, orders: list[Order]) -> bool:
+        job = self._jobs.get(fact.job)
+        if job is None or not counts(job, fact.generation):
+            return False
+        self._end(at, job, Step.FINISH, orders)
+        return True
+
+    def _on_failed(self, at: float, fact: JobFailed, orders: list[Order]) -> bool:
+        job = self._jobs.get(fact.job)
+        if job is None or not counts(job, fact.generation):
+            return False
+        self._end(at, job, Step.FAIL, orders)
+        return True
+
+    def _on_crashed(self, at: float, fact: JobCrashed, orders: list[Order]) -> bool:
+        job = self._jobs.get(fact.job)
+        if job is None or job.desired is None or not counts(job, fact.generation):
+            return False
+        crashed = lifecycle.vacated(job, at, fact.generation, fact.done, crashed=True)
+        if crashed.crashes > job.spec.retries:
+            orders.append(Release(job.id, job.generation + 1))
+            self._end(at, crashed, Step.FAIL, orders)
+        else:
+            self._take_off(at, crashed, Step.CRASH, f"crashed: {fact.error}", orders)
+        return True
+
+    def _on_node_joined(self, at: float, fact: NodeJoined, orders: list[Order]) -> bool:
+        known = next((node for node in self.cluster.nodes if node.name == fact.name), None)
+        if known is None:
+            if not fact.banks:
+                raise InputError(f"node {fact.name!r} is new but brings no devices", way_out="Name its banks.")
+            self._occupancy.join(self.cluster.joined(fact.name, fact.banks))
+            return True
+        if known.id not in self._occupancy.lost:
+            return False
+        self._occupancy.regain(known)
+        return True
+
+    def _on_node_lost(self, at: float, fact: NodeLost, orders: list[Order]) -> bool:
+        if fact.node >= len(self.cluster.nodes) or fact.node in self._occupancy.lost:
+            return False
+        node = self.cluster.nodes[fact.node]
+        for job in self._occupancy.jobs_on(node):
+            self._take_off(at, self._jobs[job], Step.CRASH, f"lost node {node.name}", orders)
+        self._occupancy.lose(node)
+        return True

@@ -1,0 +1,84 @@
+"""A job's story, told from the journal: what was asked, decided, believed and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from carpool.core.messages import (
+    AssignApplied,
+    Change,
+    Fact,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobResumed,
+    JobSubmitted,
+    Planned,
+    ProgressReported,
+    Record,
+    ReleaseApplied,
+)
+from carpool.core.model import JobId, JobSpec
+
+
+def story(records: Iterable[Record], job: JobId) -> Iterator[tuple[float, str]]:
+    """(instant, sentence) for everything that concerned the job, in order."""
+    for record in records:
+        for fact in record.facts:
+            words = _of_fact(fact, job)
+            if words:
+                yield record.at, words
+        if record.planned is not None:
+            for index, change in enumerate(record.planned.changes):
+                if change.job == job:
+                    yield record.at, _of_change(record.planned, index, change)
+        for fact in record.ignored:
+            if getattr(fact, "job", None) == job:
+                yield record.at, f"a late {type(fact).__name__} was ignored"
+
+
+def _of_fact(fact: Fact, job: JobId) -> str:
+    if isinstance(fact, JobSubmitted):
+        return _of_submission(fact.spec) if fact.spec.id == job else ""
+    if getattr(fact, "job", None) != job:
+        return ""
+    match fact:
+        case JobFinished():
+            return "finished"
+        case JobFailed(error=error):
+            return f"failed: {error}"
+        case JobCrashed(error=error, done=done):
+            return f"crashed with {done:.6g} units of work kept: {error}"
+        case JobCancelled():
+            return "was cancelled by its user"
+        case JobPaused():
+            return "was paused by its user"
+        case JobResumed():
+            return "was resumed by its user"
+        case AssignApplied(generation=generation, done=done):
+            return f"runs under generation {generation} from {done:.6g} units of work on"
+        case ReleaseApplied(done=done):
+            return f"left its devices with {done:.6g} units of work done"
+        case ProgressReported(done=done, rate=rate, loss=loss):
+            return f"has done {done:.6g} units at {rate:.4g}/s" + ("" if loss is None else f", loss {loss:.4g}")
+    return ""
+
+
+def _of_submission(spec: JobSpec) -> str:
+    work = "of unknown length" if spec.work is None else f"of {spec.work:.6g} units of work"
+    model = f" ({spec.model})" if spec.model else ""
+    return f"was submitted: {spec.devices} device{'s' if spec.devices != 1 else ''}, {work}{model}"
+
+
+def _of_change(planned: Planned, index: int, change: Change) -> str:
+    if change.allocation is None:
+        return f"is taken off its devices: {planned.reason}"
+    runs = ", ".join(
+        f"{s.devices.start}" if len(s.devices) == 1 else f"{s.devices.start}–{s.devices.stop - 1}"
+        for s in change.allocation.shares
+    )
+    fractions = {share.fraction for share in change.allocation.shares}
+    part = "" if fractions == {1.0} else f" at {'/'.join(f'{fraction:.0%}' for fraction in sorted(fractions))}"
+    return f"gets devices {runs}{part}, {planned.believed[index]:.4g} units/s expected: {planned.reason}"

@@ -1,0 +1,181 @@
+"""Machines: device kinds, nodes, links, and the cluster they form."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from carpool.core.model import Allocation, DeviceId, JobSpec, Kind, NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Bank:
+    """A run of like devices inside one node."""
+
+    kind: Kind
+    devices: range
+    memory_bytes: int = 0  # of each device; 0: unknown, not checked
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A host: one or more banks of devices with consecutive ids."""
+
+    id: NodeId
+    name: str
+    banks: tuple[Bank, ...]
+    devices: range = field(init=False, compare=False, repr=False)  # every device of the node
+
+    def __post_init__(self) -> None:
+        """Derive the node's own range once: it is asked for at every placement."""
+        object.__setattr__(self, "devices", range(self.banks[0].devices.start, self.banks[-1].devices.stop))
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A path between two ends (``node:a``, ``rack:1`` …) with a speed and a start-up time."""
+
+    ends: tuple[str, str]
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Somebody else's hold on a device that a job runs on."""
+
+    spec: JobSpec
+    fraction: float = 1.0
+    batch_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What an allocation looks like to a rate model: devices of which kind on how many nodes, and who is beside it.
+
+    ``groups`` has one (kind, count) per node and kind, in ascending order, so equal shapes are equal values.
+    """
+
+    groups: tuple[tuple[Kind, int], ...]
+    fraction: float = 1.0
+    batch_size: int = 0
+    neighbours: tuple[Neighbour, ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices take part."""
+        groups = self.groups
+        return groups[0][1] if len(groups) == 1 else sum([count for _, count in groups])
+
+    @property
+    def load(self) -> float:
+        """Sum of the fractions of everybody there: above 1.0 the share is virtual."""
+        return self.fraction + sum([neighbour.fraction for neighbour in self.neighbours])
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds that take part."""
+        return frozenset(kind for kind, _ in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """All nodes, numbered from 0, their devices numbered through."""
+
+    nodes: tuple[Node, ...]
+    links: tuple[Link, ...] = ()
+    capacity: dict[Kind, int] = field(init=False, compare=False, repr=False)  # devices of each kind
+    node_size: dict[Kind, int] = field(init=False, compare=False, repr=False)  # largest bank of each kind
+    num_devices: int = field(init=False, compare=False, repr=False)
+    _firsts: list[int] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the numbering and derive the look-ups."""
+        capacity: dict[Kind, int] = {}
+        node_size: dict[Kind, int] = {}
+        expected = 0
+        for index, node in enumerate(self.nodes):
+            assert node.id == index, f"node {node.name!r} has id {node.id}, its place is {index}"
+            for bank in node.banks:
+                assert bank.devices.start == expected, f"device ids of node {node.name!r} start at {bank.devices.start}"
+                expected = bank.devices.stop
+                size = len(bank.devices)
+                capacity[bank.kind] = capacity.get(bank.kind, 0) + size
+                node_size[bank.kind] = max(size, node_size.get(bank.kind, 0))
+        put = object.__setattr__
+        put(self, "capacity", capacity)
+        put(self, "node_size", node_size)
+        put(self, "num_devices", expected)
+        put(self, "_firsts", [node.devices.start for node in self.nodes])
+
+    @classmethod
+    def build(cls, groups: Iterable[tuple[int, int, str]]) -> Cluster:
+        """Like nodes in groups of (number of nodes, devices per node, kind)."""
+        nodes: list[Node] = []
+        first = 0
+        for num_nodes, size, kind in groups:
+            for _ in range(num_nodes):
+                bank = Bank(Kind(kind), range(first, first + size))
+                nodes.append(Node(NodeId(len(nodes)), f"n{len(nodes)}", (bank,)))
+                first += size
+        return cls(tuple(nodes))
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Every kind, in the order of first appearance."""
+        return tuple(self.capacity)
+
+    def node_of(self, device: int) -> Node:
+        """The node that holds a device."""
+        return self.nodes[bisect_right(self._firsts, device) - 1]
+
+    def spot(self, device: int) -> tuple[Node, Bank]:
+        """The node and the bank that hold a device."""
+        node = self.nodes[bisect_right(self._firsts, device) - 1]
+        banks = node.banks
+        if len(banks) == 1:
+            return node, banks[0]
+        return node, next(bank for bank in banks if device in bank.devices)
+
+    def bank_of(self, device: int) -> Bank:
+        """The bank that holds a device."""
+        return self.spot(device)[1]
+
+    def kind_of(self, device: int) -> Kind:
+        """The kind of a device."""
+        return self.bank_of(device).kind
+
+    def device_name(self, device: DeviceId) -> str:
+        """Such as ``n3:0``: the node's name and the place inside it."""
+        node = self.node_of(device)
+        return f"{node.name}:{device - node.devices.start}"
+
+    def groups_of(self, allocation: Allocation) -> tuple[tuple[Kind, int], ...]:
+        """(kind, count) for every node and kind the allocation touches, ascending."""
+        shares = allocation.shares
+        if len(shares) == 1:
+            run = shares[0].devices
+            bank = self.bank_of(run.start)
+            if run.stop <= bank.devices.stop:
+                return ((bank.kind, len(run)),)
+        counts: dict[tuple[int, Kind], int] = {}
+        for share in shares:
+            first, stop = share.devices.start, share.devices.stop
+            while first < stop:
+                bank = self.bank_of(first)
+                end = min(stop, bank.devices.stop)
+                key = (bank.devices.start, bank.kind)
+                counts[key] = counts.get(key, 0) + end - first
+                first = end
+        return tuple(sorted([(kind, count) for (_, kind), count in counts.items()]))
+
+    def joined(self, name: str, banks: Iterable[tuple[str, int, int]]) -> Cluster:
+        """A cluster with one more node, of (kind, number of devices, memory of each) banks."""
+        first = self.num_devices
+        built: list[Bank] = []
+        for kind, size, memory_bytes in banks:
+            built.append(Bank(Kind(kind), range(first, first + size), memory_bytes))
+            first += size
+        node = Node(NodeId(len(self.nodes)), name, tuple(built))
+        return Cluster((*self.nodes, node), self.links)

@@ -1,0 +1,138 @@
+"""Policies by name: a static table, so that listing them imports nothing, and ``NAME[:key=value]…`` turned into one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from carpool.core.errors import InputError, UnknownName
+from carpool.core.policy import Policy
+
+
+class Listing(NamedTuple):
+    """Where a policy lives and what it does, in one line."""
+
+    module: str
+    summary: str
+
+
+POLICIES: dict[str, Listing] = {
+    "fifo": Listing("fifo", "in order of submission; the head of the queue blocks unless bypass=true"),
+}
+
+_registered: dict[str, type[Policy]] = {}
+_P = TypeVar("_P", bound=type[Policy])
+
+
+def register(name: str) -> Callable[[_P], _P]:
+    """Class decorator: file a policy under a name (which the static table must list too)."""
+
+    def file(policy: _P) -> _P:
+        _registered[name] = policy
+        return policy
+
+    return file
+
+
+def registered() -> dict[str, type[Policy]]:
+    """Import every policy of the static table; what the decorators filed."""
+    for listing in POLICIES.values():
+        importlib.import_module(f"carpool.policies.{listing.module}")
+    return dict(_registered)
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The policy class filed under a name."""
+    listing = POLICIES.get(name)
+    if listing is None:
+        raise UnknownName("policy", name, POLICIES)
+    importlib.import_module(f"carpool.policies.{listing.module}")
+    return _registered[name]
+
+
+def parse_policy(text: str) -> Policy:
+    """``NAME[:key=value]…`` or ``FILE.py:Class[:key=value]…`` as a policy object."""
+    head, *rest = text.split(":")
+    if head.endswith(".py"):
+        if not rest:
+            raise InputError(f"policy {text!r} names no class", way_out="Write FILE.py:Class.")
+        kind = _from_file(Path(head), rest.pop(0))
+    else:
+        kind = policy_class(head)
+    return _build(kind, text, rest)
+
+
+def parameters(kind: type[Policy]) -> dict[str, Field[Any]]:
+    """The parameters a policy takes, by name."""
+    return {spot.name: spot for spot in fields(kind) if spot.init}  # type: ignore[arg-type]  # policies are dataclasses
+
+
+def _build(kind: type[Policy], text: str, settings: list[str]) -> Policy:
+    spots = parameters(kind)
+    hints = typing.get_type_hints(kind)
+    given: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise InputError(f"{setting!r} in policy {text!r} is not key=value", way_out=_usage(spots))
+        if key not in spots:
+            raise UnknownName("parameter", key, spots, where=f"policy {text!r}")
+        given[key] = _convert(hints[key], value, f"policy {text!r}: {key}")
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        raise InputError(str(error), where=f"policy {text!r}", way_out=_usage(spots)) from None
+
+
+def _usage(spots: dict[str, Field[Any]]) -> str:
+    known = [name if spot.default is MISSING else f"{name}={spot.default}" for name, spot in spots.items()]
+    return f"Parameters: {', '.join(known) or 'none'}."
+
+
+def _convert(hint: Any, value: str, where: str) -> Any:
+    """A parameter's text as the type its field declares."""
+    if hint is bool:
+        if value.lower() not in ("true", "false"):
+            raise InputError(f"{value!r} is not true or false", where=where)
+        return value.lower() == "true"
+    if hint is str:
+        return value
+    if hint in (int, float):
+        try:
+            return hint(value)
+        except ValueError:
+            kind = "a whole number" if hint is int else "a number"
+            raise InputError(f"{value!r} is not {kind}", where=where) from None
+    if typing.get_origin(hint) is tuple:
+        item = typing.get_args(hint)[0]
+        return tuple(_convert(item, part, where) for part in value.split("/") if part)
+    raise InputError(f"a parameter of type {hint} cannot be given as text", where=where)
+
+
+def _from_file(path: Path, name: str) -> type[Policy]:
+    """A policy class from a Python file outside the package."""
+    if not path.is_file():
+        raise InputError(
+            f"there is no file {str(path)!r}", way_out="Give the path of a Python file with a policy in it."
+        )
+    spec = importlib.util.spec_from_file_location(f"carpool_policy_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"cannot be imported: {type(error).__name__}: {error}", where=str(path)) from error
+    known = {
+        key: value
+        for key, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, Policy) and not inspect.isabstract(value)
+    }
+    if name not in known:
+        raise UnknownName("policy class", name, known, where=str(path))
+    return known[name]

@@ -1,0 +1,80 @@
+"""The loop: what happens next, what the scheduler says to it, how the machines obey."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
+
+from carpool.core.messages import Fact, JobSubmitted, Woke
+from carpool.core.scheduler import Scheduler
+from carpool.sim.failures import Failures
+from carpool.sim.machines import Machines
+from carpool.sim.timeline import ARRIVALS, Timeline
+from carpool.sim.traces.trace import Arrival
+
+_IDLE_WAKES = 10_000  # wake-ups in a row without an order after which the jobs that still wait count as starved
+
+
+class Engine:
+    """Drives a scheduler through a trace. The scheduler cannot tell it from the real world."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        machines: Machines,
+        timeline: Timeline,
+        arrivals: Iterable[Arrival],
+        failures: Sequence[Failures] = (),
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._machines = machines
+        self._timeline = timeline
+        self._arrivals: Iterator[Arrival] = iter(arrivals)
+        self._progress = progress
+        self._has_all = False  # whether every job of the trace has arrived
+        self._arrive_next()
+        for plan in failures:
+            plan.start(scheduler, machines, timeline)
+
+    def run(self) -> None:
+        """Run until every job is over, or nothing will ever happen again."""
+        scheduler, timeline, machines = self._scheduler, self._timeline, self._machines
+        idle_wakes = 0
+        while True:
+            next_at = timeline.next_at
+            wake_at = scheduler.wake_at
+            if self._is_over(next_at, wake_at) or idle_wakes > _IDLE_WAKES:
+                return
+            at = min(inf if next_at is None else next_at, inf if wake_at is None else wake_at)
+            facts: Sequence[Fact] = timeline.happen(at)
+            if not facts:
+                if at != wake_at:
+                    continue
+                facts = (Woke(),)
+            ordered = False
+            while facts:
+                orders = scheduler.handle(at, facts)
+                ordered = ordered or bool(orders)
+                facts = machines.apply(at, orders) if orders else ()
+            idle_wakes = 0 if ordered or next_at is not None else idle_wakes + 1
+
+    def _is_over(self, next_at: float | None, wake_at: float | None) -> bool:
+        if next_at is None and wake_at is None:
+            return True
+        return self._has_all and not self._scheduler.jobs  # seeded failures would go on for ever
+
+    def _arrive_next(self) -> None:
+        """Put the next arrival, and only that, into the heap: a trace may be far longer than the heap should be."""
+        arrival = next(self._arrivals, None)
+        if arrival is None:
+            self._has_all = True
+            return
+        self._timeline.add(arrival.submit_s, ARRIVALS, lambda at: self._arrive(arrival))
+
+    def _arrive(self, arrival: Arrival) -> Fact:
+        self._machines.introduce(arrival.spec)
+        self._arrive_next()
+        if self._progress is not None:
+            self._progress(arrival.submit_s)
+        return JobSubmitted(arrival.spec)

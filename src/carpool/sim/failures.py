@@ -1,0 +1,148 @@
+"""Things that go wrong on purpose: nodes lost and regained, jobs that crash; from a file or at seeded rates."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from carpool.core.errors import InputError, UnknownName
+from carpool.core.messages import Fact, NodeJoined, NodeLost
+from carpool.core.model import JobId
+from carpool.core.scheduler import Scheduler
+from carpool.core.topology import Cluster, Node
+from carpool.sim.machines import Machines
+from carpool.sim.timeline import FAILURES, Happening, Timeline
+
+EVENTS = ("node-lost", "node-back", "job-crash")
+
+
+class Failures(Protocol):
+    """A source of mishaps that puts them into the timeline."""
+
+    def start(self, scheduler: Scheduler, machines: Machines, timeline: Timeline) -> None:
+        """Schedule the first mishaps; later ones may follow from these."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mishap:
+    """One line of a failure file."""
+
+    at_s: float
+    event: str
+    target: str  # a node's name, or a job's id
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Mishaps at given instants."""
+
+    mishaps: Sequence[Mishap]
+
+    def start(self, scheduler: Scheduler, machines: Machines, timeline: Timeline) -> None:
+        """Schedule all of them."""
+        nodes = {node.name: node for node in scheduler.cluster.nodes}
+        for mishap in self.mishaps:
+            happening: Happening
+            if mishap.event == "job-crash":
+                happening = partial(_crash, machines, JobId(mishap.target))
+            elif mishap.event == "node-lost":
+                happening = partial(_lose, machines, nodes[mishap.target])
+            else:
+                happening = partial(_regain, mishap.target)
+            timeline.add(mishap.at_s, FAILURES, happening)
+
+
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """Mishaps at random: every node fails with a mean time between failures, every job crashes at a rate."""
+
+    seed: int = 0
+    node_mtbf_s: float = 0.0  # 0: nodes never fail
+    node_repair_s: float = 600.0
+    job_mtbf_s: float = 0.0  # per running job; 0: jobs never crash
+
+    def start(self, scheduler: Scheduler, machines: Machines, timeline: Timeline) -> None:
+        """Schedule each node's first failure and the first crash; each then brings the next one."""
+        if self.node_mtbf_s:
+            for node in scheduler.cluster.nodes:
+                random = Random(f"{self.seed}/node/{node.name}")
+                self._fail_later(0.0, node, random, machines, timeline)
+        if self.job_mtbf_s:
+            self._crash_later(0.0, Random(f"{self.seed}/jobs"), scheduler, machines, timeline)
+
+    def _fail_later(self, at: float, node: Node, random: Random, machines: Machines, timeline: Timeline) -> None:
+        def fail(now: float) -> Fact:
+            timeline.add(now + self.node_repair_s, FAILURES, repair)
+            return _lose(machines, node, now)
+
+        def repair(now: float) -> Fact:
+            self._fail_later(now, node, random, machines, timeline)
+            return NodeJoined(node.name)
+
+        timeline.add(at + random.expovariate(1.0 / self.node_mtbf_s), FAILURES, fail)
+
+    def _crash_later(
+        self, at: float, random: Random, scheduler: Scheduler, machines: Machines, timeline: Timeline
+    ) -> None:
+        # Thinning: candidates come as if the cluster were full, and are kept with the odds that one was running.
+        full = scheduler.cluster.num_devices
+
+        def crash(now: float) -> Fact | None:
+            self._crash_later(now, random, scheduler, machines, timeline)
+            slot = random.randrange(full)
+            busy = machines.busy()
+            return machines.crash(now, busy[slot], "seeded crash") if slot < len(busy) else None
+
+        timeline.add(at + random.expovariate(full / self.job_mtbf_s), FAILURES, crash)
+
+
+def read_failures(path: Path, cluster: Cluster) -> Listed:
+    """Mishaps from a CSV file with the header ``at_s,event,target``."""
+    names = {node.name for node in cluster.nodes}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = csv.DictReader(file)
+            missing = {"at_s", "event", "target"} - set(rows.fieldnames or ())
+            if missing:
+                raise InputError(
+                    f"column {min(missing)!r} is missing",
+                    where=f"{path}: row 1",
+                    way_out="A failure file starts with the line at_s,event,target.",
+                )
+            mishaps = [_mishap(row, f"{path}: row {rows.line_num}", names) for row in rows]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", where=str(path), way_out="Give a UTF-8 CSV file.") from None
+    return Listed(mishaps)
+
+
+def _mishap(row: dict[str, str], where: str, nodes: set[str]) -> Mishap:
+    try:
+        at_s = float(row["at_s"])
+    except (TypeError, ValueError):
+        raise InputError(f"at_s is {row['at_s']!r}", where=where, way_out="Give seconds as a number.") from None
+    if not 0 <= at_s < float("inf"):
+        raise InputError(f"at_s is {row['at_s']}", where=where, way_out="Give seconds from 0 on.")
+    if row["event"] not in EVENTS:
+        raise UnknownName("event", row["event"], EVENTS, where=where)
+    if row["event"] != "job-crash" and row["target"] not in nodes:
+        raise UnknownName("node", row["target"], nodes, where=where)
+    return Mishap(at_s, row["event"], row["target"])
+
+
+def _crash(machines: Machines, job: JobId, at: float) -> Fact | None:
+    return machines.crash(at, job, "injected crash")
+
+
+def _lose(machines: Machines, node: Node, at: float) -> Fact:
+    machines.roll_back(at, node.devices)
+    return NodeLost(node.id)
+
+
+def _regain(name: str, at: float) -> Fact:
+    return NodeJoined(name)

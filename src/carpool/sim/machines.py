@@ -1,0 +1,268 @@
+"""The simulated backend: carries orders out in a world, and turns its truth into facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import inf
+
+from carpool.core.messages import (
+    Assign,
+    AssignApplied,
+    Fact,
+    JobCrashed,
+    JobFinished,
+    Order,
+    ProgressReported,
+    Release,
+    ReleaseApplied,
+)
+from carpool.core.model import Allocation, JobId, JobSpec
+from carpool.core.topology import Cluster, Neighbour, Placement
+from carpool.sim.timeline import MACHINES, Timeline
+from carpool.sim.world import World
+
+
+class Stint:
+    """One job on its devices: how far it is, how fast it goes, and what will happen to it next."""
+
+    __slots__ = (
+        "allocation",
+        "done",
+        "generation",
+        "placement",
+        "rate",
+        "ready_at",
+        "since",
+        "spec",
+        "version",
+        "work",
+    )
+
+    def __init__(self, spec: JobSpec, work: float, done: float) -> None:
+        self.spec = spec
+        self.work = work
+        self.done = done  # at `since`
+        self.since = 0.0
+        self.rate = 0.0
+        self.generation = 0
+        self.allocation: Allocation | None = None
+        self.placement: Placement | None = None
+        self.ready_at = 0.0  # end of the standstill after the last order
+        self.version = 0  # of its next event: older ones were overtaken
+
+    def settle(self, at: float) -> None:
+        """Bring `done` up to now."""
+        if self.rate:
+            self.done = min(self.work, self.done + self.rate * (at - self.since))
+        self.since = at
+
+
+class Machines:
+    """Carries out orders on a cluster inside a world. Implements the Backend port."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        world: World,
+        timeline: Timeline,
+        *,
+        sharing: bool = False,
+        report_every_s: float = 0.0,
+    ) -> None:
+        self._cluster = cluster
+        self._world = world
+        self._timeline = timeline
+        self._sharing = sharing  # whether devices may have several residents, so that neighbours matter
+        self._report_every_s = report_every_s
+        self._specs: dict[JobId, JobSpec] = {}
+        self._stints: dict[JobId, Stint] = {}
+        self._parked: dict[JobId, float] = {}  # work done by jobs that are off their devices
+        self._on_device: dict[int, dict[JobId, Stint]] = {}
+
+    def busy(self) -> list[JobId]:
+        """Jobs on devices, in order of their start."""
+        return list(self._stints)
+
+    def introduce(self, spec: JobSpec) -> None:
+        """Make a job known before it can be assigned."""
+        self._specs[spec.id] = spec
+
+    # ----------------------------------------------------------------------------------------------- backend port
+    def apply(self, at: float, orders: Sequence[Order]) -> Sequence[Fact]:
+        """Carry orders out; facts that hold at once."""
+        facts: list[Fact] = []
+        disturbed: dict[JobId, Stint] = {}
+        for order in orders:
+            if type(order) is Assign:
+                self._assign(at, order, facts, disturbed)
+            elif type(order) is Release:
+                self._release(at, order, facts, disturbed)
+        for stint in disturbed.values():
+            fact = self._repace(at, stint)
+            if fact is not None:
+                facts.append(fact)
+        return facts
+
+    def crash(self, at: float, job: JobId, error: str) -> Fact | None:
+        """Let a running job crash; None when it is not running."""
+        stint = self._stints.get(job)
+        if stint is None:
+            return None
+        disturbed: dict[JobId, Stint] = {}
+        self._stop(at, stint, disturbed)
+        stint.done = self._world.kept(stint.spec, stint.done)
+        self._parked[job] = stint.done
+        for other in disturbed.values():
+            self._repace(at, other)
+        return JobCrashed(job, stint.generation, stint.done, error)
+
+    def roll_back(self, at: float, devices: range) -> None:
+        """Jobs on lost devices fall back to their last checkpoint; their release will be ordered."""
+        for stint in list(self._stints.values()):
+            assert stint.allocation is not None
+            if any(s.devices.start < devices.stop and devices.start < s.devices.stop for s in stint.allocation.shares):
+                stint.settle(at)
+                stint.done = self._world.kept(stint.spec, stint.done)
+                stint.rate = 0.0
+                stint.version += 1
+
+    def join(self, cluster: Cluster) -> None:
+        """Go on with a larger cluster."""
+        self._cluster = cluster
+
+    # --------------------------------------------------------------------------------------------------- orders
+    def _assign(self, at: float, order: Assign, facts: list[Fact], disturbed: dict[JobId, Stint]) -> None:
+        job = order.job
+        stint = self._stints.get(job)
+        spec = self._specs.get(job)
+        if spec is None:
+            return  # over since: the terminal fact is on its way and wins
+        if stint is None:
+            before = None
+            stint = Stint(spec, self._world.work(spec), self._parked.pop(job, 0.0))
+            self._stints[job] = stint
+        else:
+            before = stint.placement
+            self._leave(stint, disturbed)
+            stint.settle(at)
+        stint.allocation = order.allocation
+        stint.generation = order.generation
+        stint.placement = self._enter(stint, disturbed)
+        stint.since = at
+        price = self._world.price(spec, before, stint.placement)
+        if price > 0.0:
+            stint.rate = 0.0
+            stint.ready_at = at + price
+            self._schedule(stint, stint.ready_at)
+            return
+        stint.ready_at = at
+        facts.append(AssignApplied(job, order.generation, stint.done))
+        disturbed[job] = stint
+
+    def _release(self, at: float, order: Release, facts: list[Fact], disturbed: dict[JobId, Stint]) -> None:
+        stint = self._stints.get(order.job)
+        if stint is None:
+            if order.job in self._specs:
+                facts.append(ReleaseApplied(order.job, order.generation, self._parked.get(order.job, 0.0)))
+            return
+        self._stop(at, stint, disturbed)
+        self._parked[order.job] = stint.done
+        facts.append(ReleaseApplied(order.job, order.generation, stint.done))
+
+    def _stop(self, at: float, stint: Stint, disturbed: dict[JobId, Stint]) -> None:
+        """Take a job off its devices with its work settled; its pending event is overtaken."""
+        stint.settle(at)
+        stint.rate = 0.0
+        stint.version += 1
+        self._leave(stint, disturbed)
+        disturbed.pop(stint.spec.id, None)
+        del self._stints[stint.spec.id]
+
+    # ---------------------------------------------------------------------------------------------------- events
+    def _schedule(self, stint: Stint, at: float) -> None:
+        stint.version += 1
+        self._timeline.add(at, MACHINES, partial(self._reach, stint, stint.version))
+
+    def _reach(self, stint: Stint, version: int, at: float) -> Fact | None:
+        """A stint's next event is due: it gets ready, changes its pace, reports, or finishes."""
+        if version != stint.version:
+            return None
+        if stint.rate == 0.0 and at >= stint.ready_at:
+            self._repace(at, stint)
+            return AssignApplied(stint.spec.id, stint.generation, stint.done)
+        stint.settle(at)
+        if stint.done >= stint.work * (1.0 - 1e-12):
+            return self._finish(at, stint)
+        return self._repace(at, stint) or self._report(stint)
+
+    def _finish(self, at: float, stint: Stint) -> Fact:
+        disturbed: dict[JobId, Stint] = {}
+        self._stop(at, stint, disturbed)
+        del self._specs[stint.spec.id]
+        for other in disturbed.values():
+            self._repace(at, other)
+        return JobFinished(stint.spec.id, stint.generation)
+
+    def _repace(self, at: float, stint: Stint) -> Fact | None:
+        """Set the rate from the world and schedule what comes next; a report when a running job's rate has changed."""
+        stint.settle(at)
+        if stint.ready_at > at:
+            return None
+        if self._sharing:
+            stint.placement = self._describe(stint)
+        assert stint.placement is not None
+        pace = self._world.pace(stint.spec, stint.done, stint.placement)
+        changed = stint.rate not in (0.0, pace.rate)
+        stint.rate = pace.rate
+        left = min(stint.work, pace.until) - stint.done
+        next_s = inf if left > 0.0 else 0.0
+        if pace.rate > 0.0:
+            next_s = left / pace.rate
+        if self._report_every_s:
+            next_s = min(next_s, self._report_every_s)
+        if next_s < inf:
+            self._schedule(stint, at + next_s)
+        return self._report(stint) if changed else None
+
+    def _report(self, stint: Stint) -> Fact:
+        signs = self._world.signs(stint.spec, stint.done)
+        return ProgressReported(stint.spec.id, stint.generation, stint.done, stint.rate, signs.loss, signs.noise)
+
+    # ------------------------------------------------------------------------------------------------ neighbours
+    def _enter(self, stint: Stint, disturbed: dict[JobId, Stint]) -> Placement:
+        assert stint.allocation is not None
+        if self._sharing:
+            for device in stint.allocation.devices():
+                beside = self._on_device.setdefault(device, {})
+                disturbed.update(beside)
+                beside[stint.spec.id] = stint
+        return self._describe(stint)
+
+    def _leave(self, stint: Stint, disturbed: dict[JobId, Stint]) -> None:
+        if not self._sharing:
+            return
+        assert stint.allocation is not None
+        for device in stint.allocation.devices():
+            beside = self._on_device[device]
+            del beside[stint.spec.id]
+            disturbed.update(beside)
+
+    def _describe(self, stint: Stint) -> Placement:
+        allocation = stint.allocation
+        assert allocation is not None
+        groups = self._cluster.groups_of(allocation)
+        shares = allocation.shares
+        fraction = shares[0].fraction if len(shares) == 1 else min([share.fraction for share in shares])
+        if not self._sharing:
+            return Placement(groups, fraction, allocation.batch_size)
+        beside: dict[JobId, Stint] = {}
+        for device in allocation.devices():
+            beside.update(self._on_device[device])
+        beside.pop(stint.spec.id, None)
+        return Placement(groups, fraction, allocation.batch_size, tuple(map(_neighbour, beside.values())))
+
+
+def _neighbour(stint: Stint) -> Neighbour:
+    assert stint.allocation is not None
+    return Neighbour(stint.spec, stint.allocation.shares[0].fraction, stint.allocation.batch_size)

@@ -1,0 +1,18 @@
+"""Reports of simulated runs: what was recorded, the page made of it, and a figure for documents."""
+
+from __future__ import annotations
+
+from carpool.sim.report.figure import comparison_svg
+from carpool.sim.report.page import render, write_page
+from carpool.sim.report.recording import NodeSpan, Recording, RunRecord, Setting, node_spans
+
+__all__ = [
+    "NodeSpan",
+    "Recording",
+    "RunRecord",
+    "Setting",
+    "comparison_svg",
+    "node_spans",
+    "render",
+    "write_page",
+]

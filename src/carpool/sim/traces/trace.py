@@ -1,0 +1,137 @@
+"""What a trace is: jobs with the instant each was submitted, and what was left out of it and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from carpool.core.errors import InputError
+from carpool.core.model import JobSpec, Kind
+
+LISTED_DROPS = 1000  # dropped rows that are listed one by one; the rest is only counted
+
+
+class WorkUnit(StrEnum):
+    """What `JobSpec.work` counts in a trace."""
+
+    SECONDS = "s"  # run time alone on the devices asked for
+    STEPS = "steps"  # a world that knows steps per second turns them into time
+    UNKNOWN = "unknown"  # the trace does not say; a world knows (Pollux: epochs by application)
+
+
+class Arrival(NamedTuple):
+    """One job and the second it was submitted."""
+
+    submit_s: float
+    spec: JobSpec
+
+
+class DroppedRow(NamedTuple):
+    """One row that was left out: its line in the file (0: not from a file), why, and its job where known."""
+
+    row: int
+    reason: str
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Jobs in order of (submit_s, place in the file), with an account of everything left out."""
+
+    name: str
+    format: str
+    arrivals: Sequence[Arrival]
+    work_unit: WorkUnit = WorkUnit.SECONDS
+    dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> rows
+    dropped_rows: Sequence[DroppedRow] = ()  # the first LISTED_DROPS of them
+    notes: Mapping[str, int] = field(default_factory=dict)  # what was kept, but changed or worth knowing -> times
+
+    def __len__(self) -> int:
+        return len(self.arrivals)
+
+    @property
+    def num_dropped(self) -> int:
+        """Rows left out, for whatever reason."""
+        return sum(self.dropped.values())
+
+
+def check_capacity(
+    trace: Trace,
+    cluster_devices: int,
+    by_kind: Mapping[Kind, int] | None = None,
+    *,
+    skip_invalid: bool = False,
+) -> Trace:
+    """The trace itself when each job fits the empty cluster; else an error, or a trace without the jobs that do not.
+
+    With `by_kind` a job that names kinds is measured against the devices of those kinds together.
+    """
+    too_large = [arrival for arrival in trace.arrivals if arrival.spec.devices > cluster_devices or arrival.spec.kinds]
+    limits = ((arrival, _limit(arrival.spec, cluster_devices, by_kind)) for arrival in too_large)
+    misfits = [(arrival.spec, limit) for arrival, limit in limits if arrival.spec.narrowest > limit]
+    if not misfits:
+        return trace
+    if not skip_invalid:
+        raise _does_not_fit(trace.name, *misfits[0], len(misfits))
+    gone = {spec.id for spec, _ in misfits}
+    rows = [DroppedRow(0, TOO_LARGE, spec.id) for spec, _ in misfits]
+    kept = tuple([arrival for arrival in trace.arrivals if arrival.spec.id not in gone])
+    if not kept:
+        raise InputError(
+            f"none of the {len(trace)} jobs fits {cluster_devices} devices",
+            where=trace.name,
+            way_out="Use a larger --cluster.",
+        )
+    return replace(
+        trace,
+        arrivals=kept,
+        dropped=dict(Counter(trace.dropped) + Counter({TOO_LARGE: len(misfits)})),
+        dropped_rows=[*trace.dropped_rows, *rows][:LISTED_DROPS],
+    )
+
+
+TOO_LARGE = "asks more devices than the cluster has"
+
+
+def _limit(spec: JobSpec, cluster_devices: int, by_kind: Mapping[Kind, int] | None) -> int:
+    """The most devices of the empty cluster that this job may hold."""
+    if by_kind is None or not spec.kinds:
+        return cluster_devices
+    return sum([by_kind.get(kind, 0) for kind in spec.kinds])
+
+
+def _does_not_fit(name: str, spec: JobSpec, limit: int, count: int) -> InputError:
+    """The error for the first job that is larger than the cluster."""
+    kinds = f" of kind {' or '.join(spec.kinds)}" if spec.kinds else ""
+    others = f" ({count - 1} more jobs are too large)" if count > 1 else ""
+    return InputError(
+        f"job {spec.id!r} asks {spec.narrowest} devices{kinds}; the cluster has {limit}{others}",
+        where=name,
+        way_out="Use a larger --cluster, or pass --skip-invalid to drop such jobs.",
+    )
+
+
+def in_seconds(trace: Trace, units_per_s: Callable[[JobSpec], float]) -> Trace:
+    """The same jobs with their work as run time, given each job's rate on the devices it asks for."""
+    if trace.work_unit is WorkUnit.SECONDS:
+        return trace
+    arrivals = [Arrival(at, _timed(spec, units_per_s(spec), trace.name)) for at, spec in trace.arrivals]
+    return replace(trace, arrivals=tuple(arrivals), work_unit=WorkUnit.SECONDS)
+
+
+def _timed(spec: JobSpec, units_per_s: float, name: str) -> JobSpec:
+    """One job with its work divided by its rate."""
+    if spec.work is None:
+        raise InputError(
+            f"nobody knows the work of job {spec.id!r}", where=name, way_out="Use a --world that knows it."
+        )
+    if not units_per_s > 0:
+        raise InputError(
+            f"job {spec.id!r} ({spec.model}, {spec.devices} devices) has the rate {units_per_s}",
+            where=name,
+            way_out="Give a rate above 0 for this model and number of devices.",
+        )
+    return replace(spec, work=spec.work / units_per_s)

@@ -1,0 +1,96 @@
+"""The truth of a simulation: how fast jobs really run, and what a change really costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple, Protocol
+
+from carpool.core.errors import CarpoolError
+from carpool.core.estimates import Declared, Estimator
+from carpool.core.model import JobSpec
+from carpool.core.topology import Placement
+
+
+class Pace(NamedTuple):
+    """A rate that holds until the job has done `until` units of work (an epoch's end, say)."""
+
+    rate: float
+    until: float = inf
+
+
+class Signs(NamedTuple):
+    """What a training shows of itself at some point of its work."""
+
+    loss: float | None = None
+    noise: float | None = None  # gradient noise scale, in samples
+
+
+class World(Protocol):
+    """Answers for the truth. Policies never see it, only an estimator made from it and the facts it causes."""
+
+    def work(self, spec: JobSpec) -> float:
+        """Units of work the job really needs."""
+        ...
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        """How fast the job really gets on there, after `done` units of work."""
+        ...
+
+    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        """Seconds of standstill when the job starts (`before` is None), moves or is resized."""
+        ...
+
+    def signs(self, spec: JobSpec, done: float) -> Signs:
+        """What the training shows after `done` units of work."""
+        ...
+
+    def kept(self, spec: JobSpec, done: float) -> float:
+        """Units of work that survive a crash after `done`: the last checkpoint."""
+        ...
+
+    def estimator(self) -> Estimator:
+        """What a scheduler may know of this world."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWorld:
+    """The trace's own durations: rate 1 on the devices asked for, in proportion on fewer, nothing costs anything.
+
+    Jobs that share a device get on at their fraction, scaled down where the fractions sum past one.
+    """
+
+    checkpoint_every: float = 0.0  # units of work; 0: nothing is lost in a crash
+    start_s: float = 0.0  # standstill when a job starts
+    resize_s: float = 0.0  # standstill when it moves
+
+    def work(self, spec: JobSpec) -> float:
+        """What the trace says."""
+        if spec.work is None:
+            raise CarpoolError(f"job {spec.id!r} has no length; the plain world needs one. Use a world that knows it.")
+        return spec.work
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        """In proportion to the devices held and the share of them."""
+        count = placement.num_devices
+        rate = 1.0 if count == spec.devices else count / spec.devices
+        if placement.fraction != 1.0 or placement.neighbours:
+            rate *= placement.fraction / max(1.0, placement.load)
+        return Pace(rate)
+
+    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        """Fixed prices."""
+        return self.start_s if before is None else self.resize_s
+
+    def signs(self, spec: JobSpec, done: float) -> Signs:
+        """Nothing to see."""
+        return Signs()
+
+    def kept(self, spec: JobSpec, done: float) -> float:
+        """The last multiple of the checkpoint interval."""
+        return done - done % self.checkpoint_every if self.checkpoint_every else done
+
+    def estimator(self) -> Estimator:
+        """The declared lengths are the truth."""
+        return Declared()

@@ -1,0 +1,147 @@
+"""The shape of the house, as far as import-linter cannot see it: a pure core, sole importers, honest names."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "src" / "carpool"
+
+# Standard library modules that know the time, chance, other threads or the world outside.
+IMPURE = frozenset(
+    {
+        *("asyncio", "concurrent", "multiprocessing", "queue", "sched", "signal", "subprocess", "threading", "_thread"),
+        *("calendar", "datetime", "time", "zoneinfo"),
+        *("random", "secrets", "uuid"),
+        *("fileinput", "glob", "io", "mmap", "os", "pathlib", "shelve", "shutil", "sqlite3", "tempfile"),
+        *("ftplib", "http", "select", "selectors", "smtplib", "socket", "socketserver", "ssl", "urllib"),
+        *("ctypes", "getpass", "gc", "locale", "logging", "platform", "resource"),
+    }
+)
+IMPURE_CALLS = frozenset({"__import__", "breakpoint", "eval", "exec", "id", "input", "open", "print"})
+
+# Heavy or foreign packages, and the only packages of ours that may import them.
+SOLE_IMPORTERS = {
+    "click": {"cli"},
+    "fastapi": {"dashboard", "service"},
+    "flwr": {"backends"},
+    "hypothesis": {"testing"},
+    "pydantic": {"service"},
+    "pytest": {"testing"},
+    "ray": {"backends"},
+    "torch": {"runtime"},
+    "uvicorn": {"cli", "service"},
+}
+VAGUE_NAMES = frozenset({"common", "helper", "helpers", "manager", "misc", "util", "utils"})
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every absolute import, inside functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.lineno, node.module
+
+
+def impurities(source: str) -> list[str]:
+    """What a module of the core does that it must not, as ``line: reason``."""
+    tree = ast.parse(source)
+    found = []
+    for line, name in imports(tree):
+        top = name.partition(".")[0]
+        if top == "carpool":
+            if name != "carpool.core" and not name.startswith("carpool.core."):
+                found.append((line, f"imports {name}, which is above the core"))
+        elif top in IMPURE:
+            found.append((line, f"imports {name}, which is impure"))
+        elif top not in sys.stdlib_module_names:
+            found.append((line, f"imports {name}, which is not in the standard library"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+            found.append((node.lineno, f"calls {node.func.id}()"))
+    return [f"{line}: {reason}" for line, reason in sorted(found)]
+
+
+def foreign_imports(source: str, package: str) -> list[str]:
+    """Imports that only another package of ours may make, as ``line: reason``."""
+    found = []
+    for line, name in imports(ast.parse(source)):
+        owners = SOLE_IMPORTERS.get(name.partition(".")[0])
+        if owners is not None and package not in owners:
+            found.append(f"{line}: imports {name}, which only {' and '.join(sorted(owners))} may")
+    return found
+
+
+def modules(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def test_core_is_there() -> None:
+    assert modules(PACKAGE / "core"), "no modules found in the core, so the tests below would prove nothing"
+
+
+def test_core_is_pure() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{problem}"
+        for path in modules(PACKAGE / "core")
+        for problem in impurities(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("source", "problems"),
+    [
+        ("import time", ["1: imports time, which is impure"]),
+        ("from datetime import datetime", ["1: imports datetime, which is impure"]),
+        ("from os import urandom", ["1: imports os, which is impure"]),
+        ("import concurrent.futures as futures", ["1: imports concurrent.futures, which is impure"]),
+        ("def f():\n    import random", ["2: imports random, which is impure"]),
+        ("import numpy as np", ["1: imports numpy, which is not in the standard library"]),
+        ("from carpool.sim.engine import run", ["1: imports carpool.sim.engine, which is above the core"]),
+        ("import carpool", ["1: imports carpool, which is above the core"]),
+        ("from carpool.corelib import run", ["1: imports carpool.corelib, which is above the core"]),
+        ("rows = open('jobs.csv')", ["1: calls open()"]),
+        ("import time, heapq\nprint(1)", ["1: imports time, which is impure", "2: calls print()"]),
+        ("from carpool.core.model import Job\nimport heapq\nfrom dataclasses import dataclass", []),
+    ],
+)
+def test_impurities_are_seen(source: str, problems: list[str]) -> None:
+    assert impurities(source) == problems
+
+
+def test_heavy_packages_have_sole_importers() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{problem}"
+        for path in modules(PACKAGE)
+        for problem in foreign_imports(path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).parts[0])
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "problems"),
+    [
+        ("import torch.nn", "policies", ["1: imports torch.nn, which only runtime may"]),
+        ("from fastapi import FastAPI", "cli", ["1: imports fastapi, which only dashboard and service may"]),
+        ("import ray", "backends", []),
+    ],
+)
+def test_foreign_imports_are_seen(source: str, package: str, problems: list[str]) -> None:
+    assert foreign_imports(source, package) == problems
+
+
+def test_names_say_what_is_inside() -> None:
+    vague = [path.relative_to(PACKAGE) for path in modules(PACKAGE) if VAGUE_NAMES & set(path.with_suffix("").parts)]
+    assert vague == []
+
+
+def test_import_is_light() -> None:
+    heavy = {"click", "matplotlib", "numpy", "pydantic", "ray", "rich", "scipy", "sklearn", "torch"}
+    program = f"import sys, carpool; print(*sorted({heavy!r} & sys.modules.keys()))"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert loaded == [], "`import carpool` must not load these; import them where they are used"
