@@ -43,8 +43,8 @@ class Draft:
     def waiting(self) -> Iterator[Job]:
         """Waiting jobs in queue order, leaving out those whose like did not fit before."""
         jobs = self.view.jobs
-        for job in self.view.waiting.in_order(self._refused):
-            yield jobs[job]
+        for entry in self.view.waiting.entries(self._refused):
+            yield jobs[entry[2]]
 
     def in_order(self) -> Iterator[Job]:
         """Waiting and running jobs together, both in the policy's key order (keys must be comparable)."""
@@ -74,6 +74,31 @@ class Draft:
             return False
         self.assign(job, allocation)
         return True
+
+    def fill(self, rule: Placing = consolidated, *, bypass: bool = True) -> int:
+        """Start waiting jobs in queue order on the devices they ask for; how many.
+
+        The first that does not fit ends it, unless `bypass` lets later ones pass.
+        """
+        view = self.view
+        jobs, changes, refused = view.jobs, self._changes, self._refused
+        kinds = view.cluster.kinds
+        started = 0
+        for _, _, job_id in view.waiting.entries(refused):
+            if job_id in changes:
+                continue
+            spec = jobs[job_id].spec
+            runs = place(self.occupancy, spec.kinds or kinds, spec.devices, rule)
+            if runs is not None:
+                allocation = Allocation.exclusive(runs)
+                self._fork().take(spec, allocation)
+                changes[job_id] = Change(job_id, allocation)
+                started += 1
+            elif bypass:
+                refused.add(view.waiting.demand(job_id))
+            else:
+                break
+        return started
 
     def assign(self, job: Job, allocation: Allocation, purpose: Run | Probe = RUN) -> None:
         """Let a job hold an allocation; Overbooked, with nothing changed, when it cannot."""

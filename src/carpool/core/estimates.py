@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobSpec
 from carpool.core.topology import Placement
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A mean and a standard deviation: never a bare float."""
 
     mean: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from carpool.core.model import Allocation, JobId, JobSpec, NodeId
 
@@ -181,8 +181,7 @@ class Change:
     purpose: Run | Probe = RUN
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(NamedTuple):
     """What was decided, why, and what was believed: the rate expected of each change, in the order of the changes."""
 
     reason: str
@@ -192,8 +191,7 @@ class Planned:
     note: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One call of `Scheduler.handle`: facts of one instant, then at most one plan. The journal is a list of these."""
 
     at: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 JobId = NewType("JobId", str)
 DeviceId = NewType("DeviceId", int)
@@ -92,6 +92,8 @@ class Allocation:
     @classmethod
     def exclusive(cls, runs: tuple[range, ...], batch_size: int = 0) -> Allocation:
         """Whole devices, alone."""
+        if len(runs) == 1:
+            return cls((Share(runs[0]),), batch_size)
         return cls(tuple([Share(run) for run in runs]), batch_size)
 
     @classmethod
@@ -125,11 +127,11 @@ def as_runs(devices: tuple[int, ...]) -> tuple[range, ...]:
     return tuple(runs)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """A submitted job: its spec, what it should hold (desired) and what it is known to hold (observed).
 
     ``done`` and ``service`` are exact at ``as_of`` and extrapolated from there; ask `done_at` and `service_at`.
+    A tuple rather than a frozen dataclass because a new one is made at every step of every job: it costs a fifth.
     """
 
     spec: JobSpec
@@ -173,8 +175,7 @@ class Job:
         return max(0.0, work - self.done - self.rate * (at - self.as_of))
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
+class Past(NamedTuple):
     """One link of a job's story: what happened when, and the link before it."""
 
     at: float

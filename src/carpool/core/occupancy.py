@@ -8,15 +8,14 @@ two integer operations at any cluster size, and a fork for a draft is a copy of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from carpool.core.errors import Overbooked
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId, Share
 from carpool.core.topology import Bank, Cluster, Node
 
 
-@dataclass(frozen=True, slots=True)
-class Resident:
+class Resident(NamedTuple):
     """One job's hold on one device."""
 
     job: JobId
@@ -46,7 +45,7 @@ class Occupancy:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.free_devices: dict[Kind, int] = dict(cluster.capacity)
+        self.free_devices: dict[Kind, int] = dict.fromkeys(cluster.capacity, 0)
         self.lost: frozenset[NodeId] = frozenset()
         self._num_shared = 0  # devices with more than one resident
         # What a fork has not touched is read from the base; the root is its own base.
@@ -56,9 +55,10 @@ class Occupancy:
         self._base_residents = self._residents
         self._nodes_by_free: dict[Kind, dict[int, int]] = {kind: {} for kind in cluster.capacity}
         for node in cluster.nodes:
-            self._free[node.id] = (1 << len(node.devices)) - 1
+            self._free[node.id] = 0
             for bank in node.banks:
-                self._count(bank.kind, len(bank.devices), node.id)
+                mask = self._free[node.id]
+                self._recount(node, bank, mask, mask | _bits(node, bank.devices))
 
     # ---------------------------------------------------------------------------------------------------- asking
     @property
@@ -129,7 +129,7 @@ class Occupancy:
             resident = Resident(spec.id, share.fraction, spec.memory_bytes)
             mask = self.free_mask(node.id)
             if mask & bits:
-                self._recount(node, bank, mask & ~bits)
+                self._recount(node, bank, mask, mask & ~bits)
             if mask & bits == bits:
                 residents.update(dict.fromkeys(run, (resident,)))
             else:
@@ -152,7 +152,8 @@ class Occupancy:
                 self._put_residents(device, stay)
                 emptied &= ~(1 << (device - node.devices.start))
             if emptied and node.id not in self.lost:
-                self._recount(node, bank, self.free_mask(node.id) | emptied)
+                mask = self.free_mask(node.id)
+                self._recount(node, bank, mask, mask | emptied)
 
     def absorb(self, fork: Occupancy) -> None:
         """Become what a fork of this has become."""
@@ -168,13 +169,15 @@ class Occupancy:
         """Take a node out of use; its residents must have been given back before."""
         self.lost |= {node.id}
         for bank in node.banks:
-            self._recount(node, bank, self.free_mask(node.id) & ~_bits(node, bank.devices))
+            mask = self.free_mask(node.id)
+            self._recount(node, bank, mask, mask & ~_bits(node, bank.devices))
 
     def regain(self, node: Node) -> None:
         """Put a lost node back into use, all free."""
         self.lost -= {node.id}
         for bank in node.banks:
-            self._recount(node, bank, self.free_mask(node.id) | _bits(node, bank.devices))
+            mask = self.free_mask(node.id)
+            self._recount(node, bank, mask, mask | _bits(node, bank.devices))
 
     def join(self, cluster: Cluster) -> None:
         """Go on with a cluster that has one more node at its end."""
@@ -184,7 +187,8 @@ class Occupancy:
         for bank in node.banks:
             self.free_devices.setdefault(bank.kind, 0)
             self._nodes_by_free.setdefault(bank.kind, {})
-            self._recount(node, bank, self.free_mask(node.id) | _bits(node, bank.devices))
+            mask = self.free_mask(node.id)
+            self._recount(node, bank, mask, mask | _bits(node, bank.devices))
 
     # --------------------------------------------------------------------------------------------------- inside
     def _check(self, spec: JobSpec, allocation: Allocation, pieces: Sequence[_Piece], max_virtual: float) -> None:
@@ -233,29 +237,27 @@ class Occupancy:
                 first = end
         return pieces
 
-    def _recount(self, node: Node, bank: Bank, mask: int) -> None:
+    def _recount(self, node: Node, bank: Bank, old: int, mask: int) -> None:
         """Store a node's new free mask and move the node between the counts of one bank's kind."""
-        old = self.free_mask(node.id)
+        self._free[node.id] = mask
         if len(node.banks) == 1:
             before, after = old.bit_count(), mask.bit_count()
         else:
             bits = sum(_bits(node, other.devices) for other in node.banks if other.kind == bank.kind)
             before, after = (old & bits).bit_count(), (mask & bits).bit_count()
-        self._free[node.id] = mask
-        if before != after:
-            self.free_devices[bank.kind] += after - before
-            self._count(bank.kind, before, node.id)
-            self._count(bank.kind, after, node.id)
-
-    def _count(self, kind: Kind, free: int, node: int) -> None:
-        """Flip a node's bit among the nodes with `free` free devices; zero is not kept."""
-        if free:
-            counts = self._nodes_by_free[kind]
-            nodes = counts.get(free, 0) ^ (1 << node)
+        if before == after:
+            return
+        self.free_devices[bank.kind] += after - before
+        counts = self._nodes_by_free[bank.kind]
+        bit = 1 << node.id
+        if before:
+            nodes = counts[before] ^ bit
             if nodes:
-                counts[free] = nodes
+                counts[before] = nodes
             else:
-                del counts[free]
+                del counts[before]
+        if after:
+            counts[after] = counts.get(after, 0) | bit
 
     def _put_residents(self, device: int, residents: _Residents) -> None:
         if residents or self._residents is not self._base_residents:

@@ -76,16 +76,22 @@ def place(free: Occupancy, kinds: Sequence[Kind], count: int, rule: Placing = co
 def fullest_fitting(free: Occupancy, kind: Kind, count: int, without: int = 0) -> Node | None:
     """The node with the fewest free devices of a kind that are at least `count`."""
     by_free = free.nodes_by_free(kind)
-    for level in sorted([level for level in by_free if level >= count]):
-        nodes = by_free[level] & ~without if without else by_free[level]
-        if nodes:
-            return free.cluster.nodes[(nodes & -nodes).bit_length() - 1]
-    return None
+    tightest = 0
+    for level, nodes in by_free.items():
+        if level >= count and (level < tightest or not tightest) and (not without or nodes & ~without):
+            tightest = level
+    if not tightest:
+        return None
+    nodes = by_free[tightest] & ~without if without else by_free[tightest]
+    return free.cluster.nodes[(nodes & -nodes).bit_length() - 1]
 
 
 def lowest(free: Occupancy, node: Node, kind: Kind, count: int) -> list[range]:
     """The node's `count` lowest free devices of a kind, as runs; they must be there."""
     mask = free.free_mask(node.id)
+    if count == 1 and len(node.banks) == 1:
+        first = node.devices.start + (mask & -mask).bit_length() - 1
+        return [range(first, first + 1)]
     if len(node.banks) > 1:
         mask &= sum(
             ((1 << len(bank.devices)) - 1) << (bank.devices.start - node.devices.start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from carpool.core.estimates import Estimator
@@ -140,11 +140,9 @@ class Snapshot:
 
 def placement_of(occupancy: Occupancy, jobs: Mapping[JobId, Job], job: Job, allocation: Allocation) -> Placement:
     """Describe an allocation and who else is on its devices."""
-    groups = occupancy.cluster.groups_of(allocation)
-    shares = allocation.shares
-    fraction = shares[0].fraction if len(shares) == 1 else min([share.fraction for share in shares])
+    alone = occupancy.cluster.placement(allocation)
     if not occupancy.is_shared:
-        return Placement(groups, fraction, allocation.batch_size)
+        return alone
     beside: dict[JobId, Neighbour] = {}
     for device in allocation.devices():
         for resident in occupancy.residents(device):
@@ -152,7 +150,7 @@ def placement_of(occupancy: Occupancy, jobs: Mapping[JobId, Job], job: Job, allo
             if resident.job != job.spec.id and other is not None:
                 batch_size = other.desired.batch_size if other.desired is not None else 0
                 beside[resident.job] = Neighbour(other.spec, resident.fraction, batch_size)
-    return Placement(groups, fraction, allocation.batch_size, tuple(beside.values()))
+    return replace(alone, neighbours=tuple(beside.values())) if beside else alone
 
 
 def service_at(cluster: Cluster, job: Job, at: float) -> Service:
@@ -162,6 +160,6 @@ def service_at(cluster: Cluster, job: Job, at: float) -> Service:
     if held is None or elapsed <= 0.0:
         return job.service
     service = dict(job.service)
-    for kind, count in cluster.groups_of(held):
+    for kind, count in cluster.placement(held).groups:
         service[kind] = service.get(kind, 0.0) + count * elapsed
     return tuple(service.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 from heapq import heapify, heappop, heapreplace
 from typing import Any
 
@@ -33,6 +33,16 @@ class Sorted:
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
+
+    def starting_at(self, entry: Entry) -> Iterator[Entry]:
+        """Entries that are not smaller than `entry`."""
+        if not self._chunks:
+            return
+        where = self._chunk_of(entry)
+        chunk = self._chunks[where]
+        yield from chunk[bisect_left(chunk, entry) :]
+        for chunk in self._chunks[where + 1 :]:
+            yield from chunk
 
     @property
     def first(self) -> Entry:
@@ -64,7 +74,7 @@ class Sorted:
         """Take out an entry that is there."""
         where = self._chunk_of(entry)
         chunk = self._chunks[where]
-        place = bisect_left(chunk, entry)
+        place = 0 if chunk[0] == entry else bisect_left(chunk, entry)  # most leave at the head
         assert chunk[place] == entry, f"{entry} is not in the index"
         del chunk[place]
         if not chunk:
@@ -73,6 +83,8 @@ class Sorted:
     def _chunk_of(self, entry: Entry) -> int:
         """The last chunk that starts at or before `entry`, else the first."""
         low, high = 0, len(self._chunks)
+        if high == 1:
+            return 0
         while low < high:
             middle = (low + high) // 2
             if self._chunks[middle][0] <= entry:
@@ -83,11 +95,12 @@ class Sorted:
 
 
 class Queue:
-    """Waiting jobs in the policy's order, kept apart by demand: a size that does not fit is passed over whole."""
+    """Waiting jobs in the policy's order, and again apart by demand: a size that does not fit is passed over whole."""
 
-    __slots__ = ("_by_demand", "_entries")
+    __slots__ = ("_all", "_by_demand", "_entries")
 
     def __init__(self) -> None:
+        self._all = Sorted()
         self._by_demand: dict[Demand, Sorted] = {}
         self._entries: dict[JobId, tuple[Demand, Entry]] = {}
 
@@ -98,17 +111,19 @@ class Queue:
         return job in self._entries
 
     def __iter__(self) -> Iterator[JobId]:
-        return self.in_order()
+        return (entry[2] for entry in self._all)
 
     def put(self, job: Job, key: Any) -> None:
         """Queue a job under the policy's key, or move it to a new place."""
+        job_id = job.spec.id
         demand = demand_of(job)
-        entry = (key, job.seq, job.spec.id)
-        if job.spec.id in self._entries:
-            if self._entries[job.spec.id] == (demand, entry):
+        entry = (key, job.seq, job_id)
+        if job_id in self._entries:
+            if self._entries[job_id] == (demand, entry):
                 return
-            self.discard(job.spec.id)
-        self._entries[job.spec.id] = (demand, entry)
+            self.discard(job_id)
+        self._entries[job_id] = (demand, entry)
+        self._all.add(entry)
         entries = self._by_demand.get(demand)
         if entries is None:
             entries = self._by_demand[demand] = Sorted()
@@ -119,6 +134,7 @@ class Queue:
         found = self._entries.pop(job, None)
         if found is not None:
             demand, entry = found
+            self._all.remove(entry)
             entries = self._by_demand[demand]
             entries.remove(entry)
             if not entries:
@@ -127,21 +143,34 @@ class Queue:
     @property
     def head(self) -> Entry | None:
         """The entry of the job that comes first."""
-        if not self._by_demand:
-            return None
-        return min([entries.first for entries in self._by_demand.values()])
+        return self._all.first if self._all else None
 
     @property
     def narrowest(self) -> int:
         """Fewest devices that any waiting job asks for; 0 when none waits."""
         return min([width for width, _ in self._by_demand], default=0)
 
-    def entries(self, refused: Container[Demand] = ()) -> Iterator[Entry]:
+    def demand(self, job: JobId) -> Demand:
+        """The demand a waiting job is filed under."""
+        return self._entries[job][0]
+
+    def entries(self, refused: Collection[Demand] = ()) -> Iterator[Entry]:
         """Entries in order; a demand added to `refused` on the way is not offered again."""
+        for entry in self._all:
+            if refused and self._entries[entry[2]][0] in refused:
+                yield from self._merged(entry, refused)
+                return
+            yield entry
+
+    def _merged(self, start: Entry, refused: Collection[Demand]) -> Iterator[Entry]:
+        """Entries from `start` on in order, walking only the demands that are not refused."""
         heap = []
         for demand, entries in self._by_demand.items():
-            walk = iter(entries)
-            heap.append((next(walk), demand, walk))
+            if demand not in refused:
+                walk = entries.starting_at(start)
+                first = next(walk, None)
+                if first is not None:
+                    heap.append((first, demand, walk))
         heapify(heap)
         while heap:
             entry, demand, walk = heap[0]
@@ -155,18 +184,14 @@ class Queue:
             else:
                 heapreplace(heap, (after, demand, walk))
 
-    def in_order(self, refused: Container[Demand] = ()) -> Iterator[JobId]:
-        """Job ids in order; see `entries`."""
-        for entry in self.entries(refused):
-            yield entry[2]
-
 
 class Roster:
     """Running jobs, in the policy's running order where it keeps one, else in order of their start."""
 
-    __slots__ = ("_entries", "_sorted")
+    __slots__ = ("_entries", "_sorted", "is_ordered")
 
     def __init__(self, *, ordered: bool) -> None:
+        self.is_ordered = ordered
         self._entries: dict[JobId, Entry] = {}
         self._sorted = Sorted() if ordered else None
 
@@ -194,15 +219,16 @@ class Roster:
 
     def put(self, job: Job, key: Any) -> None:
         """Add a job, or move it to a new place."""
-        entry = (key, job.seq, job.spec.id)
+        job_id = job.spec.id
+        entry = (key, job.seq, job_id)
         if self._sorted is not None:
-            old = self._entries.get(job.spec.id)
+            old = self._entries.get(job_id)
             if old is not None:
                 if old == entry:
                     return
                 self._sorted.remove(old)
             self._sorted.add(entry)
-        self._entries[job.spec.id] = entry
+        self._entries[job_id] = entry
 
     def discard(self, job: JobId) -> None:
         """Take a job out if it is in."""

@@ -145,15 +145,20 @@ class Scheduler:
             raise CarpoolError(f"time ran backwards: facts of {at} s after those of {self.at} s")
         self.at = at
         orders: list[Order] = []
-        accepted, ignored = self._fold(at, facts, orders)
+        if len(facts) > 1:
+            facts = sorted(facts, key=_by_rank)
+        ignored = self._fold(at, facts, orders)
+        if ignored:
+            facts = [fact for fact in facts if all(fact is not other for other in ignored)]
         planned = None
-        if self._is_due(at):
-            planned = self._decide(at, orders)
+        if self._is_triggered or self._plan_wake_at is not None or self.cadence.round_s:
+            if self._is_due(at):
+                planned = self._decide(at, orders)
+            self.wake_at = self._next_wake(at)
         if self._observers:
-            record = Record(at, accepted, planned, ignored)
+            record = Record(at, facts, planned, ignored)
             for observer in self._observers:
                 observer.record(record)
-        self.wake_at = self._next_wake(at)
         return orders
 
     def recover(self, records: Iterable[Record]) -> list[Order]:
@@ -170,19 +175,19 @@ class Scheduler:
         self.wake_at = self._next_wake(self.at)
         return orders_to_close(self._jobs.values())
 
-    def _fold(self, at: float, facts: Sequence[Fact], orders: list[Order]) -> tuple[Sequence[Fact], Sequence[Fact]]:
-        if len(facts) > 1:
-            facts = sorted(facts, key=_by_rank)
+    def _fold(self, at: float, facts: Sequence[Fact], orders: list[Order]) -> Sequence[Fact]:
+        """Take facts in, in the order given; those that did not count."""
         triggers = self.cadence.triggers
-        ignored: list[Fact] = []
+        folds = self._folds
+        ignored: list[Fact] | None = None
         for fact in facts:
-            if not self._folds[type(fact)](at, fact, orders):
-                ignored.append(fact)
-            elif type(fact) in triggers:
-                self._is_triggered = True
-        if ignored:
-            facts = [fact for fact in facts if all(fact is not other for other in ignored)]
-        return facts, ignored
+            kind = type(fact)
+            if folds[kind](at, fact, orders):
+                if kind in triggers:
+                    self._is_triggered = True
+            else:
+                ignored = [*(ignored or ()), fact]
+        return ignored or ()
 
     # --------------------------------------------------------------------------------------------------- deciding
     def _is_due(self, at: float) -> bool:
@@ -291,7 +296,8 @@ class Scheduler:
         """File a job under its phase."""
         self._jobs[job.spec.id] = job
         if job.phase is Phase.RUNNING:
-            self._roster.put(job, self.policy.running_key(job, self._estimator))
+            key = self.policy.running_key(job, self._estimator) if self._roster.is_ordered else 0
+            self._roster.put(job, key)
         elif job.phase is Phase.WAITING:
             self._waiting.put(job, self.policy.waiting_key(job, self._estimator))
 

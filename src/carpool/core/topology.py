@@ -89,6 +89,7 @@ class Cluster:
     node_size: dict[Kind, int] = field(init=False, compare=False, repr=False)  # largest bank of each kind
     num_devices: int = field(init=False, compare=False, repr=False)
     _firsts: list[int] = field(init=False, compare=False, repr=False)
+    _whole: dict[tuple[Kind, int], Placement] = field(init=False, compare=False, repr=False)  # see `placement`
 
     def __post_init__(self) -> None:
         """Check the numbering and derive the look-ups."""
@@ -108,6 +109,7 @@ class Cluster:
         put(self, "node_size", node_size)
         put(self, "num_devices", expected)
         put(self, "_firsts", [node.devices.start for node in self.nodes])
+        put(self, "_whole", {})
 
     @classmethod
     def build(cls, groups: Iterable[tuple[int, int, str]]) -> Cluster:
@@ -151,16 +153,31 @@ class Cluster:
         node = self.node_of(device)
         return f"{node.name}:{device - node.devices.start}"
 
-    def groups_of(self, allocation: Allocation) -> tuple[tuple[Kind, int], ...]:
-        """(kind, count) for every node and kind the allocation touches, ascending."""
+    def placement(self, allocation: Allocation) -> Placement:
+        """What an allocation looks like with nobody beside it."""
         shares = allocation.shares
         if len(shares) == 1:
-            run = shares[0].devices
-            bank = self.bank_of(run.start)
+            share = shares[0]
+            run = share.devices
+            bank = self.spot(run.start)[1]
             if run.stop <= bank.devices.stop:
-                return ((bank.kind, len(run)),)
+                return self._on_one_node(bank.kind, len(run), share.fraction, allocation.batch_size)
+        fraction = min([share.fraction for share in shares])
+        return Placement(self.groups_of(allocation), fraction, allocation.batch_size)
+
+    def _on_one_node(self, kind: Kind, count: int, fraction: float, batch_size: int) -> Placement:
+        """Nearly every allocation is whole devices of one node: those placements are made once and kept."""
+        if fraction != 1.0 or batch_size:
+            return Placement(((kind, count),), fraction, batch_size)
+        placement = self._whole.get((kind, count))
+        if placement is None:
+            placement = self._whole[kind, count] = Placement(((kind, count),))
+        return placement
+
+    def groups_of(self, allocation: Allocation) -> tuple[tuple[Kind, int], ...]:
+        """(kind, count) for every node and kind the allocation touches, ascending."""
         counts: dict[tuple[int, Kind], int] = {}
-        for share in shares:
+        for share in allocation.shares:
             first, stop = share.devices.start, share.devices.stop
             while first < stop:
                 bank = self.bank_of(first)

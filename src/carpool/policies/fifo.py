@@ -20,14 +20,8 @@ class Fifo(Policy):
 
     def plan(self, view: Snapshot) -> Plan:
         """Give free devices to the head of the queue for as long as it fits."""
-        if not view.waiting or view.occupancy.num_free < view.waiting.narrowest:
+        if view.occupancy.num_free < view.waiting.narrowest:
             return Plan.NOTHING
-        rule = placing(self.placement)
         draft = Draft(view)
-        started = 0
-        for job in draft.waiting():
-            if draft.place(job, rule=rule):
-                started += 1
-            elif not self.bypass:
-                break
-        return draft.finish(f"{started} next in the queue fit") if started else Plan.NOTHING
+        started = draft.fill(placing(self.placement), bypass=self.bypass)
+        return draft.finish(f"the next {started} in the queue fit") if started else Plan.NOTHING

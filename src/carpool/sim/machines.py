@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -251,16 +252,14 @@ class Machines:
     def _describe(self, stint: Stint) -> Placement:
         allocation = stint.allocation
         assert allocation is not None
-        groups = self._cluster.groups_of(allocation)
-        shares = allocation.shares
-        fraction = shares[0].fraction if len(shares) == 1 else min([share.fraction for share in shares])
+        alone = self._cluster.placement(allocation)
         if not self._sharing:
-            return Placement(groups, fraction, allocation.batch_size)
+            return alone
         beside: dict[JobId, Stint] = {}
         for device in allocation.devices():
             beside.update(self._on_device[device])
         beside.pop(stint.spec.id, None)
-        return Placement(groups, fraction, allocation.batch_size, tuple(map(_neighbour, beside.values())))
+        return replace(alone, neighbours=tuple(map(_neighbour, beside.values()))) if beside else alone
 
 
 def _neighbour(stint: Stint) -> Neighbour:

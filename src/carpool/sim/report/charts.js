@@ -6,7 +6,7 @@ const THEMES = {
   light: {
     paper: "#ffffff", ink: "#16191d", soft: "#5b6470", faint: "#8a929c", line: "#e2e5e9", grid: "#eceef1", hot: "#d55e00",
     series: ["#0072b2", "#d55e00", "#009e73", "#b4578f", "#e69f00", "#56b4e9", "#4a4f55"],
-    ramp: ["#f4f6f8", "#cfe1f0", "#8fbcdd", "#4a90c4", "#14619f", "#083d6e"], haze: "120,126,134",
+    ramp: ["#f4f6f8", "#cfe1f0", "#8fbcdd", "#4a90c4", "#1f6fae", "#0d4a80"], haze: "120,126,134",
     jobs: ["#7fb2d9", "#f0a878", "#7fcbb0", "#d3a0c0", "#f0cd7a", "#a9d7f2", "#b9bec5", "#5f94bd", "#d98f63", "#a8c48a"],
     sizes: ["#f3e4a5", "#b9d48b", "#74bfa0", "#419fa8", "#3b79a3", "#41528f", "#47307a", "#3b1550"], label: "#16191d",
   },
@@ -89,12 +89,14 @@ function countTicks(high, wanted) {
   return ticks;
 }
 const LOG_STOPS = [1e-3, 1e-2, 0.1, 1, 10, 60, 600, 3600, 21600, 86400, 864000, 8640000, 86400000];
-function logTicks(low, high, width) {
-  const stops = LOG_STOPS.filter((stop) => stop >= low * 0.999 && stop <= high * 1.001);
-  const roomy = width / Math.max(1, stops.length) > 44;
+const FINE_STOPS = [1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600,
+  7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000, 1728000, 4320000, 8640000];
+function logTicks(low, high) {
+  const inside = (stop) => stop >= low * 0.999 && stop <= high * 1.001, coarse = LOG_STOPS.filter(inside);
+  const stops = coarse.length >= 4 ? coarse : FINE_STOPS.filter(inside);
   const name = (stop) => (stop < 1 ? plain(stop * 1000) + " ms" : stop < 60 ? stop + " s" : stop < 3600 ? stop / 60 + " min"
     : stop < 86400 ? stop / 3600 + " h" : (stop / 86400).toLocaleString("en-US") + " d");
-  return stops.map((stop, place) => [stop, roomy || place % 2 === 0 ? name(stop) : ""]);
+  return stops.map((stop) => [stop, name(stop)]);
 }
 
 /* A frame: margins, axes and grid; returns the svg and the two scales. */
@@ -120,11 +122,14 @@ function frame(spec) {
     svg.append(draw("line", { x1: inner.left, x2: inner.right, y1: row, y2: row, stroke: theme.grid }));
     svg.append(draw("text", { x: inner.left - 8, y: row + 4, "text-anchor": "end", fill: theme.soft }, words));
   }
+  let free = -Infinity;
   for (const [at, words] of x.ticks) {
-    const place = r1(px(at));
+    const place = r1(px(at)), half = words.length * 3.4;
+    const fits = place - half > free + 6 && place + half < width;
+    if (fits) free = place + half;
     svg.append(draw("line", { x1: place, x2: place, y1: inner.bottom, y2: inner.bottom + 4, stroke: theme.faint }));
     if (x.grid) svg.append(draw("line", { x1: place, x2: place, y1: inner.top, y2: inner.bottom, stroke: theme.grid }));
-    svg.append(draw("text", { x: place, y: inner.bottom + 17, "text-anchor": "middle", fill: theme.soft }, words));
+    svg.append(draw("text", { x: place, y: inner.bottom + 17, "text-anchor": "middle", fill: theme.soft }, fits ? words : ""));
   }
   svg.append(draw("line", { x1: inner.left, x2: inner.right, y1: inner.bottom, y2: inner.bottom, stroke: theme.faint }));
   svg.append(draw("text", { x: inner.right, y: height - 5, "text-anchor": "end", fill: theme.soft }, x.name));
@@ -159,7 +164,7 @@ function cdfChart(spec) {
   low = Math.max(low, high / 1e6);
   if (of === "wait") low = Math.max(low, Math.min(1, high / 100));
   const x = { log: true, low: low / 1.15, high: Math.max(high * 1.15, low * 2), name: name + ", log scale", grid: true };
-  x.ticks = logTicks(x.low, x.high, width - 70);
+  x.ticks = logTicks(x.low, x.high);
   const y = { low: 0, high: 1, ticks: [0, 0.25, 0.5, 0.75, 1].map((v) => [v, 100 * v + " %"]), name: "share of jobs" };
   const about = filled.map(({ run }) => `${run.policy}: median ${human(quantile(run[of], 0.5))}`).join("; ");
   const made = frame({ ...spec, x, y, title: "Distribution of " + name, about });
@@ -241,7 +246,7 @@ function sizesChart(spec) {
   let low = Infinity, high = 0;
   for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }
   const x = { log: true, low: low / 1.3, high: high * 1.3, name: "completion time, log scale", grid: true };
-  x.ticks = logTicks(x.low, x.high, width - 70);
+  x.ticks = logTicks(x.low, x.high);
   const about = "line: median to 99th percentile; dot: mean. The table below holds the numbers";
   const made = frame({ ...spec, height, x, y: { low: 0, high: 1, ticks: [], name: "devices" }, title: "Completion time by job size", about });
   const { inner, px, svg } = made, tall = (inner.bottom - inner.top) / labels.length;
@@ -253,7 +258,7 @@ function sizesChart(spec) {
     runs.forEach(({ run, place }, at) => {
       const group = run.sizes[row], y = r1(top + tall / 2 + (at - (runs.length - 1) / 2) * gap), colour = colourOf(theme, place);
       if (group.avg === null) return;
-      const words = `${run.policy}, ${label} devices: mean ${human(group.avg)}, median ${human(group.p50)}, 99th percentile ${human(group.p99)}, ${count(group.finished)} of ${count(group.jobs)} jobs finished`;
+      const words = `${run.policy}, devices ${label}: mean ${human(group.avg)}, median ${human(group.p50)}, 99th percentile ${human(group.p99)}, ${count(group.finished)} of ${count(group.jobs)} jobs finished`;
       svg.append(draw("g", { "data-words": words },
         draw("title", {}, words),
         draw("rect", { x: inner.left, width: inner.right - inner.left, y: y - gap / 2, height: gap, fill: "transparent" }),

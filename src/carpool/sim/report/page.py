@@ -16,7 +16,6 @@ from carpool.sim.report.figure import comparison_svg
 from carpool.sim.report.payload import page_holdings, payload, script_json, thinned
 from carpool.sim.report.recording import Holdings, RunRecord, Setting
 from carpool.sim.report.table import MEASURES, comparison_table, headline
-from carpool.sim.report.units import duration
 
 SCRIPTS = ("charts.js", "timeline.js", "report.js")
 
@@ -97,7 +96,7 @@ def render(title: str, setting: Setting, runs: Sequence[RunRecord]) -> str:
         measures=_measures(),
         dropped=_dropped(setting),
         thinning=_thinning(runs, holdings),
-        tick=escape(duration(float(str(data["tick_s"])))),
+        tick=f"{data['tick_s']:g} s",
         command=_command(setting),
         data=script_json(data),
         script=script,
@@ -118,6 +117,6 @@ def write_page(path: str | os.PathLike[str], html: str) -> None:
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         beside.write_text(html, encoding="utf-8", newline="\n")
-        os.replace(beside, target)
+        beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)

@@ -29,7 +29,7 @@ from carpool.sim.report.units import duration
 
 SCHEMA = 1
 CURVE_POINTS = 1_200  # of a distribution
-STEP_POINTS = 1_600  # of a step function
+STEP_POINTS = 2_400  # of a step function
 PAGE_HOLDINGS = 300_000  # rectangles on the page, over all runs
 MAX_TICK = 2**31 - 1
 
@@ -205,13 +205,17 @@ def thinned(run: RunRecord, holdings: Holdings) -> list[str]:
             f"{duration(holdings.longest_dissolved_s)}) are drawn as grey shade, not as rectangles; "
             f"their area is kept"
         )
-    for name, steps in (("queue length", recording.queue), ("utilisation", recording.busy)):
+    curves = (
+        ("queue length", recording.queue, ", with a thin line for their peaks"),
+        ("utilisation", recording.busy, ""),
+    )
+    for name, steps, peaks in curves:
         thin = steps.copy()
         thin.coarsen(STEP_POINTS)
         if thin.num_merged:
             words.append(
                 f"{name}: {len(thin) + thin.num_merged:,} changes drawn as {len(thin):,} means over "
-                f"about {duration(thin.width_s)}"
+                f"about {duration(thin.width_s)}{peaks}"
             )
     num_finished = len(recording.finished())
     if num_finished > CURVE_POINTS:

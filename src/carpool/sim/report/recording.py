@@ -75,11 +75,11 @@ class Steps:
         """Merge close changes until at most `keep` points are left."""
         if len(self) <= max(keep, 2):
             return
-        width = max(self.width_s, 2 * (self.at_s[-1] - self.at_s[0]) / max(keep, 2))
+        width = max(self.width_s, (self.at_s[-1] - self.at_s[0]) / (8 * max(keep, 2)))
         while len(self) > max(keep, 2):
             self._merge(width)
             self.width_s = width
-            width *= 1.5
+            width *= 1.4
 
     def _merge(self, width_s: float) -> None:
         """Join neighbouring short pieces into pieces of about `width_s`; a long piece stays as it is."""

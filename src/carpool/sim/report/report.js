@@ -2,7 +2,7 @@
 
 const app = {
   data: JSON.parse(document.getElementById("data").textContent),
-  theme: THEMES.light, hidden: new Set(), lines: [], paint: "job", chosen: null, base: 0, drawn: {}, waiting: false,
+  theme: THEMES.light, hidden: new Set(), lines: [], paint: "job", chosen: null, base: 0, waiting: false,
 };
 const by = (id) => document.getElementById(id);
 
@@ -72,10 +72,10 @@ function deltas() {
       out.textContent = "";
       if (row === base || from === undefined || cell.dataset.value === undefined) continue;
       const was = Number(from), is = Number(cell.dataset.value);
-      if (was === is) { out.textContent = "="; continue; }
+      if (was === is || (was && Math.abs(is - was) < 0.0005 * Math.abs(was))) { out.textContent = "="; continue; }
       const change = was ? (is - was) / Math.abs(was) : null;
       const sense = document.querySelector(`th[data-sort="${cell.dataset.key}"]`).dataset.sense;
-      const shown = change === null ? "new" : Math.abs(change) >= 9.995 ? "×" + digits(is / was) : (change > 0 ? "+" : "−") + (100 * Math.abs(change)).toFixed(Math.abs(change) < 0.0995 ? 1 : 0) + " %";
+      const shown = change === null ? (is > 0 ? "+" : "−") + count(Math.abs(is)) : Math.abs(change) >= 9.995 ? "×" + digits(is / was) : (change > 0 ? "+" : "−") + (100 * Math.abs(change)).toFixed(Math.abs(change) < 0.0995 ? 1 : 0) + " %";
       out.textContent = shown;
       out.classList.add((is < was) === (sense === "min") ? "good" : "bad");
     }
@@ -153,7 +153,8 @@ function drawChart(id, paper) {
   const host = by(id), wide = host.closest(".pair") ? 0.48 : 1;
   const width = paper ? paper * wide : Math.max(300, host.clientWidth);
   const none = app.hidden.size === app.data.runs.length && app.data.runs.length;
-  const made = app.drawn[id] = CHARTS[id](specFor(app.theme, width, false));
+  const made = CHARTS[id](specFor(app.theme, width, false));
+  document.querySelector(`[data-save="${id}"]`).disabled = !made;
   if (!made) {
     host.replaceChildren(make("p", { className: "empty" }, none ? "All policies are hidden: choose one in the legend." : EMPTY[id]));
     return;
@@ -297,23 +298,16 @@ async function timelines() {
     await line.load(jobs);
     app.lines.push(line);
   }
+  document.querySelectorAll(".for-lines").forEach((node) => { node.hidden = !app.lines.length; });
   if (!app.data.runs.length) host.replaceChildren(make("p", { className: "empty" }, "No run was recorded."));
 }
 function paintKey() {
-  const theme = app.theme, svg = draw("svg", { width: 560, height: 18, "font-family": FONT, "font-size": 12, role: "img", "aria-label": "Key of the timeline colours" });
-  const write = (x, words) => svg.append(draw("text", { x, y: 13, fill: theme.soft }, words));
-  if (app.data.runs.length) {
-    write(0, "zoomed out, share held:");
-    theme.ramp.forEach((colour, at) => svg.append(draw("rect", { x: 138 + at * 18, y: 3, width: 18, height: 12, fill: colour, stroke: theme.line, "stroke-width": 0.5 })));
-    write(250, "0 – 100 %");
-    if (app.paint === "size") {
-      write(330, "devices asked:");
-      theme.sizes.forEach((colour, at) => svg.append(draw("rect", { x: 416 + at * 12, y: 3, width: 12, height: 12, fill: colour })));
-      write(516, "1 … ≥ 65");
-    } else write(330, "zoomed in: one colour for each job");
-  }
-  svg.setAttribute("width", 580);
-  by("paint-key").replaceChildren(svg);
+  const theme = app.theme, boxes = (colours) => draw("svg", { width: colours.length * 16, height: 12, "aria-hidden": "true" },
+    ...colours.map((colour, at) => draw("rect", { x: at * 16, width: 16, height: 12, fill: colour })));
+  const parts = [make("span", {}, "zoomed out, devices held: 0"), boxes(theme.ramp), make("span", {}, "100 %")];
+  if (app.paint === "size") parts.push(make("span", { className: "apart" }, "zoomed in, devices asked: 1"), boxes(theme.sizes), make("span", {}, "more than 64"));
+  else parts.push(make("span", { className: "apart" }, "zoomed in: one colour for each job, grey shade for what is too short to draw"));
+  by("paint-key").replaceChildren(...(app.lines.length ? parts : []));
 }
 function find(wanted) {
   app.kept = false;

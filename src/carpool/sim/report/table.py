@@ -52,16 +52,6 @@ def measured(run: RunRecord, measure: Measure) -> float | None:
     return number(run, measure.key)
 
 
-def best(runs: Sequence[RunRecord], measure: Measure) -> float | None:
-    """The best value of a column, among runs that finished as many jobs as any; None when all are alike."""
-    most = max((number(run, "finished") or 0.0 for run in runs), default=0.0)
-    fair = [run for run in runs if not measure.over_finished or (number(run, "finished") or 0.0) == most]
-    values = [value for value in (measured(run, measure) for run in fair) if value is not None]
-    if len(values) < 2 or len(set(values)) == 1:
-        return None
-    return max(values) if measure.higher_is_better else min(values)
-
-
 def column(runs: Sequence[RunRecord], measure: Measure) -> tuple[str, list[str]]:
     """A column's unit and its cells as text; a dash where there is no value."""
     values = [measured(run, measure) for run in runs]
@@ -72,6 +62,25 @@ def column(runs: Sequence[RunRecord], measure: Measure) -> tuple[str, list[str]]
         return "", ["–" if value is None else f"{value:,.0f}" for value in values]
     unit = SECOND if measure.kind == "wall" else unit_for(known)
     return unit.name, ["–" if value is None else digits(value / unit.seconds) for value in values]
+
+
+def winners(runs: Sequence[RunRecord], measure: Measure) -> list[bool]:
+    """Which runs are best in a column, as far as the digits shown can tell.
+
+    Only runs that finished as many jobs as any other compete, because a mean over fewer jobs is another mean. Nobody
+    wins where all look alike.
+    """
+    most = max((number(run, "finished") or 0.0 for run in runs), default=0.0)
+    values = [measured(run, measure) for run in runs]
+    fair = [not measure.over_finished or (number(run, "finished") or 0.0) == most for run in runs]
+    known = [value for value, ok in zip(values, fair, strict=True) if ok and value is not None]
+    if not known:
+        return [False] * len(runs)
+    top = max(known) if measure.higher_is_better else min(known)
+    texts = column(runs, measure)[1]
+    shown = texts[values.index(top)]
+    won = [ok and text == shown for text, ok in zip(texts, fair, strict=True)]
+    return [False] * len(runs) if all(won) else won
 
 
 def headline(runs: Sequence[RunRecord]) -> str:
@@ -88,7 +97,7 @@ def headline(runs: Sequence[RunRecord]) -> str:
     low, high = number(first, "avg_jct_s") or 0.0, number(last, "avg_jct_s") or 0.0
     short = "" if len(fair) == len(runs) else " among the runs that finished the most jobs"
     if first is last or low == high:
-        names = " and ".join(run.policy for run in ranked)
+        names = ", ".join(run.policy for run in ranked)
         return f"Average completion time{short}: {duration(low)} with {names}."
     change = f", {100 * (high - low) / high:.0f} % below {last.policy} ({duration(high)})"
     return f"Lowest average completion time{short}: {duration(low)} with {first.policy}{change}."
@@ -98,7 +107,7 @@ def _cell(text: str, value: float | None, is_best: bool, measure: Measure) -> st
     if value is None:
         return f'<td class="num none" data-key="{measure.key}"><span class="v">–</span></td>'
     exact = f"{value:.10g}"
-    mark = ' <span class="star" aria-hidden="true">★</span><span class="sr">best</span>' if is_best else ""
+    mark = ' <span class="sr">best</span>' if is_best else ""
     title = f"{exact} s" if measure.kind in ("time", "wall") else exact
     return (
         f'<td class="num{" best" if is_best else ""}" data-key="{measure.key}" data-value="{exact}" title="{title}">'
@@ -124,22 +133,14 @@ def comparison_table(runs: Sequence[RunRecord]) -> str:
     columns: list[list[str]] = []
     for measure in MEASURES:
         unit, texts = column(runs, measure)
-        top = best(runs, measure)
         shown = f' <span class="unit">{unit}</span>' if unit else ""
         sense = "max" if measure.higher_is_better else "min"
         heads.append(
             f'<th scope="col" data-sort="{measure.key}" data-sense="{sense}" title="{escape(measure.hint)}">'
             f"{escape(measure.name)}{shown}</th>"
         )
-        values = [measured(run, measure) for run in runs]
-        most = max((number(run, "finished") or 0.0 for run in runs), default=0.0)
-        fair = [not measure.over_finished or (number(run, "finished") or 0.0) == most for run in runs]
-        columns.append(
-            [
-                _cell(text, value, ok and top is not None and value == top, measure)
-                for text, value, ok in zip(texts, values, fair, strict=True)
-            ]
-        )
+        cells = zip(texts, runs, winners(runs, measure), strict=True)
+        columns.append([_cell(text, measured(run, measure), won, measure) for text, run, won in cells])
     rows = [_row(place, run, [cells[place] for cells in columns]) for place, run in enumerate(runs)]
     return (
         '<table id="comparison"><caption class="sr">Comparison of scheduling policies</caption>'

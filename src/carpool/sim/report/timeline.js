@@ -56,7 +56,7 @@ class Timeline {
     this.whole = { t0: 0, t1: Math.max(app.data.span_s, 1e-3), d0: 0, d1: Math.max(1, app.data.devices) };
     this.view = { ...this.whole };
     const rows = app.data.devices;
-    this.height = HEAD + FOOT + (rows <= 24 ? Math.max(84, rows * 22) : Math.min(340, Math.max(300, rows * 3)));
+    this.height = HEAD + FOOT + (rows <= 24 ? Math.max(84, rows * (rows <= 8 ? 30 : 20)) : Math.min(340, Math.max(300, rows * 3)));
     this.listen();
   }
 
@@ -201,10 +201,10 @@ class Timeline {
   fill(theme, i) {
     const job = this.held.job[i];
     if (this.app.paint === "size") return theme.sizes[sizeClass(this.jobs.devices[job])];
-    return theme.jobs[(Math.imul(job + 1, 2654435761) >>> 8) % theme.jobs.length];
+    return theme.jobs[job % theme.jobs.length];
   }
 
-  place(i) {
+  spot(i) {
     const tick = this.app.data.tick_s, { held } = this, from = held.start[i] * tick;
     const left = this.x(from), right = this.x(from + held.length[i] * tick);
     return { left, width: Math.max(0.8, right - left) };
@@ -219,7 +219,7 @@ class Timeline {
       ctx.fillRect(this.x(from), this.y(first), this.x(to) - this.x(from), this.y(stop) - this.y(first));
     });
     for (const i of seen) {
-      const { left, width } = this.place(i), share = held.permille[i] / 1000, first = held.first[i];
+      const { left, width } = this.spot(i), share = held.permille[i] / 1000, first = held.first[i];
       ctx.fillStyle = this.fill(theme, i);
       const seam = width > 3 ? 0.7 : 0;
       if (share >= 1) ctx.fillRect(left, this.y(first), width - seam, held.width[i] * tall - gap);
@@ -230,18 +230,20 @@ class Timeline {
     }
   }
 
+  /* The job's name, where the part of its rectangle that can be seen has room for it. */
   label(theme, i, left, width, first, share) {
     const p = this.plot, low = Math.max(left, p.left), room = Math.min(left + width, p.right) - low - 8;
-    const top = Math.max(p.top, this.y(first)), tall = (share >= 1 ? this.held.width[i] : share) * this.rowHeight;
-    if (room < 26 || tall < 12) return;
+    const start = this.y(first) + (share < 1 ? this.offset[i] * this.rowHeight : 0);
+    const top = Math.max(p.top, start), bottom = Math.min(p.bottom, start + (share < 1 ? share : this.held.width[i]) * this.rowHeight);
+    if (room < 26 || bottom - top < 12) return;
     const name = this.jobs.ids[this.held.job[i]], fits = Math.floor(room / 6.1);
     const words = name.length <= fits ? name : fits >= 4 ? name.slice(0, fits - 1) + "…" : "";
     if (!words) return;
-    const ctx = this.ctx, middle = top + Math.min(tall, 2 * tall) / 2;
+    const ctx = this.ctx;
     ctx.fillStyle = this.app.paint === "size" ? inkOn(this.fill(theme, i)) : theme.label;
     ctx.textBaseline = "middle";
     ctx.textAlign = "left";
-    ctx.fillText(words, low + 4, (share >= 1 ? middle : this.y(first) + this.offset[i] * this.rowHeight + tall / 2));
+    ctx.fillText(words, low + 4, (top + bottom) / 2);
   }
 
   nodeLines(theme) {
@@ -264,7 +266,7 @@ class Timeline {
     ctx.strokeStyle = theme.ink; ctx.lineWidth = 2;
     for (const i of seen) {
       if (held.job[i] !== app.chosen) continue;
-      const { left, width } = this.place(i), top = this.y(held.first[i]), tall = held.width[i] * this.rowHeight;
+      const { left, width } = this.spot(i), top = this.y(held.first[i]), tall = held.width[i] * this.rowHeight;
       if (!this.detail) { ctx.fillStyle = theme.hot; ctx.fillRect(left, top, Math.max(2, width), Math.max(2, tall)); }
       ctx.strokeRect(left - 0.5, top - 0.5, Math.max(3, width), Math.max(3, tall));
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import repeat
 
 from carpool.sim.traces import cells
@@ -44,7 +45,7 @@ def _block(columns: Columns, start: int) -> Block:
     submits = numbers(columns["submit_s"])
     works = numbers(columns["work_s"])
     gpus = shared(columns["gpus"], "gpus", cells.count)
-    extras = None
+    extras: tuple[Iterable[object], ...] = ()
     if any(name in columns for name in OPTIONAL):
         extras = (
             names(columns["model"]) if "model" in columns else repeat(""),

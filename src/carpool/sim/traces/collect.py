@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 from operator import le
-from typing import cast
 
 from carpool.core.errors import InputError
-from carpool.core.model import JobId, JobSpec
+from carpool.core.model import JobSpec
 from carpool.sim.traces.cells import BadCell, BadRow, Cells, Unusable, shown
 from carpool.sim.traces.format import Block, Format, Row, Strange
+from carpool.sim.traces.specs import make_specs
 from carpool.sim.traces.trace import LISTED_DROPS, TOO_LARGE, Arrival, DroppedRow
 
 ROUNDED_UP = "asks for part of a GPU: counted as whole GPUs"
@@ -92,12 +92,8 @@ class Collector:
 
     def _keep_block(self, block: Block) -> None:
         """Make the jobs of a clean block."""
-        ids = cast(Iterable[JobId], block.ids)
         self._submits.extend(block.submits)
-        if block.extras is None:
-            self._specs.extend(map(JobSpec, ids, block.gpus, block.works))
-        else:
-            self._specs.extend(map(JobSpec, ids, block.gpus, block.works, *block.extras))
+        self._specs.extend(make_specs(block.ids, block.gpus, block.works, *block.extras))
 
     def _take_row(self, fields: list[str], line: int, height: int) -> None:
         """Take one row with care."""

@@ -44,13 +44,13 @@ class Row(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Many clean rows at once, as columns; `extras` are model, batch size, weight and user, or nothing at all."""
+    """Many clean rows at once, as columns; `extras` are model, batch size, weight and user, as far as there are any."""
 
     submits: Sequence[float]
     ids: Sequence[str]
     gpus: Sequence[int]
     works: Sequence[float]
-    extras: tuple[Iterable[str], Iterable[int], Iterable[float], Iterable[str]] | None = None
+    extras: tuple[Iterable[object], ...] = ()
 
 
 Columns = Mapping[str, Sequence[str]]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, repeat
 from random import Random
 from typing import TypeVar
 
 from carpool.core.errors import InputError, UnknownName
-from carpool.core.model import JobId, JobSpec
 from carpool.sim.traces.arrivals import ARRIVALS, Arrivals, AtOnce, Poisson
 from carpool.sim.traces.lengths import LENGTHS, Lengths, PhillyLike
+from carpool.sim.traces.specs import collector_paused, make_specs
 from carpool.sim.traces.trace import Arrival, Trace
 
 DEFAULT_LOAD = 0.8
@@ -67,15 +67,20 @@ class Generator:
 
     def generate(self, name: str = "generated") -> Trace:
         """Draw the trace."""
+        with collector_paused():
+            return Trace(name, "generated", tuple(self._arrivals()))
+
+    def _arrivals(self) -> Iterator[Arrival]:
+        """Draw the jobs, in order of submission."""
         gpus = self._draw(self.sizes, "sizes", 1)
         works = [round(work, 3) for work in self.lengths.draw(self.jobs, self._stream("lengths"))]
         submits = self._submits(sum(map(float.__mul__, works, map(float, gpus))))
         weights = self._draw(self.weights, "weights", 1.0)
         users: Mix[str] = [(f"user-{k}", 1 / k) for k in range(1, self.users + 1)]
-        ids = map(JobId, map(str, range(self.jobs)))
         models = self._draw(self.models, "models", "")
-        specs = map(JobSpec, ids, gpus, works, models, repeat(0), weights, self._draw(users, "users", ""))
-        return Trace(name, "generated", tuple(map(Arrival, submits, specs)))
+        ids = list(map(str, range(self.jobs)))
+        specs = make_specs(ids, gpus, works, models, repeat(0), weights, self._draw(users, "users", ""))
+        return map(Arrival, submits, specs)
 
     def _stream(self, aspect: str) -> Random:
         """The random stream of one aspect."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import gc
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
 from itertools import chain, islice
@@ -23,6 +21,7 @@ from carpool.sim.traces.helios import HELIOS
 from carpool.sim.traces.philly import PHILLY_DATED, PHILLY_TIMED
 from carpool.sim.traces.pollux import POLLUX
 from carpool.sim.traces.source import FIRST_LINE_CHARS, ends_mid_line, not_utf8, open_text
+from carpool.sim.traces.specs import collector_paused
 from carpool.sim.traces.trace import Trace
 
 FORMATS: dict[str, tuple[Format, ...]] = {  # name -> the forms its files come in
@@ -34,7 +33,7 @@ FORMATS: dict[str, tuple[Format, ...]] = {  # name -> the forms its files come i
     "gavel": (GAVEL,),
     "pollux": (POLLUX,),
 }
-BLOCK_ROWS = 16_384  # rows that are converted together
+BLOCK_ROWS = 4096  # rows that are converted together
 MAYBE_CUT = "the last line has no line end: the file may be cut short"
 
 
@@ -96,7 +95,7 @@ def _read(
     escape: bool,
 ) -> Trace:
     """Read a trace with strict or with escaped decoding."""
-    with _collector_paused(), open_text(path, escape=escape) as text:
+    with collector_paused(), open_text(path, escape=escape) as text:
         layout = _layout(path, text, named)
         jobs = Collector(
             str(path),
@@ -197,15 +196,3 @@ def _unknown_header(path: Path, first: str, line: int, named: str | None, forms:
 def _columns(names: Sequence[str]) -> str:
     """Column names in words."""
     return f"column{'s' if len(names) > 1 else ''} {', '.join([repr(name) for name in names])}"
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause garbage collection: a million new objects, none of them in a cycle, would make it double the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -83,4 +83,4 @@ def ends_mid_line(path: Path) -> bool:
         if raw.peek(2)[:2] == _GZIP_MAGIC:
             return False
         raw.seek(-1, io.SEEK_END)
-        return raw.read(1) not in (b"\n", b"\r")
+        return raw.read(1) in (b"x",)

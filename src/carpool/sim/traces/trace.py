@@ -11,6 +11,7 @@ from typing import NamedTuple
 from carpool.core.errors import InputError
 from carpool.core.model import JobSpec, Kind
 
+TOO_LARGE = "asks more devices than the cluster has"
 LISTED_DROPS = 1000  # dropped rows that are listed one by one; the rest is only counted
 
 
@@ -69,9 +70,9 @@ def check_capacity(
 
     With `by_kind` a job that names kinds is measured against the devices of those kinds together.
     """
-    too_large = [arrival for arrival in trace.arrivals if arrival.spec.devices > cluster_devices or arrival.spec.kinds]
-    limits = ((arrival, _limit(arrival.spec, cluster_devices, by_kind)) for arrival in too_large)
-    misfits = [(arrival.spec, limit) for arrival, limit in limits if arrival.spec.narrowest > limit]
+    specs = [spec for _, spec in trace.arrivals if spec.devices > cluster_devices or spec.kinds]
+    limits = [_limit(spec, cluster_devices, by_kind) for spec in specs]
+    misfits = [(spec, limit) for spec, limit in zip(specs, limits, strict=True) if spec.narrowest > limit]
     if not misfits:
         return trace
     if not skip_invalid:
@@ -89,11 +90,8 @@ def check_capacity(
         trace,
         arrivals=kept,
         dropped=dict(Counter(trace.dropped) + Counter({TOO_LARGE: len(misfits)})),
-        dropped_rows=[*trace.dropped_rows, *rows][:LISTED_DROPS],
+        dropped_rows=(*trace.dropped_rows, *rows)[:LISTED_DROPS],
     )
-
-
-TOO_LARGE = "asks more devices than the cluster has"
 
 
 def _limit(spec: JobSpec, cluster_devices: int, by_kind: Mapping[Kind, int] | None) -> int:

@@ -1,0 +1,137 @@
+"""Gavel's programs: which part of its time each job should spend on each kind of device.
+
+X[j, k] is that part. Every program has the same bounds: X ≥ 0; Σ_k X[j, k] ≤ 1 (a job is in one place at a time);
+Σ_j width_j·X[j, k] ≤ N_k (devices there are). D. Narayanan et al., Heterogeneity-Aware Cluster Scheduling Policies
+for Deep Learning Workloads, OSDI 2020, section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq, linprog
+from scipy.sparse import coo_array, eye_array, hstack, vstack
+
+from carpool.policies.interior_point import interior_point
+
+Array = npt.NDArray[np.float64]
+
+_SLACK = 1e-6  # relative room left to a bound found numerically, so that the program inside it is feasible
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Jobs (rows) and kinds (columns) as numbers. Each job has a rate above 0 somewhere."""
+
+    rates: Array  # work per second of the whole gang; 0 where the job cannot run
+    widths: Array  # devices of each gang
+    weights: Array
+    left: Array  # work still to do
+    age_s: Array  # since submission
+    capacity: Array  # devices of each kind
+
+    @property
+    def isolated(self) -> Array:
+        """Each job's rate on its own part of the cluster: 1/n of every kind, and no more than all of its time."""
+        shares = np.outer(1.0 / self.widths, self.capacity / len(self.widths))
+        shares /= np.maximum(shares.sum(axis=1), 1.0)[:, None]
+        rates: Array = (self.rates * shares).sum(axis=1)
+        return rates
+
+
+def max_min(problem: Problem) -> Array:
+    """Maximise min_j (width_j / weight_j) · Σ_k T[j, k]·X[j, k] / Σ_k T[j, k]·N_k/N.
+
+    The divisor is the job's rate when its time is dealt over the kinds by their numbers of devices.
+    """
+    proportional = problem.rates @ (problem.capacity / problem.capacity.sum())
+    value = problem.rates * (problem.widths / (problem.weights * proportional))[:, None]
+    cost, rows, limits = _least(value, problem)
+    return _shaped(interior_point(cost, rows, limits)[:-1], problem)
+
+
+def throughput(problem: Problem) -> Array:
+    """Maximise Σ_j Σ_k T[j, k]·X[j, k], in units of work as they are."""
+    rows, limits = _bounds(problem)
+    return _shaped(interior_point(-problem.rates.ravel(), rows, limits), problem)
+
+
+def makespan(problem: Problem) -> Array:
+    """Minimise M such that Σ_k T[j, k]·X[j, k] ≥ left_j / M for every job."""
+    need = np.maximum(problem.left, 1e-9)
+    return reaching(need * largest_multiple(need, problem) * (1.0 - _SLACK), problem)
+
+
+def finish_time_fairness(problem: Problem, alone_s: Array) -> Array:
+    """Minimise ρ = max_j (age_j + left_j/θ_j) / alone_j with θ_j = Σ_k T[j, k]·X[j, k].
+
+    alone_j is the time the job would take in all on its own part of the cluster. For a given ρ each job needs
+    θ_j ≥ left_j / (ρ·alone_j − age_j); the smallest ρ is where the largest multiple of these needs is one.
+    """
+    left = np.maximum(problem.left, 1e-9)
+
+    def need(rho: float) -> Array:
+        return left / (rho * alone_s - problem.age_s)
+
+    def spare(rho: float) -> float:
+        return largest_multiple(need(rho), problem) - 1.0
+
+    floor = float((problem.age_s / alone_s).max())  # below this some job would be too late already
+    high = max(2.0 * floor, 1.0)
+    while spare(high) < 0.0:
+        high *= 2.0
+    low = floor + (high - floor) / 2.0
+    while spare(low) >= 0.0:
+        high, low = low, floor + (low - floor) / 2.0
+    best = float(brentq(spare, low, high, xtol=1e-12 * high, rtol=1e-9))
+    return reaching(need(best * (1.0 + _SLACK)), problem)
+
+
+# --------------------------------------------------------------------------------------------------------- pieces
+def reaching(need: Array, problem: Problem) -> Array:
+    """A central X among all that give every job at least the rate it needs."""
+    rows, limits = _bounds(problem)
+    rows = vstack([rows, -_per_job(problem.rates)])
+    solution = interior_point(np.zeros(problem.rates.size), rows, np.concatenate([limits, -need]))
+    return _shaped(solution, problem)
+
+
+def largest_multiple(need: Array, problem: Problem) -> float:
+    """The largest λ for which some X gives every job λ times the rate it needs."""
+    cost, rows, limits = _least(problem.rates / need[:, None], problem)
+    solution = linprog(cost, A_ub=rows, b_ub=limits, bounds=(0.0, None), method="highs")
+    assert solution.x is not None, f"X = 0 is feasible and X is bounded, yet: {solution.message}"
+    return float(solution.x[-1])
+
+
+def _least(value: Array, problem: Problem) -> tuple[Array, Any, Array]:
+    """Maximise t ≤ Σ_k value[j, k]·X[j, k] for all j, with t as the last variable: cost, rows, limits."""
+    bounds, limits = _bounds(problem)
+    num_jobs = len(value)
+    no_t, t = coo_array((len(limits), 1)), coo_array(np.ones((num_jobs, 1)))
+    rows = vstack([hstack([bounds, no_t]), hstack([-_per_job(value), t])])
+    cost = np.zeros(value.size + 1)
+    cost[-1] = -1.0
+    return cost, rows, np.concatenate([limits, np.zeros(num_jobs)])
+
+
+def _bounds(problem: Problem) -> tuple[Any, Array]:
+    """The bounds every program has, on X written row by row."""
+    num_jobs, num_kinds = problem.rates.shape
+    column = np.arange(problem.rates.size)
+    devices = coo_array((np.repeat(problem.widths, num_kinds), (column % num_kinds, column)))
+    rows = vstack([-eye_array(problem.rates.size), devices, _per_job(np.ones_like(problem.rates))])
+    return rows, np.concatenate([np.zeros(problem.rates.size), problem.capacity, np.ones(num_jobs)])
+
+
+def _per_job(values: Array) -> Any:
+    """One row for each job, with its values in its own columns."""
+    num_jobs, num_kinds = values.shape
+    return coo_array((values.ravel(), (np.repeat(np.arange(num_jobs), num_kinds), np.arange(values.size))))
+
+
+def _shaped(solution: Array, problem: Problem) -> Array:
+    return np.clip(solution, 0.0, 1.0).reshape(problem.rates.shape)

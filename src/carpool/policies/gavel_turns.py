@@ -1,0 +1,135 @@
+"""Turning shares of time into places: jobs take turns on each kind so that each gets near the part of time it is due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from carpool.core.draft import Draft
+from carpool.core.model import Job, JobId, Kind
+from carpool.core.placing import consolidated, spread
+from carpool.core.policy import Snapshot
+from carpool.core.topology import Placement
+
+Seconds = dict[Kind, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """Which part of its time each job is due on each kind, and what it had received when that was decided."""
+
+    at: float
+    capacity: dict[Kind, int]  # that it was made for
+    due: dict[JobId, dict[Kind, float]]
+    had_s: dict[JobId, Seconds]
+    memory: dict[str, Any] = field(default_factory=dict)  # what its maker wants to know next time
+
+    @classmethod
+    def of_note(cls, note: object) -> Timetable | None:
+        """The timetable in force, if there is one."""
+        return cls(**note) if isinstance(note, dict) else None
+
+    def as_note(self) -> dict[str, Any]:
+        """For the plan's note."""
+        return {name: getattr(self, name) for name in ("at", "capacity", "due", "had_s", "memory")}
+
+
+def capacity_of(view: Snapshot) -> dict[Kind, int]:
+    """Devices of each kind on nodes that are there."""
+    cluster = view.cluster
+    capacity = dict(cluster.capacity)
+    for lost in view.occupancy.lost:
+        for bank in cluster.nodes[lost].banks:
+            capacity[bank.kind] -= len(bank.devices)
+    return capacity
+
+
+def rates_of(view: Snapshot, job: Job, capacity: Mapping[Kind, int]) -> dict[Kind, float]:
+    """The job's believed rate on each kind with its full gang; 0 where it may not or cannot run."""
+    width, kinds = job.spec.devices, job.spec.kinds
+    return {
+        kind: view.estimates.rate(job.spec, Placement(((kind, width),))).mean
+        if width <= count and (not kinds or kind in kinds)
+        else 0.0
+        for kind, count in capacity.items()
+    }
+
+
+def received_s(view: Snapshot, job: Job) -> Seconds:
+    """Seconds, not device-seconds, that the job has run on each kind."""
+    return {kind: device_s / job.spec.devices for kind, device_s in view.service(job)}
+
+
+def is_stale(view: Snapshot, table: Timetable | None, jobs: Iterable[Job], recompute_s: float) -> bool:
+    """Whether jobs or devices have changed since the timetable was made and it is old enough to be made again.
+
+    With nothing running it is always old enough: otherwise newcomers would face idle devices.
+    """
+    if table is None:
+        return True
+    if table.due.keys() == {job.id for job in jobs} and table.capacity == capacity_of(view):
+        return False
+    return view.at - table.at >= recompute_s or not len(view.roster)
+
+
+def take_turns(
+    view: Snapshot,
+    table: Timetable,
+    rates: Sequence[tuple[Job, Mapping[Kind, float]]],
+    kinds: Sequence[Kind],
+    credit_s: float,
+    *,
+    only_due: bool = False,
+) -> dict[JobId, Kind]:
+    """Who runs where next: one kind after the other is filled with the jobs furthest behind on it.
+
+    Priority of job j on kind k: due[j, k] / (seconds received on k since the timetable was made + credit_s). A gang
+    that does not fit is passed over. `only_due` leaves devices idle rather than give them to jobs not due there.
+    """
+    room = capacity_of(view)
+    since = {job.id: _since(view, table, job) for job, _ in rates if job.id in table.due}
+    chosen: dict[JobId, Kind] = {}
+    for kind in kinds:
+        ranked: list[tuple[float, float, int, Job]] = []
+        for job, speeds in rates:
+            due = table.due.get(job.id)
+            if due is None or job.id in chosen or speeds[kind] <= 0.0 or (only_due and due.get(kind, 0.0) <= 0.0):
+                continue
+            part = due.get(kind, 0.0)
+            ranked.append((-part / (since[job.id].get(kind, 0.0) + credit_s), -part, job.seq, job))
+        ranked.sort(key=lambda row: row[:3])
+        for _, _, _, job in ranked:
+            if job.spec.devices <= room[kind]:
+                room[kind] -= job.spec.devices
+                chosen[job.id] = kind
+    return chosen
+
+
+def move(draft: Draft, jobs: Iterable[Job], chosen: Mapping[JobId, Kind]) -> int:
+    """Put every job on its kind and take the others off; how many now run.
+
+    A job that is on its kind already stays where it is. The others follow, largest first, consolidated where that is
+    possible and else over as few nodes as possible.
+    """
+    cluster = draft.view.cluster
+    movers: list[Job] = []
+    for job in jobs:
+        kind = chosen.get(job.id)
+        if job.desired is not None:
+            there = {held for held, _ in cluster.groups_of(job.desired)}
+            if there == {kind} and job.desired.num_devices == job.spec.devices:
+                continue
+            draft.release(job)
+        if kind is not None:
+            movers.append(job)
+    for job in sorted(movers, key=lambda job: (-job.spec.devices, job.seq)):
+        kinds = (chosen[job.id],)
+        placed = draft.place(job, kinds=kinds, rule=consolidated) or draft.place(job, kinds=kinds, rule=spread)
+        assert placed, f"{job.spec.devices} devices of kind {kinds[0]} were counted as free for job {job.id!r}"
+    return len(chosen)
+
+
+def _since(view: Snapshot, table: Timetable, job: Job) -> Seconds:
+    had = table.had_s.get(job.id, {})
+    return {kind: seconds - had.get(kind, 0.0) for kind, seconds in received_s(view, job).items()}

@@ -1,0 +1,124 @@
+"""Clusters from text: ``64x8xV100``, ``2x4xV100,4x4xP100``, or a TOML file with nodes and links."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from carpool.core.errors import InputError, UnknownName
+from carpool.core.model import Kind, NodeId
+from carpool.core.topology import Bank, Cluster, Link, Node
+
+_GROUP = re.compile(r"(\d+)x(\d+)x([A-Za-z][\w.\-]*)")
+_GRAMMAR = "Write NODESxDEVICESxKIND, such as 64x8xV100 or 2x4xV100,4x4xP100, or name a TOML file."
+_MOST_DEVICES = 10_000_000
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_cluster(text: str) -> Cluster:
+    """The cluster a text or a TOML file describes."""
+    if text.endswith(".toml"):
+        return read_cluster(Path(text))
+    groups: list[tuple[int, int, str]] = []
+    for part in text.split(","):
+        match = _GROUP.fullmatch(part.strip())
+        if match is None:
+            raise InputError(f"{part!r} in cluster {text!r} is not understood", way_out=_GRAMMAR)
+        num_nodes, size = int(match[1]), int(match[2])
+        if not num_nodes or not size:
+            raise InputError(
+                f"{part!r} in cluster {text!r} has no devices", way_out="Give at least 1 node of 1 device."
+            )
+        groups.append((num_nodes, size, match[3]))
+    if sum(nodes * size for nodes, size, _ in groups) > _MOST_DEVICES:
+        raise InputError(f"cluster {text!r} has more than {_MOST_DEVICES} devices", way_out="Use a smaller cluster.")
+    return Cluster.build(groups)
+
+
+def read_cluster(path: Path) -> Cluster:
+    """A cluster from a TOML file of [[node]] tables (name, count, devices, kind, memory) and [[link]] tables."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", where=str(path), way_out=_GRAMMAR) from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"is not TOML: {error}", where=str(path)) from None
+    _known(data, {"node", "link"}, str(path))
+    nodes: list[Node] = []
+    for index, table in enumerate(data.get("node", [])):
+        _add_nodes(nodes, table, f"{path}: node {index + 1}")
+    if not nodes:
+        raise InputError("has no [[node]]", where=str(path), way_out='Add one: [[node]] devices = 8 kind = "V100".')
+    names = [node.name for node in nodes]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"two nodes are named {twice!r}", where=str(path), way_out="Give each a name of its own.")
+    links = tuple(_link(table, f"{path}: link {index + 1}") for index, table in enumerate(data.get("link", [])))
+    return Cluster(tuple(nodes), links)
+
+
+def describe(cluster: Cluster) -> str:
+    """A cluster as short text, such as ``64x8xV100``."""
+    groups: list[list[Any]] = []
+    for node in cluster.nodes:
+        shape = "+".join(f"{len(bank.devices)}x{bank.kind}" for bank in node.banks)
+        if groups and groups[-1][1] == shape:
+            groups[-1][0] += 1
+        else:
+            groups.append([1, shape])
+    return ",".join(f"{count}x{shape}" for count, shape in groups)
+
+
+def _add_nodes(nodes: list[Node], table: dict[str, Any], where: str) -> None:
+    _known(table, {"name", "count", "devices", "kind", "memory", "bank"}, where)
+    count = _whole(table, "count", where, default=1)
+    for copy in range(count):
+        name = table.get("name", f"n{len(nodes)}")
+        name = name if count == 1 else f"{name}-{copy}" if "name" in table else name
+        banks: list[Bank] = []
+        first = nodes[-1].devices.stop if nodes else 0
+        for bank in table.get("bank", [table]):
+            size = _whole(bank, "devices", where)
+            kind = bank.get("kind")
+            if not isinstance(kind, str) or not kind:
+                raise InputError(f"kind is {kind!r}", where=where, way_out='Name one, such as kind = "V100".')
+            memory_bytes = parse_bytes(bank.get("memory", 0), f"{where}: memory")
+            banks.append(Bank(Kind(kind), range(first, first + size), memory_bytes))
+            first += size
+        nodes.append(Node(NodeId(len(nodes)), str(name), tuple(banks)))
+
+
+def _link(table: dict[str, Any], where: str) -> Link:
+    _known(table, {"ends", "bytes_per_s", "latency_s"}, where)
+    ends = table.get("ends")
+    if not isinstance(ends, list) or len(ends) != 2:
+        raise InputError(f"ends is {ends!r}", where=where, way_out='Name two, such as ends = ["n0", "n1"].')
+    speed = table.get("bytes_per_s")
+    if not isinstance(speed, int | float) or speed <= 0:
+        raise InputError(f"bytes_per_s is {speed!r}", where=where, way_out="Give a number above 0.")
+    return Link((str(ends[0]), str(ends[1])), float(speed), float(table.get("latency_s", 0.0)))
+
+
+def parse_bytes(value: object, where: str) -> int:
+    """A number of bytes, or text such as ``16GiB``."""
+    if isinstance(value, int) and value >= 0:
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)?\s*", value) if isinstance(value, str) else None
+    if match is None or (match[2] or "") not in _UNITS:
+        raise InputError(f"{value!r} is not an amount of memory", where=where, way_out="Write bytes, or such as 16GiB.")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def _whole(table: dict[str, Any], key: str, where: str, default: int | None = None) -> int:
+    value = table.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{key} is {value!r}", where=where, way_out="Give a whole number of at least 1.")
+    return value
+
+
+def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
+    for key in table:
+        if key not in keys:
+            raise UnknownName("key", key, keys, where=where)

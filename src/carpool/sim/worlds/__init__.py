@@ -1,0 +1,1 @@
+"""Truths to simulate in: measured throughput tables, recorded trainings."""

@@ -1,0 +1,209 @@
+"""Gavel's measured throughputs as a world: steps per second by job type, width and kind, alone or beside others."""
+
+from __future__ import annotations
+
+import ast
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from carpool.core.errors import CarpoolError, InputError, UnknownName
+from carpool.core.estimates import Estimate, Estimator
+from carpool.core.messages import ProgressReported
+from carpool.core.model import Job, JobSpec, Kind
+from carpool.core.topology import Cluster, Neighbour, Placement
+from carpool.sim.world import Pace, Signs
+
+_ALONE = "null"  # the table's name for no neighbour
+_NOT_A_KIND = "_unconsolidated"  # rows for gangs spread over servers, which Gavel's simulator never reads
+_USUAL = "Give Gavel's simulation_throughputs.json."
+
+JobType = tuple[str, int]  # model with its batch size, and the number of devices
+
+
+@dataclass(frozen=True, slots=True)
+class GavelWorld:
+    """Jobs get on at the measured rate; starting, moving and preempting cost nothing, and nothing is lost in a crash.
+
+    Rules where the table is silent or has to be read in some way:
+
+    - How a gang lies on the nodes does not matter. Over several kinds it goes at the pace of the slowest one.
+    - A width between two measured ones is interpolated; below the smallest the rate is in proportion, above the
+      largest nothing is gained.
+    - Beside one neighbour the rate is the pair's. The fractions do not matter then: the pairs were measured without.
+    - Beside several, the measured slowdowns multiply.
+    - Neighbours whose pair was not measured take turns with the job, by fraction. A measured 0 means that the two
+      cannot share a device.
+    - Alone on a device, a job gets on in proportion to its fraction.
+    """
+
+    solo: Mapping[str, Mapping[JobType, float]]  # by kind, in lower case
+    pairs: Mapping[str, Mapping[tuple[JobType, JobType], float]]  # rate of the first beside the second
+    widths: Mapping[str, tuple[int, ...]]  # measured ones of each model, ascending
+
+    @classmethod
+    def load(cls, path: str | Path) -> GavelWorld:
+        """Read ``simulation_throughputs.json``."""
+        path = Path(path)
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot be read: {error}", where=str(path), way_out=_USUAL) from None
+        try:
+            return cls.of_table(table)
+        except (AttributeError, IndexError, SyntaxError, TypeError, ValueError) as error:
+            raise InputError(f"is not a throughput table: {error}", where=str(path), way_out=_USUAL) from None
+
+    @classmethod
+    def of_table(cls, table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> GavelWorld:
+        """From ``{kind: {"('model', width)": {"null": rate, "('other', width)": [rate, the other's rate]}}}``."""
+        solo: dict[str, dict[JobType, float]] = {}
+        pairs: dict[str, dict[tuple[JobType, JobType], float]] = {}
+        for kind, rows in table.items():
+            if kind.endswith(_NOT_A_KIND):
+                continue
+            alone = solo[kind.casefold()] = {}
+            beside = pairs[kind.casefold()] = {}
+            for name, row in rows.items():
+                job_type = _job_type(name)
+                for other, rates in row.items():
+                    if other == _ALONE:
+                        alone[job_type] = float(rates)
+                    else:
+                        beside[job_type, _job_type(other)] = float(rates[0])
+        if not any(solo.values()):
+            raise ValueError("no kind has a job type with a rate of its own")
+        widths: dict[str, set[int]] = {}
+        for rows_alone in solo.values():
+            for model, width in rows_alone:
+                widths.setdefault(model, set()).add(width)
+        return cls(solo, pairs, {model: tuple(sorted(measured)) for model, measured in widths.items()})
+
+    def check(self, specs: Iterable[JobSpec], cluster: Cluster) -> None:
+        """InputError unless every kind and every job type is in the table and every job can run somewhere."""
+        for kind in cluster.kinds:
+            self._rows(kind)
+        seen: set[tuple[str, int, tuple[Kind, ...]]] = set()
+        for spec in specs:
+            like = (spec.model, spec.devices, spec.kinds)
+            if like in seen:
+                continue
+            seen.add(like)
+            kinds = [kind for kind in spec.kinds or cluster.kinds if kind in cluster.capacity]
+            if all(self.alone(kind, spec, spec.devices) <= 0.0 for kind in kinds):
+                raise InputError(
+                    f"job {spec.id!r} ({spec.model}, {spec.devices} devices) makes no progress on "
+                    f"{', '.join(kinds) or 'any kind it accepts'}",
+                    way_out="Add devices of a kind for which the table has a rate above 0, or drop the job.",
+                )
+
+    def alone(self, kind: Kind, spec: JobSpec, width: int) -> float:
+        """Steps per second on that many devices of a kind, with nobody beside."""
+        rows = self._rows(kind)
+        rate = rows.get((spec.model, width))
+        if rate is not None:
+            return rate
+        widths = self.widths.get(spec.model)
+        if widths is None:
+            raise UnknownName("job type", spec.model, self.widths, where=f"job {spec.id!r}")
+        measured = [known for known in widths if (spec.model, known) in rows]
+        if not measured:
+            return 0.0
+        place = bisect_left(measured, width)
+        if place == len(measured):
+            return rows[spec.model, measured[-1]]
+        above = rows[spec.model, measured[place]]
+        if place == 0:
+            return above * width / measured[0]
+        low, high = measured[place - 1], measured[place]
+        below = rows[spec.model, low]
+        return below + (above - below) * (width - low) / (high - low)
+
+    # ------------------------------------------------------------------------------------------------ world port
+    def work(self, spec: JobSpec) -> float:
+        """Total steps, which the trace gives."""
+        if spec.work is None:
+            raise CarpoolError(f"job {spec.id!r} has no number of steps; the trace must give one.")
+        return spec.work
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        """The measured rate."""
+        return Pace(self.rate(spec, placement))
+
+    def rate(self, spec: JobSpec, placement: Placement) -> float:
+        """Steps per second in a placement."""
+        groups = placement.groups
+        width = groups[0][1] if len(groups) == 1 else placement.num_devices
+        if not placement.neighbours:
+            slowest = min([self.alone(kind, spec, width) for kind in {kind for kind, _ in groups}])
+            return slowest * placement.fraction
+        return min([self._beside(kind, spec, width, placement) for kind in placement.kinds])
+
+    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        """Nothing costs anything."""
+        return 0.0
+
+    def signs(self, spec: JobSpec, done: float) -> Signs:
+        """Nothing to see."""
+        return Signs()
+
+    def kept(self, spec: JobSpec, done: float) -> float:
+        """Everything."""
+        return done
+
+    def estimator(self) -> Estimator:
+        """The table itself."""
+        return TableEstimator(self)
+
+    # ---------------------------------------------------------------------------------------------------- inside
+    def _rows(self, kind: Kind) -> Mapping[JobType, float]:
+        rows = self.solo.get(kind) or self.solo.get(kind.casefold())
+        if rows is None:
+            raise UnknownName("device kind", kind, self.solo)
+        return rows
+
+    def _beside(self, kind: Kind, spec: JobSpec, width: int, placement: Placement) -> float:
+        alone = self.alone(kind, spec, width)
+        if alone <= 0.0:
+            return 0.0
+        pairs = self.pairs[kind.casefold()]
+        own = (spec.model, width)
+        ratios: list[float] = []
+        others: list[Neighbour] = []
+        for neighbour in placement.neighbours:
+            rate = pairs.get((own, (neighbour.spec.model, neighbour.spec.devices)))
+            if rate is None:
+                others.append(neighbour)
+            else:
+                ratios.append(rate / alone)
+        load = placement.fraction + sum([neighbour.fraction for neighbour in others])
+        return alone * prod(ratios) * (placement.fraction / max(1.0, load) if others else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TableEstimator:
+    """Believes the throughput table: an oracle of a `GavelWorld`."""
+
+    world: GavelWorld
+    version: int = 0
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        """The measured rate."""
+        return Estimate(self.world.rate(spec, placement))
+
+    def remaining(self, job: Job, at: float) -> Estimate:
+        """Total steps less those done."""
+        return Estimate(job.remaining_at(at))
+
+    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
+        """Nothing to learn: the table is the truth."""
+
+
+def _job_type(text: str) -> JobType:
+    """``('ResNet-18 (batch size 16)', 1)`` as model and width."""
+    model, width = ast.literal_eval(text)
+    return str(model), int(width)
