@@ -1,3 +1,41 @@
 """carpool lets many deep-learning training jobs share GPUs, so that all finish sooner and none learns differently."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from carpool.runtime import datasets
+    from carpool.runtime.digest import digest
+    from carpool.runtime.goals import Stop
+    from carpool.runtime.training import Training
+
 __version__ = "0.1.0"
+__all__ = ["Stop", "Training", "__version__", "datasets", "digest"]
+
+# Where the public names live that need torch: imported when first used, so that `import carpool` stays light.
+_LAZY = {
+    "Stop": "carpool.runtime.goals",
+    "Training": "carpool.runtime.training",
+    "datasets": "carpool.runtime.datasets",
+    "digest": "carpool.runtime.digest",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name where it is first used, with a word of advice where torch is missing."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(_LAZY[name])
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(f"carpool.{name} needs torch. Install it with: pip install 'carpool[torch]'") from error
+    value = globals()[name] = module if name == "datasets" else getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -53,14 +53,23 @@ class Draft:
             yield jobs[job]
 
     def kinds_for(self, job: Job) -> Sequence[Kind]:
-        """Kinds the job may run on, in the cluster's order."""
-        return job.spec.kinds or self.view.cluster.kinds
+        """Kinds the job may run on and that have the memory it needs: in its own order, else in the cluster's."""
+        kinds = job.spec.kinds or self.view.cluster.kinds
+        return kinds if not job.spec.memory_bytes else self._with_memory(job, kinds)
+
+    def _with_memory(self, job: Job, kinds: Sequence[Kind]) -> Sequence[Kind]:
+        """Kinds whose every device holds the job: placing looks at kinds, not at single devices."""
+        least, needed = self.view.cluster.least_memory, job.spec.memory_bytes
+        return [kind for kind in kinds if not 0 < least.get(kind, 0) < needed]
 
     def find(
         self, job: Job, count: int = 0, *, kinds: Sequence[Kind] = (), rule: Placing = consolidated, batch_size: int = 0
     ) -> Allocation | None:
         """Free devices for the job (as many as it asks for, unless `count` says otherwise), or None."""
-        runs = place(self.occupancy, kinds or self.kinds_for(job), count or job.spec.devices, rule)
+        kinds = kinds or self.kinds_for(job)
+        if job.spec.memory_bytes:
+            kinds = self._with_memory(job, kinds)
+        runs = place(self.occupancy, kinds, count or job.spec.devices, rule)
         return None if runs is None else Allocation.exclusive(runs, batch_size)
 
     def place(
@@ -69,7 +78,7 @@ class Draft:
         """Find free devices and assign them; remembers demands that did not fit."""
         allocation = self.find(job, count, kinds=kinds, rule=rule, batch_size=batch_size)
         if allocation is None:
-            if not count and not kinds:
+            if not count and not kinds and not job.spec.memory_bytes:  # memory is no part of a demand
                 self._refused.add(demand_of(job))
             return False
         self.assign(job, allocation)
@@ -88,14 +97,16 @@ class Draft:
             if job_id in changes:
                 continue
             spec = jobs[job_id].spec
-            runs = place(self.occupancy, spec.kinds or kinds, spec.devices, rule)
+            allowed = self.kinds_for(jobs[job_id]) if spec.memory_bytes else spec.kinds or kinds
+            runs = place(self.occupancy, allowed, spec.devices, rule)
             if runs is not None:
                 allocation = Allocation.exclusive(runs)
                 self._fork().take(spec, allocation)
                 changes[job_id] = Change(job_id, allocation)
                 started += 1
             elif bypass:
-                refused.add(view.waiting.demand(job_id))
+                if not spec.memory_bytes:
+                    refused.add(view.waiting.demand(job_id))
             else:
                 break
         return started
@@ -105,11 +116,12 @@ class Draft:
         held = self.holding(job)
         if allocation == held and purpose == RUN:
             return
-        if job.spec.exact and job.desired is not None:
+        if job.lane:
             _check_fixed_share(job, allocation)
         free = self._fork()
         if held is not None:
             free.give(job.id, held)
+            self._refused.clear()
         try:
             free.take(job.spec, allocation, self.view.policy.max_virtual)
         except Overbooked:
@@ -159,11 +171,12 @@ class Draft:
 
 def _check_fixed_share(job: Job, allocation: Allocation) -> None:
     """An exact job keeps its share for life: another share makes libraries pick other kernels."""
-    assert job.desired is not None
-    before = {share.fraction for share in job.desired.shares}
-    after = {share.fraction for share in allocation.shares}
-    if before != after:
+    if allocation.fractions != job.lane:
         raise Overbooked(
-            f"job {job.id!r} is exact: its share stays {sorted(before)}, not {sorted(after)}. "
+            f"job {job.id!r} is exact: its share stays {_text(job.lane)}, not {_text(allocation.fractions)}. "
             "Move it with the same share, or submit it without exact."
         )
+
+
+def _text(fractions: tuple[float, ...]) -> str:
+    return " and ".join(f"{fraction:g}" for fraction in fractions)

@@ -49,7 +49,8 @@ class JournalWriter:
         self._write(record_to_json(record))
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._stream.write(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n")
+        # ASCII only: an error text may hold halves of characters, or line ends that not every reader knows.
+        self._stream.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 def read_journal(lines: Iterable[str]) -> tuple[Header, Iterator[Record]]:

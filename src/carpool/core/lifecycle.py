@@ -69,14 +69,17 @@ def submitted(spec: JobSpec, seq: int, at: float, *, blocked: bool) -> Job:
 
 
 def moved(job: Job, at: float, step: Step, service: Service, words: str) -> Job:
-    """The job after a step that leaves it without desired devices; what is observed stays until a fact changes it."""
+    """The job after a step that leaves it without desired devices; what is observed stays until a fact changes it.
+
+    Only a job that held some is given an order by this, and only an order has a generation.
+    """
     return Job(
         job.spec,
         job.seq,
         job.submitted_at,
         next_phase(job, step),
         None,
-        job.generation + 1,
+        job.generation if job.desired is None else job.generation + 1,
         job.observed,
         job.applied,
         job.done_at(at),
@@ -87,6 +90,7 @@ def moved(job: Job, at: float, step: Step, service: Service, words: str) -> Job:
         at,
         Past(at, words, job.past),
         0.0,
+        job.lane,
     )
 
 
@@ -110,6 +114,7 @@ def assigned(job: Job, at: float, allocation: Allocation, believed: float, servi
         job.since if job.phase is Phase.RUNNING else at,
         Past(at, f"was given {allocation.num_devices} devices", job.past),
         believed,
+        job.lane or allocation.fractions if job.spec.exact else (),
     )
 
 
@@ -133,11 +138,12 @@ def observed(job: Job, at: float, generation: int, done: float, rate: float, ser
         job.since,
         job.past,
         job.believed,
+        job.lane,
     )
 
 
-def vacated(job: Job, at: float, generation: int, done: float, *, crashed: bool = False) -> Job:
-    """The job after its backend reported that it holds nothing any more."""
+def vacated(job: Job, at: float, generation: int, done: float, service: Service, *, crashed: bool = False) -> Job:
+    """The job after its backend reported that it holds nothing any more; progress makes its crashes begin anew."""
     return Job(
         job.spec,
         job.seq,
@@ -150,9 +156,10 @@ def vacated(job: Job, at: float, generation: int, done: float, *, crashed: bool 
         done,
         0.0,
         at,
-        job.service,
-        job.crashes + crashed,
+        service,
+        (0 if done > job.done else job.crashes) + crashed,
         job.since,
         job.past,
         job.believed,
+        job.lane,
     )

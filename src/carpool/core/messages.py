@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import ClassVar, NamedTuple
 
 from carpool.core.model import Allocation, JobId, JobSpec, NodeId
@@ -134,6 +135,31 @@ class Woke(Fact):
     """The time that the scheduler asked to be woken at has come."""
 
 
+def in_folding_order(facts: Sequence[Fact]) -> list[Fact]:
+    """Facts of one instant by rank, but a wish or a loss that followed an arrival of the same batch stays behind it."""
+    if _SECOND_THOUGHTS.isdisjoint(map(type, facts)):
+        return sorted(facts, key=attrgetter("rank"))
+    asked: set[JobId] = set()
+    joined = False
+    ranked: list[tuple[int, Fact]] = []
+    for fact in facts:
+        rank = fact.rank
+        if isinstance(fact, JobSubmitted):
+            asked.add(fact.spec.id)
+        elif isinstance(fact, JobResumed):
+            asked.add(fact.job)
+        elif isinstance(fact, JobCancelled | JobPaused) and fact.job in asked:
+            rank = _ASKS
+        elif isinstance(fact, NodeLost) and joined:
+            rank = _CHANGES
+        joined = joined or isinstance(fact, NodeJoined)
+        ranked.append((rank, fact))
+    return [fact for _, fact in sorted(ranked, key=itemgetter(0))]
+
+
+_SECOND_THOUGHTS = frozenset({JobCancelled, JobPaused, NodeLost})
+
+
 # --------------------------------------------------------------------------------------------------------- orders
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -195,6 +221,6 @@ class Record(NamedTuple):
     """One call of `Scheduler.handle`: facts of one instant, then at most one plan. The journal is a list of these."""
 
     at: float
-    facts: Sequence[Fact]  # in the order they were folded
+    facts: Sequence[Fact]  # in the order they were folded, then the failures that followed from them
     planned: Planned | None = None
-    ignored: Sequence[Fact] = ()  # of a generation that no longer counts, or of a job that is over
+    ignored: Sequence[Fact] = ()  # of a generation or a phase that no longer counts, or of a job that is over

@@ -16,6 +16,7 @@ from carpool.core.messages import (
     JobFinished,
     JobPaused,
     JobSubmitted,
+    NodeJoined,
     NodeLost,
     Record,
 )
@@ -43,7 +44,7 @@ class Summary:
 class Stay:
     """One job between submission and its end."""
 
-    __slots__ = ("device_s", "held", "held_s", "since", "spec_weight", "submitted_at")
+    __slots__ = ("held", "held_s", "since", "spec_weight", "submitted_at")
 
     def __init__(self, submitted_at: float, weight: float) -> None:
         self.submitted_at = submitted_at
@@ -51,17 +52,18 @@ class Stay:
         self.held: Allocation | None = None
         self.since = 0.0  # of the present holding
         self.held_s = 0.0  # time holding any device, up to `since`
-        self.device_s = 0.0
 
-    def hold(self, at: float, allocation: Allocation | None) -> None:
-        """Hold something else, or nothing, from now on."""
+    def hold(self, at: float, allocation: Allocation | None) -> float:
+        """Hold something else, or nothing, from now on; the device-seconds of what was held until now."""
         held = self.held
+        device_s = 0.0
         if held is not None:
             elapsed = at - self.since
             self.held_s += elapsed
-            self.device_s += elapsed * held.num_devices
+            device_s = elapsed * held.num_devices
         self.held = allocation
         self.since = at
+        return device_s
 
 
 class Metrics:
@@ -86,6 +88,7 @@ class Metrics:
             JobCancelled: self._on_ended,
             JobPaused: self._on_taken_off,
             JobCrashed: self._on_taken_off,
+            NodeJoined: self._on_node_joined,
             NodeLost: self._on_node_lost,
         }
 
@@ -142,22 +145,25 @@ class Metrics:
 
     def _close(self, at: float, job: JobId) -> Stay:
         stay = self._open.pop(job)
-        stay.hold(at, None)
-        self.device_s += stay.device_s
+        self.device_s += stay.hold(at, None)
         self.last_end_s = at
         return stay
 
     def _on_taken_off(self, at: float, fact: JobPaused | JobCrashed) -> None:
         stay = self._open[fact.job]
         self.preemptions += isinstance(fact, JobCrashed)
-        stay.hold(at, None)
+        self.device_s += stay.hold(at, None)
+
+    def _on_node_joined(self, at: float, fact: NodeJoined) -> None:
+        if all(node.name != fact.name for node in self._cluster.nodes):
+            self._cluster = self._cluster.joined(fact.name, fact.banks)
 
     def _on_node_lost(self, at: float, fact: NodeLost) -> None:
         devices = self._cluster.nodes[fact.node].devices
         for stay in self._open.values():
             if stay.held is not None and _touches(stay.held, devices):
                 self.preemptions += 1
-                stay.hold(at, None)
+                self.device_s += stay.hold(at, None)
 
     def _on_changes(self, at: float, changes: Sequence[Change]) -> None:
         for change in changes:
@@ -165,9 +171,9 @@ class Metrics:
             if stay.held is not None:
                 if change.allocation is None:
                     self.preemptions += 1
-                else:
+                elif not _same_devices(stay.held, change.allocation):
                     self.resizes += 1
-            stay.hold(at, change.allocation)
+            self.device_s += stay.hold(at, change.allocation)
 
 
 def nearest_rank(ordered: Sequence[float], fraction: float) -> float:
@@ -175,6 +181,10 @@ def nearest_rank(ordered: Sequence[float], fraction: float) -> float:
     if not ordered:
         return nan
     return ordered[max(0, ceil(fraction * len(ordered)) - 1)]
+
+
+def _same_devices(one: Allocation, other: Allocation) -> bool:
+    return [share.devices for share in one.shares] == [share.devices for share in other.shares]
 
 
 def _touches(allocation: Allocation, devices: range) -> bool:

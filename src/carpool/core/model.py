@@ -109,6 +109,12 @@ class Allocation:
             return len(shares[0].devices)
         return sum([len(share.devices) for share in shares])
 
+    @property
+    def fractions(self) -> tuple[float, ...]:
+        """The unlike fractions in it, ascending: usually one."""
+        shares = self.shares
+        return (shares[0].fraction,) if len(shares) == 1 else tuple(sorted({share.fraction for share in shares}))
+
     def devices(self) -> Iterator[DeviceId]:
         """Every device, in the order of the shares."""
         for share in self.shares:
@@ -150,6 +156,7 @@ class Job(NamedTuple):
     since: float = 0.0  # when the present phase began
     past: Past | None = None
     believed: float = 0.0  # rate expected once the desired allocation applies
+    lane: tuple[float, ...] = ()  # fractions an exact job was first given: it keeps them for life
 
     @property
     def id(self) -> JobId:

@@ -196,6 +196,8 @@ class Occupancy:
         count = allocation.num_devices
         if count != spec.devices and not spec.narrowest <= count <= spec.widest:
             raise Overbooked(f"job {spec.id!r} takes {spec.narrowest} to {spec.widest} devices, not {count}")
+        if len(pieces) > 1:
+            self._check_apart(spec, pieces)
         for node, bank, run, bits, share in pieces:
             if not 0.0 < share.fraction <= 1.0:
                 raise Overbooked(f"job {spec.id!r}: a fraction of {share.fraction} is not in (0, 1]")
@@ -205,6 +207,14 @@ class Occupancy:
                 self._check_shared(spec, share, bank, run, max_virtual)
             elif 0 < bank.memory_bytes < spec.memory_bytes:
                 raise Overbooked(_too_much_memory(spec, run.start, spec.memory_bytes, bank))
+
+    def _check_apart(self, spec: JobSpec, pieces: Sequence[_Piece]) -> None:
+        """Raise Overbooked when a job would hold a device twice."""
+        seen: dict[int, int] = {}
+        for node, _, run, bits, _ in pieces:
+            if seen.get(node.id, 0) & bits:
+                raise Overbooked(f"job {spec.id!r} would hold devices {run.start} to {run.stop - 1} twice")
+            seen[node.id] = seen.get(node.id, 0) | bits
 
     def _check_shared(self, spec: JobSpec, share: Share, bank: Bank, run: range, max_virtual: float) -> None:
         for device in run:

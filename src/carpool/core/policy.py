@@ -123,7 +123,8 @@ class Snapshot:
 
     def placement(self, job: Job, allocation: Allocation) -> Placement:
         """What an allocation looks like to a rate model, with the present neighbours on its devices."""
-        return placement_of(self.occupancy, self.jobs, job, allocation)
+        sharing = self.policy.shares_devices or self.occupancy.is_shared
+        return placement_of(self.occupancy, self.jobs, job, allocation, sharing=sharing)
 
     def rate(self, job: Job, allocation: Allocation) -> float:
         """Believed units of work per second under an allocation, beside the present neighbours."""
@@ -138,18 +139,21 @@ class Snapshot:
         return sum([seconds for _, seconds in self.service(job)])
 
 
-def placement_of(occupancy: Occupancy, jobs: Mapping[JobId, Job], job: Job, allocation: Allocation) -> Placement:
-    """Describe an allocation and who else is on its devices."""
+def placement_of(
+    occupancy: Occupancy, jobs: Mapping[JobId, Job], job: Job, allocation: Allocation, *, sharing: bool = True
+) -> Placement:
+    """Describe an allocation and who else is on its devices; `sharing` False: nobody is, as the caller knows."""
     alone = occupancy.cluster.placement(allocation)
-    if not occupancy.is_shared:
+    if not sharing:
         return alone
     beside: dict[JobId, Neighbour] = {}
     for device in allocation.devices():
         for resident in occupancy.residents(device):
             other = jobs.get(resident.job)
             if resident.job != job.spec.id and other is not None:
-                batch_size = other.desired.batch_size if other.desired is not None else 0
-                beside[resident.job] = Neighbour(other.spec, resident.fraction, batch_size)
+                held = other.desired
+                batch_size, turn = (held.batch_size, held.shares[0].turn) if held is not None else (0, 0)
+                beside[resident.job] = Neighbour(other.spec, resident.fraction, batch_size, turn)
     return replace(alone, neighbours=tuple(beside.values())) if beside else alone
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import floor
-from operator import attrgetter
 from typing import Any
 
 from carpool.core import lifecycle
@@ -32,6 +31,7 @@ from carpool.core.messages import (
     Release,
     ReleaseApplied,
     Woke,
+    in_folding_order,
 )
 from carpool.core.model import Job, JobId, Phase
 from carpool.core.occupancy import Occupancy
@@ -39,9 +39,8 @@ from carpool.core.policy import Cadence, Plan, Policy, Snapshot, placement_of, s
 from carpool.core.ports import Observer
 from carpool.core.queue import Queue, Roster
 from carpool.core.reconcile import counts, orders_to_close
-from carpool.core.topology import Cluster
+from carpool.core.topology import Cluster, Node
 
-_by_rank = attrgetter("rank")
 _ROUNDING = 1e-9  # rounds are multiples of a float; instants this close to one are on it
 
 
@@ -70,6 +69,7 @@ class Scheduler:
         self._jobs: dict[JobId, Job] = {}
         self._ended: dict[JobId, Phase] = {}
         self._dependents: dict[JobId, list[JobId]] = {}
+        self._followed: list[Fact] = []  # failures that follow from the facts being folded
         self._num_submitted = 0
         self._occupancy = Occupancy(cluster)
         self._waiting = Queue()
@@ -143,22 +143,30 @@ class Scheduler:
         """Fold the facts of one instant, then plan at most once; the orders that follow."""
         if at < self.at:
             raise CarpoolError(f"time ran backwards: facts of {at} s after those of {self.at} s")
+        self._refuse_unusable(facts)
         self.at = at
         orders: list[Order] = []
         if len(facts) > 1:
-            facts = sorted(facts, key=_by_rank)
-        ignored = self._fold(at, facts, orders)
-        if ignored:
-            facts = [fact for fact in facts if all(fact is not other for other in ignored)]
+            facts = in_folding_order(facts)
+        ignored: Sequence[Fact] = ()
+        places = self._fold(at, facts, orders)
+        if places:
+            ignored = [facts[place] for place in places]
+            facts = [fact for place, fact in enumerate(facts) if place not in places]
+        if self._followed:
+            facts = [*facts, *self._followed]
+            self._followed.clear()
         planned = None
-        if self._is_triggered or self._plan_wake_at is not None or self.cadence.round_s:
-            if self._is_due(at):
-                planned = self._decide(at, orders)
-            self.wake_at = self._next_wake(at)
-        if self._observers:
-            record = Record(at, facts, planned, ignored)
-            for observer in self._observers:
-                observer.record(record)
+        try:
+            if self._is_triggered or self._plan_wake_at is not None or self.cadence.round_s:
+                if self._is_due(at):
+                    planned = self._decide(at, orders)
+                self.wake_at = self._next_wake(at)
+        finally:  # facts are kept even when a policy breaks over them
+            if self._observers:
+                record = Record(at, facts, planned, ignored)
+                for observer in self._observers:
+                    observer.record(record)
         return orders
 
     def recover(self, records: Iterable[Record]) -> list[Order]:
@@ -171,22 +179,35 @@ class Scheduler:
                 self._occupy(record.planned.changes)
                 self._adopt(record.at, record.planned, orders)
                 self._remember(record.at, record.planned)
+        self._followed.clear()
         self._is_triggered = True
         self.wake_at = self._next_wake(self.at)
         return orders_to_close(self._jobs.values())
 
-    def _fold(self, at: float, facts: Sequence[Fact], orders: list[Order]) -> Sequence[Fact]:
-        """Take facts in, in the order given; those that did not count."""
+    def _refuse_unusable(self, facts: Sequence[Fact]) -> None:
+        """InputError, with nothing changed yet, for what can be no fact: a second job of one name, an empty node."""
+        new: set[JobId] = set()
+        for fact in facts:
+            if type(fact) is JobSubmitted:
+                name = fact.spec.id
+                if name in self._jobs or name in self._ended or name in new:
+                    raise InputError(f"job {name!r} exists already", way_out="Give every job a name of its own.")
+                new.add(name)
+            elif type(fact) is NodeJoined and not fact.banks and self._node_named(fact.name) is None:
+                raise InputError(f"node {fact.name!r} is new but brings no devices", way_out="Name its banks.")
+
+    def _fold(self, at: float, facts: Sequence[Fact], orders: list[Order]) -> Sequence[int]:
+        """Take facts in, in the order given; the places of those that did not count."""
         triggers = self.cadence.triggers
         folds = self._folds
-        ignored: list[Fact] | None = None
-        for fact in facts:
+        ignored: list[int] | None = None
+        for place, fact in enumerate(facts):
             kind = type(fact)
             if folds[kind](at, fact, orders):
                 if kind in triggers:
                     self._is_triggered = True
             else:
-                ignored = [*(ignored or ()), fact]
+                ignored = [*(ignored or ()), place]
         return ignored or ()
 
     # --------------------------------------------------------------------------------------------------- deciding
@@ -215,6 +236,10 @@ class Scheduler:
         view = self._view
         view.at = at
         plan = self.policy.plan(view)
+        if plan.wake_at is not None and plan.wake_at <= at:
+            raise CarpoolError(
+                f"policy {self.policy!r} asks at {at} s to be woken at {plan.wake_at} s, which is not later"
+            )
         if plan is Plan.NOTHING:
             self._is_triggered = False
             self._planned_at = at
@@ -288,7 +313,8 @@ class Scheduler:
         if change.allocation is None:
             return 0.0
         job = self._jobs[change.job]
-        placement = placement_of(self._occupancy, self._jobs, job, change.allocation)
+        occupancy = self._occupancy
+        placement = placement_of(occupancy, self._jobs, job, change.allocation, sharing=occupancy.is_shared)
         return self._estimator.rate(job.spec, placement).mean
 
     # ---------------------------------------------------------------------------------------------------- storing
@@ -320,17 +346,28 @@ class Scheduler:
             if other is None or other.phase is not Phase.BLOCKED:
                 continue
             if phase is not Phase.FINISHED:
-                self._end(at, other, Step.FAIL, orders)
+                self._fail_blocked(other, f"it waited for job {job.id!r}, which {phase}")
             elif all(self._ended.get(needed) is Phase.FINISHED for needed in other.spec.after):
                 service = other.service
                 self._store(lifecycle.moved(other, at, Step.ADMIT, service, "has what it waited for"))
+
+    def _fail_blocked(self, job: Job, error: str) -> None:
+        """A blocked job will never be admitted, and neither will those that wait for it: a loop, as chains are long."""
+        doomed = [(job, error)]
+        while doomed:
+            job, error = doomed.pop()
+            if self._jobs.pop(job.id, None) is None:
+                continue
+            self._ended[job.id] = lifecycle.next_phase(job, Step.FAIL)
+            self._followed.append(JobFailed(job.id, job.generation, error))
+            for dependent in self._dependents.pop(job.id, ()):
+                if dependent in self._jobs:
+                    doomed.append((self._jobs[dependent], f"it waited for job {job.id!r}, which failed"))
 
     # ---------------------------------------------------------------------------------------------------- folding
     # Each handler returns whether the fact counted.
     def _on_submitted(self, at: float, fact: JobSubmitted, orders: list[Order]) -> bool:
         spec = fact.spec
-        if spec.id in self._jobs or spec.id in self._ended:
-            raise InputError(f"job {spec.id!r} exists already", way_out="Give every job a name of its own.")
         blocked = False
         for needed in spec.after:
             if self._ended.get(needed) is not Phase.FINISHED:
@@ -339,8 +376,9 @@ class Scheduler:
         job = lifecycle.submitted(spec, self._num_submitted, at, blocked=blocked)
         self._num_submitted += 1
         self._store(job)
-        if any(self._ended.get(needed, Phase.FINISHED) is not Phase.FINISHED for needed in spec.after):
-            self._end(at, job, Step.FAIL, orders)
+        for needed in spec.after:
+            if self._ended.get(needed, Phase.FINISHED) is not Phase.FINISHED:
+                self._fail_blocked(job, f"it waited for job {needed!r}, which {self._ended[needed]}")
         return True
 
     def _on_cancelled(self, at: float, fact: JobCancelled, orders: list[Order]) -> bool:
@@ -354,7 +392,7 @@ class Scheduler:
 
     def _on_paused(self, at: float, fact: JobPaused, orders: list[Order]) -> bool:
         job = self._jobs.get(fact.job)
-        if job is None or job.phase is Phase.PAUSED:
+        if job is None or job.phase not in (Phase.WAITING, Phase.RUNNING):
             return False
         self._take_off(at, job, Step.PAUSE, "was paused", orders)
         return True
@@ -389,16 +427,20 @@ class Scheduler:
         job = self._jobs.get(fact.job)
         if job is None or not counts(job, fact.generation):
             return False
-        self._store(lifecycle.vacated(job, at, fact.generation, fact.done))
+        service = service_at(self.cluster, job, at)
+        self._store(lifecycle.vacated(job, at, fact.generation, fact.done, service))
         return True
 
     def _on_progress(self, at: float, fact: ProgressReported, orders: list[Order]) -> bool:
         job = self._jobs.get(fact.job)
-        if job is None or fact.generation != job.applied or job.observed is None:
+        if job is None or not counts(job, fact.generation):
             return False
-        self._estimator.learn(at, job, fact)
-        service = service_at(self.cluster, job, at)
-        self._store(lifecycle.observed(job, at, fact.generation, fact.done, fact.rate, service))
+        seen = lifecycle.observed(job, at, fact.generation, fact.done, fact.rate, service_at(self.cluster, job, at))
+        if seen.observed is None:
+            return False  # of an allocation that is no longer known
+        if fact.generation in (job.applied, job.generation):
+            self._estimator.learn(at, job if job.applied == fact.generation else seen, fact)
+        self._store(seen)
         return True
 
     def _on_finished(self, at: float, fact: JobFinished, orders: list[Order]) -> bool:
@@ -419,25 +461,29 @@ class Scheduler:
         job = self._jobs.get(fact.job)
         if job is None or job.desired is None or not counts(job, fact.generation):
             return False
-        crashed = lifecycle.vacated(job, at, fact.generation, fact.done, crashed=True)
+        service = service_at(self.cluster, job, at)
+        crashed = lifecycle.vacated(job, at, fact.generation, fact.done, service, crashed=True)
         if crashed.crashes > job.spec.retries:
             orders.append(Release(job.id, job.generation + 1))
+            error = f"crashed {crashed.crashes} times without progress, the last time: {fact.error}"
+            self._followed.append(JobFailed(job.id, fact.generation, error))
             self._end(at, crashed, Step.FAIL, orders)
         else:
             self._take_off(at, crashed, Step.CRASH, f"crashed: {fact.error}", orders)
         return True
 
     def _on_node_joined(self, at: float, fact: NodeJoined, orders: list[Order]) -> bool:
-        known = next((node for node in self.cluster.nodes if node.name == fact.name), None)
+        known = self._node_named(fact.name)
         if known is None:
-            if not fact.banks:
-                raise InputError(f"node {fact.name!r} is new but brings no devices", way_out="Name its banks.")
             self._occupancy.join(self.cluster.joined(fact.name, fact.banks))
             return True
         if known.id not in self._occupancy.lost:
             return False
         self._occupancy.regain(known)
         return True
+
+    def _node_named(self, name: str) -> Node | None:
+        return next((node for node in self.cluster.nodes if node.name == name), None)
 
     def _on_node_lost(self, at: float, fact: NodeLost, orders: list[Order]) -> bool:
         if fact.node >= len(self.cluster.nodes) or fact.node in self._occupancy.lost:

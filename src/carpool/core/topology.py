@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from carpool.core.model import Allocation, DeviceId, JobSpec, Kind, NodeId
+from carpool.core.model import Allocation, DeviceId, JobSpec, Kind, NodeId, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class Neighbour:
     spec: JobSpec
     fraction: float = 1.0
     batch_size: int = 0
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Placement:
     fraction: float = 1.0
     batch_size: int = 0
     neighbours: tuple[Neighbour, ...] = ()
+    turn: int = 0
 
     @property
     def num_devices(self) -> int:
@@ -86,7 +88,8 @@ class Cluster:
     nodes: tuple[Node, ...]
     links: tuple[Link, ...] = ()
     capacity: dict[Kind, int] = field(init=False, compare=False, repr=False)  # devices of each kind
-    node_size: dict[Kind, int] = field(init=False, compare=False, repr=False)  # largest bank of each kind
+    node_size: dict[Kind, int] = field(init=False, compare=False, repr=False)  # most devices of each kind in one node
+    least_memory: dict[Kind, int] = field(init=False, compare=False, repr=False)  # of a device of each kind; 0: unknown
     num_devices: int = field(init=False, compare=False, repr=False)
     _firsts: list[int] = field(init=False, compare=False, repr=False)
     _whole: dict[tuple[Kind, int], Placement] = field(init=False, compare=False, repr=False)  # see `placement`
@@ -95,18 +98,24 @@ class Cluster:
         """Check the numbering and derive the look-ups."""
         capacity: dict[Kind, int] = {}
         node_size: dict[Kind, int] = {}
+        least_memory: dict[Kind, int] = {}
         expected = 0
         for index, node in enumerate(self.nodes):
             assert node.id == index, f"node {node.name!r} has id {node.id}, its place is {index}"
+            here: dict[Kind, int] = {}
             for bank in node.banks:
                 assert bank.devices.start == expected, f"device ids of node {node.name!r} start at {bank.devices.start}"
                 expected = bank.devices.stop
                 size = len(bank.devices)
                 capacity[bank.kind] = capacity.get(bank.kind, 0) + size
-                node_size[bank.kind] = max(size, node_size.get(bank.kind, 0))
+                here[bank.kind] = here.get(bank.kind, 0) + size
+                node_size[bank.kind] = max(here[bank.kind], node_size.get(bank.kind, 0))
+                known = [memory for memory in (bank.memory_bytes, least_memory.get(bank.kind, 0)) if memory]
+                least_memory[bank.kind] = min(known, default=0)
         put = object.__setattr__
         put(self, "capacity", capacity)
         put(self, "node_size", node_size)
+        put(self, "least_memory", least_memory)
         put(self, "num_devices", expected)
         put(self, "_firsts", [node.devices.start for node in self.nodes])
         put(self, "_whole", {})
@@ -161,14 +170,15 @@ class Cluster:
             run = share.devices
             bank = self.spot(run.start)[1]
             if run.stop <= bank.devices.stop:
-                return self._on_one_node(bank.kind, len(run), share.fraction, allocation.batch_size)
+                return self._on_one_node(bank.kind, len(run), share, allocation.batch_size)
         fraction = min([share.fraction for share in shares])
-        return Placement(self.groups_of(allocation), fraction, allocation.batch_size)
+        turn = max([share.turn for share in shares])
+        return Placement(self.groups_of(allocation), fraction, allocation.batch_size, turn=turn)
 
-    def _on_one_node(self, kind: Kind, count: int, fraction: float, batch_size: int) -> Placement:
+    def _on_one_node(self, kind: Kind, count: int, share: Share, batch_size: int) -> Placement:
         """Nearly every allocation is whole devices of one node: those placements are made once and kept."""
-        if fraction != 1.0 or batch_size:
-            return Placement(((kind, count),), fraction, batch_size)
+        if share.fraction != 1.0 or batch_size or share.turn:
+            return Placement(((kind, count),), share.fraction, batch_size, turn=share.turn)
         placement = self._whole.get((kind, count))
         if placement is None:
             placement = self._whole[kind, count] = Placement(((kind, count),))
@@ -180,9 +190,9 @@ class Cluster:
         for share in allocation.shares:
             first, stop = share.devices.start, share.devices.stop
             while first < stop:
-                bank = self.bank_of(first)
+                node, bank = self.spot(first)
                 end = min(stop, bank.devices.stop)
-                key = (bank.devices.start, bank.kind)
+                key = (node.id, bank.kind)
                 counts[key] = counts.get(key, 0) + end - first
                 first = end
         return tuple(sorted([(kind, count) for (_, kind), count in counts.items()]))

@@ -63,7 +63,7 @@ class Gavel(Policy):
         running = move(draft, [job for job, _ in rates], chosen)
         reason = f"turn of {running} of {len(rates)} jobs by {self.objective} shares of {table.at:.0f} s"
         note = None if table is old else table.as_note()
-        return draft.finish(reason, wake_at=view.at + self.turn_s if running else None, note=note)
+        return draft.finish(reason, wake_at=view.at + self.turn_s, note=note)
 
     def _solve(self, view: Snapshot, rates: Rates, capacity: dict[Kind, int], old: Timetable | None) -> Timetable:
         problem = self._problem(view, rates, capacity)
@@ -77,7 +77,9 @@ class Gavel(Policy):
             parts = gavel_lp.throughput(problem)
         else:
             parts = gavel_lp.max_min(problem)
-        due = {job.id: dict(zip(capacity, row, strict=True)) for (job, _), row in zip(rates, parts.tolist(), strict=True)}
+        due = {
+            job.id: dict(zip(capacity, row, strict=True)) for (job, _), row in zip(rates, parts.tolist(), strict=True)
+        }
         return Timetable(view.at, capacity, due, {job.id: received_s(view, job) for job, _ in rates}, memory)
 
     def _problem(self, view: Snapshot, rates: Rates, capacity: Mapping[Kind, int]) -> Problem:
@@ -114,7 +116,7 @@ def _alone_s(problem: Problem, rates: Rates, old: Timetable | None) -> tuple[Arr
     spent: list[float] = []
     for (job, _), left in zip(rates, problem.left.tolist(), strict=True):
         before = old.memory.get(job.id) if old is not None else None
-        spent.append(0.0 if before is None else before[0] + (before[2] - left) / before[1])
+        spent.append(0.0 if before is None else before[0] + max(0.0, before[2] - left) / before[1])
     values = zip(spent, isolated.tolist(), problem.left.tolist(), strict=True)
     memory: dict[str, Any] = {job.id: row for (job, _), row in zip(rates, map(list, values), strict=True)}
     return np.array(spent) + problem.left / isolated, memory

@@ -1,4 +1,4 @@
-"""Turning shares of time into places: jobs take turns on each kind so that each gets near the part of time it is due."""
+"""Shares of time turned into places: on each kind jobs take turns, so that each gets near the part it is due."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from carpool.core.draft import Draft
 from carpool.core.model import Job, JobId, Kind
 from carpool.core.placing import consolidated, spread
 from carpool.core.policy import Snapshot
-from carpool.core.topology import Placement
+from carpool.policies.speeds import rate_on
 
 Seconds = dict[Kind, float]
 
@@ -49,9 +49,7 @@ def rates_of(view: Snapshot, job: Job, capacity: Mapping[Kind, int]) -> dict[Kin
     """The job's believed rate on each kind with its full gang; 0 where it may not or cannot run."""
     width, kinds = job.spec.devices, job.spec.kinds
     return {
-        kind: view.estimates.rate(job.spec, Placement(((kind, width),))).mean
-        if width <= count and (not kinds or kind in kinds)
-        else 0.0
+        kind: rate_on(view, job.spec, kind) if width <= count and (not kinds or kind in kinds) else 0.0
         for kind, count in capacity.items()
     }
 
@@ -64,13 +62,14 @@ def received_s(view: Snapshot, job: Job) -> Seconds:
 def is_stale(view: Snapshot, table: Timetable | None, jobs: Iterable[Job], recompute_s: float) -> bool:
     """Whether jobs or devices have changed since the timetable was made and it is old enough to be made again.
 
-    With nothing running it is always old enough: otherwise newcomers would face idle devices.
+    With nothing running it is always old enough: otherwise newcomers would face idle devices. So is one made at
+    instant 0, as in Gavel's simulator, where 0 also stands for never.
     """
     if table is None:
         return True
     if table.due.keys() == {job.id for job in jobs} and table.capacity == capacity_of(view):
         return False
-    return view.at - table.at >= recompute_s or not len(view.roster)
+    return view.at - table.at >= recompute_s or table.at == 0.0 or not len(view.roster)
 
 
 def take_turns(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import sys
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
@@ -23,7 +24,20 @@ class Listing(NamedTuple):
 
 
 POLICIES: dict[str, Listing] = {
+    "antman": Listing("antman", "guaranteed jobs at full speed, opportunistic ones in the idle cycles (AntMan)"),
+    "kernel-est": Listing("kernel_est", "jobs share a device where SM and memory use predict little slowdown"),
+    "mps-equal": Listing("mps_equal", "equal fixed slots on every device, first fit by memory, never moved"),
     "fifo": Listing("fifo", "in order of submission; the head of the queue blocks unless bypass=true"),
+    "sjf": Listing("sjf", "shortest job first, without preemption; the head of the queue blocks unless bypass=true"),
+    "srtf": Listing("srtf", "shortest remaining time first; gangs, preemptive"),
+    "wsrtf": Listing("srtf", "least remaining time over weight first; gangs, preemptive"),
+    "las": Listing("las", "least attained service in queues (Tiresias-L); gangs, preemptive"),
+    "afs": Listing("afs", "elastic: the next device goes where it shortens completion times most (AFS)"),
+    "allox": Listing("allox", "matching of jobs to places on unlike devices by completion time (AlloX)"),
+    "sched-homo": Listing("sched_homo", "shortest over weight first with the speeds of all kinds averaged"),
+    "themis": Listing("themis", "devices go to the jobs that are treated worst (finish-time fairness), on leases"),
+    "gavel": Listing("gavel", "shares of time over unlike kinds from a linear program: max-min, ftf, makespan, throughput"),
+    "gavel-fifo": Listing("gavel_fifo", "in order of submission, each on the fastest kind with room; jobs may move"),
 }
 
 _registered: dict[str, type[Policy]] = {}
@@ -124,6 +138,7 @@ def _from_file(path: Path, name: str) -> type[Policy]:
     spec = importlib.util.spec_from_file_location(f"carpool_policy_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their annotations up there
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -12,7 +12,8 @@ from carpool.sim.machines import Machines
 from carpool.sim.timeline import ARRIVALS, Timeline
 from carpool.sim.traces.trace import Arrival
 
-_IDLE_WAKES = 10_000  # wake-ups in a row without an order after which the jobs that still wait count as starved
+# Wake-ups and mishaps in a row, with nothing running and nobody to come, after which those who wait count as starved.
+_IDLE = 10_000
 
 
 class Engine:
@@ -40,11 +41,11 @@ class Engine:
     def run(self) -> None:
         """Run until every job is over, or nothing will ever happen again."""
         scheduler, timeline, machines = self._scheduler, self._timeline, self._machines
-        idle_wakes = 0
+        idle = 0
         while True:
             next_at = timeline.next_at
             wake_at = scheduler.wake_at
-            if self._is_over(next_at, wake_at) or idle_wakes > _IDLE_WAKES:
+            if self._is_over(next_at, wake_at) or idle > _IDLE:
                 return
             at = min(inf if next_at is None else next_at, inf if wake_at is None else wake_at)
             facts: Sequence[Fact] = timeline.happen(at)
@@ -57,7 +58,8 @@ class Engine:
                 orders = scheduler.handle(at, facts)
                 ordered = ordered or bool(orders)
                 facts = machines.apply(at, orders) if orders else ()
-            idle_wakes = 0 if ordered or next_at is not None else idle_wakes + 1
+            can_change = next_at is not None and not (self._has_all and not scheduler.num_running)
+            idle = 0 if ordered or can_change else idle + 1
 
     def _is_over(self, next_at: float | None, wake_at: float | None) -> bool:
         if next_at is None and wake_at is None:

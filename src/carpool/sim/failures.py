@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -102,6 +102,27 @@ class Seeded:
         timeline.add(at + random.expovariate(full / self.job_mtbf_s), FAILURES, crash)
 
 
+def parse_failures(text: str, cluster: Cluster, seed: int = 0) -> list[Failures]:
+    """Mishaps from a CSV file, or at rates: ``node_mtbf_s=86400:node_repair_s=600:job_mtbf_s=1e6``; empty: none."""
+    if not text:
+        return []
+    if "=" not in text:
+        return [read_failures(Path(text), cluster)]
+    rates = {spot.name for spot in fields(Seeded)} - {"seed"}
+    given: dict[str, float] = {}
+    for setting in text.split(":"):
+        key, _, value = setting.partition("=")
+        if key not in rates:
+            raise UnknownName("rate", key, rates, where=f"failures {text!r}")
+        try:
+            given[key] = float(value)
+        except ValueError:
+            raise InputError(f"{key} is {value!r}", where=f"failures {text!r}", way_out="Give seconds.") from None
+        if not 0 < given[key] < float("inf"):
+            raise InputError(f"{key} is {value}", where=f"failures {text!r}", way_out="Give seconds above 0.")
+    return [Seeded(seed, **given)]
+
+
 def read_failures(path: Path, cluster: Cluster) -> Listed:
     """Mishaps from a CSV file with the header ``at_s,event,target``."""
     names = {node.name for node in cluster.nodes}
@@ -116,7 +137,7 @@ def read_failures(path: Path, cluster: Cluster) -> Listed:
                     way_out="A failure file starts with the line at_s,event,target.",
                 )
             mishaps = [_mishap(row, f"{path}: row {rows.line_num}", names) for row in rows]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot be read: {error}", where=str(path), way_out="Give a UTF-8 CSV file.") from None
     return Listed(mishaps)
 
@@ -128,6 +149,9 @@ def _mishap(row: dict[str, str], where: str, nodes: set[str]) -> Mishap:
         raise InputError(f"at_s is {row['at_s']!r}", where=where, way_out="Give seconds as a number.") from None
     if not 0 <= at_s < float("inf"):
         raise InputError(f"at_s is {row['at_s']}", where=where, way_out="Give seconds from 0 on.")
+    for column in ("event", "target"):
+        if not row[column]:
+            raise InputError(f"{column} is empty", where=where, way_out="Give at_s,event,target in every row.")
     if row["event"] not in EVENTS:
         raise UnknownName("event", row["event"], EVENTS, where=where)
     if row["event"] != "job-crash" and row["target"] not in nodes:

@@ -24,6 +24,9 @@ from carpool.sim.timeline import MACHINES, Timeline
 from carpool.sim.world import World
 
 
+_NEVER_RAN = (0.0, 0)
+
+
 class Stint:
     """One job on its devices: how far it is, how fast it goes, and what will happen to it next."""
 
@@ -31,6 +34,8 @@ class Stint:
         "allocation",
         "done",
         "generation",
+        "goal",
+        "is_paced",
         "placement",
         "rate",
         "ready_at",
@@ -46,6 +51,8 @@ class Stint:
         self.done = done  # at `since`
         self.since = 0.0
         self.rate = 0.0
+        self.is_paced = False  # whether the world has said how fast it goes since it got ready
+        self.goal: float | None = None  # work done when its next event is due; None: that event is only a report
         self.generation = 0
         self.allocation: Allocation | None = None
         self.placement: Placement | None = None
@@ -78,7 +85,7 @@ class Machines:
         self._report_every_s = report_every_s
         self._specs: dict[JobId, JobSpec] = {}
         self._stints: dict[JobId, Stint] = {}
-        self._parked: dict[JobId, float] = {}  # work done by jobs that are off their devices
+        self._parked: dict[JobId, tuple[float, int]] = {}  # off their devices: work done, generation of the last order
         self._on_device: dict[int, dict[JobId, Stint]] = {}
 
     def busy(self) -> list[JobId]:
@@ -113,9 +120,9 @@ class Machines:
         disturbed: dict[JobId, Stint] = {}
         self._stop(at, stint, disturbed)
         stint.done = self._world.kept(stint.spec, stint.done)
-        self._parked[job] = stint.done
+        self._parked[job] = stint.done, stint.generation
         for other in disturbed.values():
-            self._repace(at, other)
+            self._tell(at, self._repace(at, other))
         return JobCrashed(job, stint.generation, stint.done, error)
 
     def roll_back(self, at: float, devices: range) -> None:
@@ -126,6 +133,7 @@ class Machines:
                 stint.settle(at)
                 stint.done = self._world.kept(stint.spec, stint.done)
                 stint.rate = 0.0
+                stint.is_paced = False
                 stint.version += 1
 
     def join(self, cluster: Cluster) -> None:
@@ -141,8 +149,17 @@ class Machines:
             return  # over since: the terminal fact is on its way and wins
         if stint is None:
             before = None
-            stint = Stint(spec, self._world.work(spec), self._parked.pop(job, 0.0))
+            done, newest = self._parked.get(job, _NEVER_RAN)
+            if order.generation < newest:
+                return  # overtaken on the way
+            self._parked.pop(job, None)
+            stint = Stint(spec, self._world.work(spec), done)
             self._stints[job] = stint
+        elif order.generation <= stint.generation:
+            if order.generation == stint.generation and stint.is_paced:  # said twice: it holds already
+                stint.settle(at)
+                facts.append(AssignApplied(job, order.generation, stint.done))
+            return
         else:
             before = stint.placement
             self._leave(stint, disturbed)
@@ -154,6 +171,8 @@ class Machines:
         price = self._world.price(spec, before, stint.placement)
         if price > 0.0:
             stint.rate = 0.0
+            stint.is_paced = False
+            stint.goal = None
             stint.ready_at = at + price
             self._schedule(stint, stint.ready_at)
             return
@@ -164,11 +183,15 @@ class Machines:
     def _release(self, at: float, order: Release, facts: list[Fact], disturbed: dict[JobId, Stint]) -> None:
         stint = self._stints.get(order.job)
         if stint is None:
-            if order.job in self._specs:
-                facts.append(ReleaseApplied(order.job, order.generation, self._parked.get(order.job, 0.0)))
+            done, newest = self._parked.get(order.job, _NEVER_RAN)
+            if order.job in self._specs and order.generation >= newest:
+                self._parked[order.job] = done, order.generation
+                facts.append(ReleaseApplied(order.job, order.generation, done))
             return
+        if order.generation < stint.generation:
+            return  # overtaken on the way
         self._stop(at, stint, disturbed)
-        self._parked[order.job] = stint.done
+        self._parked[order.job] = stint.done, order.generation
         facts.append(ReleaseApplied(order.job, order.generation, stint.done))
 
     def _stop(self, at: float, stint: Stint, disturbed: dict[JobId, Stint]) -> None:
@@ -185,15 +208,24 @@ class Machines:
         stint.version += 1
         self._timeline.add(at, MACHINES, partial(self._reach, stint, stint.version))
 
+    def _tell(self, at: float, fact: Fact | None) -> None:
+        """Let a fact follow in the same instant."""
+        if fact is not None:
+            self._timeline.add(at, MACHINES, lambda _: fact)
+
     def _reach(self, stint: Stint, version: int, at: float) -> Fact | None:
         """A stint's next event is due: it gets ready, changes its pace, reports, or finishes."""
         if version != stint.version:
             return None
-        if stint.rate == 0.0 and at >= stint.ready_at:
+        if not stint.is_paced:
             self._repace(at, stint)
+            if self._sharing:  # neighbours may have come or gone since the rate was believed
+                self._tell(at, self._report(stint))
             return AssignApplied(stint.spec.id, stint.generation, stint.done)
         stint.settle(at)
-        if stint.done >= stint.work * (1.0 - 1e-12):
+        if stint.goal is not None and stint.goal > stint.done:
+            stint.done = stint.goal  # far from 0 a sum of times may fall short of it by more than any tolerance
+        if stint.done >= stint.work:
             return self._finish(at, stint)
         return self._repace(at, stint) or self._report(stint)
 
@@ -202,7 +234,7 @@ class Machines:
         self._stop(at, stint, disturbed)
         del self._specs[stint.spec.id]
         for other in disturbed.values():
-            self._repace(at, other)
+            self._tell(at, self._repace(at, other))
         return JobFinished(stint.spec.id, stint.generation)
 
     def _repace(self, at: float, stint: Stint) -> Fact | None:
@@ -214,16 +246,21 @@ class Machines:
             stint.placement = self._describe(stint)
         assert stint.placement is not None
         pace = self._world.pace(stint.spec, stint.done, stint.placement)
-        changed = stint.rate not in (0.0, pace.rate)
+        changed = stint.is_paced and stint.rate != pace.rate
+        stint.is_paced = True
         stint.rate = pace.rate
-        left = min(stint.work, pace.until) - stint.done
+        stint.goal = stint.work if stint.work < pace.until else pace.until
+        left = stint.goal - stint.done
         next_s = inf if left > 0.0 else 0.0
-        if pace.rate > 0.0:
+        if pace.rate > 0.0 and left > 0.0:
             next_s = left / pace.rate
-        if self._report_every_s:
-            next_s = min(next_s, self._report_every_s)
+        if 0.0 < self._report_every_s < next_s:
+            next_s = self._report_every_s
+            stint.goal = None
         if next_s < inf:
             self._schedule(stint, at + next_s)
+        else:
+            stint.version += 1  # nothing will happen by itself: what was expected before is off
         return self._report(stint) if changed else None
 
     def _report(self, stint: Stint) -> Fact:
@@ -264,4 +301,5 @@ class Machines:
 
 def _neighbour(stint: Stint) -> Neighbour:
     assert stint.allocation is not None
-    return Neighbour(stint.spec, stint.allocation.shares[0].fraction, stint.allocation.batch_size)
+    share = stint.allocation.shares[0]
+    return Neighbour(stint.spec, share.fraction, stint.allocation.batch_size, share.turn)

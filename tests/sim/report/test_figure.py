@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
+import xml.etree.ElementTree as ET
 
 from tests.sim.report.samples import empty_run, run
 
@@ -13,18 +13,18 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def words(svg: str) -> list[str]:
     """Every text of the picture."""
-    return [node.text or "" for node in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    return [node.text or "" for node in ET.fromstring(svg).iter(f"{SVG}text")]
 
 
 def test_one_curve_and_one_row_for_each_policy() -> None:
     svg = comparison_svg([run("fifo"), run("sjf", avg_jct_s=50.0)])
-    assert len(list(ElementTree.fromstring(svg).iter(f"{SVG}path"))) == 2
+    assert len(list(ET.fromstring(svg).iter(f"{SVG}path"))) == 2
     assert {"fifo", "sjf", "avg JCT, s"} <= set(words(svg))
 
 
 def test_the_best_value_is_bold() -> None:
     svg = comparison_svg([run("fifo"), run("sjf", avg_jct_s=50.0)])
-    bold = [node.text for node in ElementTree.fromstring(svg).iter(f"{SVG}text") if node.get("font-weight")]
+    bold = [node.text for node in ET.fromstring(svg).iter(f"{SVG}text") if node.get("font-weight")]
     assert bold == ["fifo", "sjf", "50.0"]
 
 

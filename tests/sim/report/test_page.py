@@ -56,7 +56,7 @@ def outline(html: str) -> Outline:
     return found
 
 
-def data_of(html: str) -> Any:  # noqa: ANN401 - JSON
+def data_of(html: str) -> Any:
     """The JSON inside the page."""
     return json.loads(outline(html).scripts[0])
 
@@ -185,7 +185,7 @@ def test_a_failed_write_leaves_the_old_page(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist. Create it"):
+    with pytest.raises(InputError, match=r"does not exist\. Create it"):
         write_page(tmp_path / "no" / "out.html", "x")
     with pytest.raises(InputError, match="is a folder"):
         write_page(tmp_path, "x")

@@ -13,9 +13,9 @@ from tests.sim.report.samples import recording, run, setting, summary
 
 from carpool.sim.report.payload import (
     MAX_TICK,
+    drawings,
     pack,
     pack_text,
-    page_holdings,
     payload,
     script_json,
     thinned,
@@ -25,7 +25,7 @@ from carpool.sim.report.payload import (
 from carpool.sim.report.recording import RunRecord
 
 
-def opened(value: object) -> Any:  # noqa: ANN401 - JSON
+def opened(value: object) -> Any:
     """The payload as a reader of JSON sees it."""
     return json.loads(script_json(value))
 
@@ -42,7 +42,7 @@ def test_text_round_trips() -> None:
 
 def test_holdings_round_trip() -> None:
     runs = [run("fifo", 40), run("sjf", 25)]
-    data = opened(payload(setting(), runs, page_holdings(runs)))
+    data = opened(payload(setting(), runs, drawings(runs)))
     ids = json.loads(unpack(data["table"]["ids"]).tobytes())
     for record, packed in zip(runs, data["runs"], strict=True):
         columns = {name: unpack(column) for name, column in cast(Mapping[str, Any], packed["holdings"]).items()}
@@ -65,7 +65,7 @@ def test_times_count_from_the_first_submission() -> None:
     late = recording(0)
     late.held(late.submitted("a", 5_000.0, 1), 0, 1, 5_010.0, 5_020.0)
     record = RunRecord("fifo", summary("fifo"), late)
-    data = opened(payload(setting(), [record], page_holdings([record])))
+    data = opened(payload(setting(), [record], drawings([record])))
     assert list(unpack(data["runs"][0]["holdings"]["start"])) == [10_000]
     assert data["span_s"] == 20.0
 
@@ -76,8 +76,8 @@ def test_a_long_trace_gets_a_coarser_tick() -> None:
 
 def test_the_page_shares_its_room_between_runs_and_says_so() -> None:
     runs = [run("small", 10), run("large", 200)]
-    small, large = page_holdings(runs, limit=60)
-    assert (len(small), len(large)) == (10, 50)
+    small, large = drawings(runs, limit=60)
+    assert (len(small.holdings), len(large.holdings)) == (10, 50)
     assert thinned(runs[0], small) == []
     assert "150 shortest of 200 device holdings" in thinned(runs[1], large)[0]
     assert len(runs[1].recording.holdings) == 200  # the recording itself is left alone

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import gzip
+import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -99,12 +101,15 @@ def test_a_quote_that_is_never_closed(write_file: WriteFile) -> None:
         read_trace(path)
 
 
-def test_each_line_of_a_cell_that_runs_on_is_dropped(write_file: WriteFile) -> None:
-    trace = read_trace(write_file(HEADER, GOOD, '"b', 'c",1,1,1', "d,2,1,1"), skip_invalid=True)
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
+def test_each_line_of_a_cell_that_runs_on_is_dropped(write_file: WriteFile, line_end: bytes) -> None:
+    rows = write_file(HEADER, GOOD, b'"b' + line_end + b'c",1,1,1\n', "d,2,1,1", "e,3,0,1")
+
+    trace = read_trace(rows, skip_invalid=True)
 
     assert [arrival.spec.id for arrival in trace.arrivals] == ["good", "d"]
-    assert [row.row for row in trace.dropped_rows] == [3, 4]
-    assert trace.dropped == {"a quoted cell runs on": 2}
+    assert [row.row for row in trace.dropped_rows] == [3, 4, 6]
+    assert trace.dropped == {"a quoted cell runs on": 2, "gpus is less than 1": 1}
 
 
 def test_row_numbers_hold_after_blank_lines_and_in_later_blocks(write_file: WriteFile) -> None:
@@ -248,6 +253,18 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"this is a folder, not a file\. Name one trace file in it\."):
         read_trace(tmp_path)
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_text, args=(f"{HEADER}\n{GOOD}\n",))
+    writer.start()
+
+    trace = read_trace(pipe)
+
+    writer.join()
+    assert [arrival.spec.id for arrival in trace.arrivals] == ["good"]
 
 
 def test_a_cut_gzip_file(write_file: WriteFile) -> None:

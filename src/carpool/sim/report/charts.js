@@ -7,14 +7,14 @@ const THEMES = {
     paper: "#ffffff", ink: "#16191d", soft: "#5b6470", faint: "#8a929c", line: "#e2e5e9", grid: "#eceef1", hot: "#d55e00",
     series: ["#0072b2", "#d55e00", "#009e73", "#b4578f", "#e69f00", "#56b4e9", "#4a4f55"],
     ramp: ["#f4f6f8", "#cfe1f0", "#8fbcdd", "#4a90c4", "#1f6fae", "#0d4a80"], haze: "120,126,134",
-    jobs: ["#7fb2d9", "#f0a878", "#7fcbb0", "#d3a0c0", "#f0cd7a", "#a9d7f2", "#b9bec5", "#5f94bd", "#d98f63", "#a8c48a"],
+    jobs: ["#7fb2d9", "#f0a878", "#7fcbb0", "#d3a0c0", "#f0cd7a", "#a9d7f2", "#c5b3e6", "#5f94bd", "#d98f63", "#a8c48a"],
     sizes: ["#f3e4a5", "#b9d48b", "#74bfa0", "#419fa8", "#3b79a3", "#41528f", "#47307a", "#3b1550"], label: "#16191d",
   },
   dark: {
     paper: "#181b1f", ink: "#e8eaed", soft: "#a7afb9", faint: "#7d8691", line: "#2b3037", grid: "#24282e", hot: "#ff9d66",
     series: ["#4da3e0", "#ff8a4c", "#2fc79a", "#e39ac6", "#f5c04a", "#9bd8ff", "#c6cbd2"],
-    ramp: ["#1c2025", "#1d3550", "#20568a", "#3280c2", "#65aee8", "#b7dcff"], haze: "160,168,178",
-    jobs: ["#3d79a6", "#a8643a", "#3a8a70", "#8f5f7e", "#9c7a2e", "#5b93b3", "#6b727b", "#2d5f88", "#8a5230", "#66804c"],
+    ramp: ["#1c2025", "#1b3048", "#1d4a74", "#256aa5", "#3c8bcd", "#74b6ed"], haze: "160,168,178",
+    jobs: ["#3d79a6", "#a8643a", "#3a8a70", "#8f5f7e", "#9c7a2e", "#5b93b3", "#6f5f9c", "#2d5f88", "#8a5230", "#66804c"],
     sizes: ["#4a2a6a", "#474f96", "#3f74a8", "#3f97a8", "#58b597", "#93c97c", "#d0d878", "#f5e9a0"], label: "#f4f5f7",
   },
 };

@@ -81,7 +81,7 @@ def class_bounds(sizes: Iterable[int]) -> tuple[tuple[int, int], ...]:
     bounds: list[tuple[int, int]] = []
     high = 1
     while high < 2 * distinct[-1]:
-        low = high // 2 + 1
+        low = high // 2 + 1 if high > 1 else 0
         inside = [size for size in distinct if low <= size <= high]
         if inside:
             bounds.append((inside[0], inside[-1]))

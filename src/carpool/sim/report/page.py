@@ -13,8 +13,8 @@ from string import Template
 
 from carpool.core.errors import InputError
 from carpool.sim.report.figure import comparison_svg
-from carpool.sim.report.payload import page_holdings, payload, script_json, thinned
-from carpool.sim.report.recording import Holdings, RunRecord, Setting
+from carpool.sim.report.payload import Drawing, drawings, payload, script_json, thinned
+from carpool.sim.report.recording import RunRecord, Setting
 from carpool.sim.report.table import MEASURES, comparison_table, headline
 
 SCRIPTS = ("charts.js", "timeline.js", "report.js")
@@ -56,12 +56,12 @@ def _dropped(setting: Setting) -> str:
     return f"<p>Rows of the trace that were left out:</p><ul>{items}</ul>"
 
 
-def _thinning(runs: Sequence[RunRecord], holdings: Sequence[Holdings]) -> str:
+def _thinning(runs: Sequence[RunRecord], drawn: Sequence[Drawing]) -> str:
     """What the drawings leave out."""
     items = [
         f"<li><b>{escape(run.policy)}</b>: {escape(words)}.</li>"
-        for run, held in zip(runs, holdings, strict=True)
-        for words in thinned(run, held)
+        for run, drawing in zip(runs, drawn, strict=True)
+        for words in thinned(run, drawing)
     ]
     if not items:
         return "<p>Nothing was thinned: every job, every change and every holding is drawn.</p>"
@@ -78,8 +78,8 @@ def _command(setting: Setting) -> str:
 
 def render(title: str, setting: Setting, runs: Sequence[RunRecord]) -> str:
     """The whole page as text; the same runs give the same bytes."""
-    holdings = page_holdings(runs)
-    data = payload(setting, runs, holdings)
+    drawn = drawings(runs)
+    data = payload(setting, runs, drawn)
     style, script = _asset("report.css"), "\n".join(_asset(name) for name in SCRIPTS)
     policy = (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
@@ -95,7 +95,7 @@ def render(title: str, setting: Setting, runs: Sequence[RunRecord]) -> str:
         figure=comparison_svg(runs),
         measures=_measures(),
         dropped=_dropped(setting),
-        thinning=_thinning(runs, holdings),
+        thinning=_thinning(runs, drawn),
         tick=f"{data['tick_s']:g} s",
         command=_command(setting),
         data=script_json(data),

@@ -13,6 +13,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import sub
 
 from carpool.sim.report.curves import (
@@ -46,7 +47,7 @@ def pack(column: array[int], *, delta: bool = False) -> Json:
     raw = column.tobytes()
     size = column.itemsize
     planes = b"".join(raw[place::size] for place in range(size))
-    text = base64.b64encode(zlib.compress(planes, 9)).decode("ascii")
+    text = base64.b64encode(zlib.compress(planes, 7)).decode("ascii")
     return {"bytes": size, "count": len(column), "delta": int(delta), "data": text}
 
 
@@ -94,6 +95,15 @@ def tick_for(span_s: float) -> float:
     while span_s / tick > MAX_TICK / 2:
         tick *= 10
     return tick
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What the page draws of one run: copies, thinned to the page's limits."""
+
+    holdings: Holdings
+    queue: Steps
+    busy: Steps
 
 
 class JobTable:
@@ -170,12 +180,10 @@ def pack_haze(haze: Haze, origin_s: float) -> Json | None:
 
 
 def _steps(steps: Steps, origin_s: float) -> Json:
-    thin = steps.copy()
-    thin.coarsen(STEP_POINTS)
     return {
-        "at": _rounded(at - origin_s for at in thin.at_s),
-        "mean": _rounded(thin.value),
-        "peak": _rounded(thin.peak),
+        "at": _rounded(at - origin_s for at in steps.at_s),
+        "mean": _rounded(steps.value),
+        "peak": _rounded(steps.peak),
     }
 
 
@@ -194,10 +202,10 @@ def _class(group: SizeClass) -> Json:
     }
 
 
-def thinned(run: RunRecord, holdings: Holdings) -> list[str]:
+def thinned(run: RunRecord, drawing: Drawing) -> list[str]:
     """What the page leaves out of a run, in words; empty when it shows everything."""
     words: list[str] = []
-    recording = run.recording
+    recording, holdings = run.recording, drawing.holdings
     if holdings.num_dissolved:
         total = len(holdings) + holdings.num_dissolved
         words.append(
@@ -206,16 +214,14 @@ def thinned(run: RunRecord, holdings: Holdings) -> list[str]:
             f"their area is kept"
         )
     curves = (
-        ("queue length", recording.queue, ", with a thin line for their peaks"),
-        ("utilisation", recording.busy, ""),
+        ("queue length", drawing.queue, ", with a thin line for their peaks"),
+        ("utilisation", drawing.busy, ""),
     )
     for name, steps, peaks in curves:
-        thin = steps.copy()
-        thin.coarsen(STEP_POINTS)
-        if thin.num_merged:
+        if steps.num_merged:
             words.append(
-                f"{name}: {len(thin) + thin.num_merged:,} changes drawn as {len(thin):,} means over "
-                f"about {duration(thin.width_s)}{peaks}"
+                f"{name}: {len(steps) + steps.num_merged:,} changes drawn as {len(steps):,} means over "
+                f"about {duration(steps.width_s)}{peaks}"
             )
     num_finished = len(recording.finished())
     if num_finished > CURVE_POINTS:
@@ -225,7 +231,7 @@ def thinned(run: RunRecord, holdings: Holdings) -> list[str]:
     return words
 
 
-def _run(run: RunRecord, bounds: Sequence[tuple[int, int]], holdings: Holdings, table: JobTable) -> Json:
+def _run(run: RunRecord, bounds: Sequence[tuple[int, int]], drawing: Drawing, table: JobTable) -> Json:
     recording = run.recording
     return {
         "policy": run.policy,
@@ -233,35 +239,38 @@ def _run(run: RunRecord, bounds: Sequence[tuple[int, int]], holdings: Holdings, 
         "jobs": len(recording),
         "jct": _curve(distribution(completion_times(recording), max(1, len(recording)), CURVE_POINTS)),
         "wait": _curve(distribution(waiting_times(recording), max(1, len(recording)), CURVE_POINTS)),
-        "queue": _steps(recording.queue, table.origin_s),
-        "busy": _steps(recording.busy, table.origin_s),
+        "queue": _steps(drawing.queue, table.origin_s),
+        "busy": _steps(drawing.busy, table.origin_s),
         "sizes": [_class(group) for group in by_size(recording, bounds)],
         "marks": [[at - table.origin_s, text] for at, text in recording.marks],
-        "holdings": pack_holdings(run, holdings, table),
-        "haze": pack_haze(holdings.haze, table.origin_s),
+        "holdings": pack_holdings(run, drawing.holdings, table),
+        "haze": pack_haze(drawing.holdings.haze, table.origin_s),
     }
 
 
-def page_holdings(runs: Sequence[RunRecord], limit: int = PAGE_HOLDINGS) -> list[Holdings]:
-    """Every run's holdings, coarsened so that all of them together stay within the page's limit."""
+def drawings(runs: Sequence[RunRecord], limit: int = PAGE_HOLDINGS) -> list[Drawing]:
+    """What the page draws of every run; all rectangles together stay within `limit`."""
     room, left = limit, len(runs)
-    chosen: dict[int, Holdings] = {}
+    chosen: dict[int, Drawing] = {}
     for place in sorted(range(len(runs)), key=lambda place: len(runs[place].recording.holdings)):
-        copy = runs[place].recording.holdings.copy()
-        copy.coarsen(room // left)
-        room, left = room - len(copy), left - 1
-        chosen[place] = copy
+        recording = runs[place].recording
+        drawing = Drawing(recording.holdings.copy(), recording.queue.copy(), recording.busy.copy())
+        drawing.holdings.coarsen(room // left)
+        drawing.queue.coarsen(STEP_POINTS)
+        drawing.busy.coarsen(STEP_POINTS)
+        room, left = room - len(drawing.holdings), left - 1
+        chosen[place] = drawing
     return [chosen[place] for place in range(len(runs))]
 
 
-def payload(setting: Setting, runs: Sequence[RunRecord], holdings: Sequence[Holdings]) -> Json:
+def payload(setting: Setting, runs: Sequence[RunRecord], drawn: Sequence[Drawing]) -> Json:
     """All that the page's scripts need, as one JSON value."""
     spans = [run.recording.span_s() for run in runs if len(run.recording)]
     origin_s = min((start for start, _ in spans), default=0.0)
     span_s = max((end for _, end in spans), default=0.0) - origin_s
     table = JobTable(origin_s, tick_for(span_s))
     bounds = class_bounds(size for run in runs for size in run.recording.devices)
-    packed = [_run(run, bounds, held, table) for run, held in zip(runs, holdings, strict=True)]
+    packed = [_run(run, bounds, drawing, table) for run, drawing in zip(runs, drawn, strict=True)]
     return {
         "schema": SCHEMA,
         "trace": setting.trace,

@@ -79,7 +79,7 @@ class Steps:
         while len(self) > max(keep, 2):
             self._merge(width)
             self.width_s = width
-            width *= 1.4
+            width *= 3.0 if len(self) > 3 * keep else 1.3
 
     def _merge(self, width_s: float) -> None:
         """Join neighbouring short pieces into pieces of about `width_s`; a long piece stays as it is."""

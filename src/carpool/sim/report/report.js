@@ -260,7 +260,7 @@ function lineBlock(run, place) {
   const title = make("h3", {}, make("span", { className: "swatch" }), run.policy);
   title.firstChild.dataset.swatch = place;
   const canvas = make("canvas", { tabIndex: 0 }, "The comparison table holds the numbers of this timeline.");
-  canvas.setAttribute("role", "img");
+  canvas.setAttribute("role", "application");
   canvas.setAttribute("aria-label", `Device timeline of ${run.policy}: which job held which devices when. Arrow keys pan, plus and minus zoom time, brackets zoom devices, zero fits all.`);
   const line = new Timeline(app, run, place, canvas);
   const button = (words, about, act) => {
@@ -306,7 +306,7 @@ function paintKey() {
     ...colours.map((colour, at) => draw("rect", { x: at * 16, width: 16, height: 12, fill: colour })));
   const parts = [make("span", {}, "zoomed out, devices held: 0"), boxes(theme.ramp), make("span", {}, "100 %")];
   if (app.paint === "size") parts.push(make("span", { className: "apart" }, "zoomed in, devices asked: 1"), boxes(theme.sizes), make("span", {}, "more than 64"));
-  else parts.push(make("span", { className: "apart" }, "zoomed in: one colour for each job, grey shade for what is too short to draw"));
+  else parts.push(make("span", { className: "apart" }, "zoomed in: one colour for each job" + (app.data.runs.some((run) => run.haze) ? ", grey shade for what is too short to draw" : "")));
   by("paint-key").replaceChildren(...(app.lines.length ? parts : []));
 }
 function find(wanted) {

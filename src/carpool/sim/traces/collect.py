@@ -58,7 +58,7 @@ class Collector:
             return
         line = first_line
         for fields in rows:
-            height = 1 + sum([cell.count("\n") for cell in fields]) if num_lines != len(rows) else 1
+            height = 1 if num_lines == len(rows) else 1 + sum(map(_line_ends, fields))
             if len(fields) > 1 or (fields and fields[0].strip()):  # else a blank line
                 self._take_row(fields, line, height)
                 self._index += 1
@@ -191,6 +191,11 @@ class Collector:
             where=self._path,
             way_out="Check the format, or give a file with at least one usable job.",
         )
+
+
+def _line_ends(cell: str) -> int:
+    """Line ends inside a cell, as the file's lines are counted."""
+    return cell.count("\n") + cell.count("\r") - cell.count("\r\n")
 
 
 def _is_clean(fields: Iterable[str]) -> bool:

@@ -78,9 +78,11 @@ def not_utf8(path: Path) -> InputError:
 
 
 def ends_mid_line(path: Path) -> bool:
-    """Whether a plain file's last line has no line end (gzip has its own check against being cut)."""
+    """Whether a plain file's last line has no line end (gzip has its own check against being cut, a pipe no end)."""
+    if not path.is_file():
+        return False
     with path.open("rb") as raw:
         if raw.peek(2)[:2] == _GZIP_MAGIC:
             return False
         raw.seek(-1, io.SEEK_END)
-        return raw.read(1) in (b"x",)
+        return raw.read(1) not in (b"\n", b"\r")

@@ -1,1 +1,41 @@
-"""Truths to simulate in: measured throughput tables, recorded trainings."""
+"""Worlds by name: ``plain``, ``gavel:FILE``, ``pollux:DIR``, or a TOML file of models and kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from carpool.core.errors import InputError, UnknownName
+from carpool.sim.world import PlainWorld, World
+
+WORLDS = {
+    "plain": "the trace's own durations; nothing costs anything",
+    "gavel": "gavel:FILE, steps per second by job type and device kind, alone and in pairs",
+    "pollux": "pollux:DIR, goodput from measured profiles",
+    "FILE.toml": "models, kinds and prices from a file",
+}
+
+
+def parse_world(text: str, seed: int = 0) -> World:
+    """The world a text names."""
+    name, _, rest = text.partition(":")
+    if text.endswith(".toml"):
+        from carpool.sim.worlds.parametric import ParametricWorld
+
+        return ParametricWorld.load(Path(text))
+    if name == "plain" and not rest:
+        return PlainWorld()
+    if name in ("gavel", "pollux"):
+        if not rest:
+            raise InputError(f"world {text!r} names no data", way_out=f"Write {WORLDS[name].split(',')[0]}.")
+        return _from_data(name, Path(rest))
+    raise UnknownName("world", text, WORLDS)
+
+
+def _from_data(name: str, path: Path) -> World:
+    if name == "gavel":
+        from carpool.sim.worlds.gavel import GavelWorld
+
+        return GavelWorld.load(path)
+    from carpool.sim.worlds.pollux import PolluxWorld
+
+    return PolluxWorld.load(path)

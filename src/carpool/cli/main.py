@@ -1,0 +1,94 @@
+"""The command ``carpool``: finds the verb, runs it, and turns what goes wrong into an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+
+import click
+
+from carpool import __version__
+from carpool.core.errors import CarpoolError, InputError
+
+VERBS = {  # verb -> its help in a word or two; the module of that name holds the command
+    "simulate": "replay a trace under one or more policies",
+    "trace": "make, inspect and convert traces",
+    "policies": "list the policies and their parameters",
+    "explain": "tell a job's story from a journal",
+    "demo": "show what policies do to a made-up day of jobs",
+}
+
+FINISHED, JOB_FAILED, BAD_INPUT, OUR_BUG, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called, so that ``carpool --help`` stays quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every verb, in the order of the table."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command behind a verb."""
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"carpool.cli.{cmd_name}")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but an unknown verb gets the nearest ones."""
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from carpool.core.errors import UnknownName
+
+            raise UnknownName("command", args[0], VERBS)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="carpool")
+def carpool() -> None:
+    """Let many deep-learning training jobs share GPUs: all finish sooner, none learns anything different."""
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 a job failed, 2 bad input, 3 our own bug, 130 interrupted."""
+    sys.exit(run(args))
+
+
+def run(args: list[str] | None = None) -> int:
+    """Run the command line; its exit code."""
+    try:
+        code = carpool.main(args, prog_name="carpool", standalone_mode=False)
+        sys.stdout.flush()
+    except InputError as error:
+        return _say(str(error), BAD_INPUT)
+    except click.ClickException as error:
+        error.show()
+        return BAD_INPUT
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: that is no fault
+        return FINISHED
+    except CarpoolError as error:
+        return _say(f"{error}\nThis is a fault in carpool, not in what you gave it.", OUR_BUG)
+    except Exception:  # noqa: BLE001  # the outermost frame: whatever arrives here is our own bug
+        traceback.print_exc()
+        return _say("This is a fault in carpool, not in what you gave it.", OUR_BUG)
+    return code if isinstance(code, int) else FINISHED
+
+
+def _say(words: str, code: int) -> int:
+    click.echo(f"carpool: {words}", err=True)
+    return code

@@ -1,0 +1,38 @@
+"""``carpool policies``: what exists, and with which parameters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING
+
+import click
+
+from carpool.policies.registry import POLICIES, parameters, policy_class
+
+
+@click.command("policies", epilog="Example: carpool policies las")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+def command(name: str | None, as_json: bool) -> None:
+    """List the policies; with NAME, its rule and its parameters."""
+    if name is not None:
+        _one(name, as_json)
+    elif as_json:
+        listed = [{"name": key, "summary": listing.summary} for key, listing in sorted(POLICIES.items())]
+        click.echo(json.dumps({"schema": 1, "policies": listed}))
+    else:
+        width = max(map(len, POLICIES))
+        for key, listing in sorted(POLICIES.items()):
+            click.echo(f"{key:{width}}  {listing.summary}")
+
+
+def _one(name: str, as_json: bool) -> None:
+    kind = policy_class(name)
+    spots = {key: None if spot.default is MISSING else spot.default for key, spot in parameters(kind).items()}
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "name": name, "about": kind.__doc__, "parameters": spots}, default=str))
+        return
+    click.echo(f"{name}: {POLICIES[name].summary}\n")
+    click.echo(f"{(kind.__doc__ or '').strip()}\n")
+    for key, value in spots.items():
+        click.echo(f"  {key}={value}")

@@ -1,0 +1,205 @@
+"""``carpool simulate``: replay a trace under one or more policies."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from carpool import __version__
+from carpool.core.errors import InputError
+
+if TYPE_CHECKING:
+    from carpool.sim.compare import Request, Result
+
+_EPILOG = """\b
+Examples:
+  carpool simulate --trace philly.csv --cluster 64x8xV100 --policy fifo --policy srtf --policy las
+  carpool simulate --trace jobs.csv --cluster 2x4xV100,4x4xP100 --policy ./mine.py:MyPolicy --report out.html
+  carpool simulate --trace a.trace --world gavel:throughputs.json --cluster 2x4xV100,3x8xK80 --policy gavel --rounds 360
+"""
+
+
+@click.command("simulate", epilog=_EPILOG)
+@click.option(
+    "--trace", required=True, metavar="FILE", help="Jobs and when each was submitted; the format is recognised."
+)
+@click.option(
+    "--cluster", required=True, metavar="SPEC", help="NODESxDEVICESxKIND[,…], such as 64x8xV100, or a TOML file."
+)
+@click.option(
+    "--policy", "policies", multiple=True, metavar="NAME[:key=value]…", help="May be repeated. [default: fifo]"
+)
+@click.option(
+    "--world",
+    default="plain",
+    show_default=True,
+    metavar="WORLD",
+    help="plain, gavel:FILE, pollux:DIR, or a TOML file.",
+)
+@click.option(
+    "--rounds",
+    "round_s",
+    type=float,
+    default=0.0,
+    metavar="S",
+    help="Decide every S seconds instead of at every event.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="For everything that is random.")
+@click.option(
+    "--failures", default="", metavar="FILE|RATES", help="CSV of at_s,event,target; or node_mtbf_s=…:job_mtbf_s=…."
+)
+@click.option(
+    "--format", "format_", default=None, metavar="NAME", help="The trace's format, where it is not recognised."
+)
+@click.option("--skip-invalid", is_flag=True, help="Drop bad rows, count and list them, instead of stopping.")
+@click.option("--max-jobs", type=click.IntRange(min=1), default=None, metavar="N", help="Only the first N jobs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON and nothing else.")
+@click.option(
+    "--report", default="", metavar="FILE.html", help="Write one self-contained page with charts and timelines."
+)
+@click.option(
+    "--journal", default="", metavar="FILE", help="Write every fact and plan as JSON lines (one policy only)."
+)
+def command(
+    trace: str,
+    cluster: str,
+    policies: tuple[str, ...],
+    world: str,
+    round_s: float,
+    seed: int,
+    failures: str,
+    format_: str | None,
+    skip_invalid: bool,
+    max_jobs: int | None,
+    as_json: bool,
+    report: str,
+    journal: str,
+) -> int:
+    """Replay a trace under one or more policies and compare them.
+
+    Each policy runs in a process of its own. Exit code 0 when every job finished under every policy, 1 when some did
+    not, 2 for bad input.
+    """
+    from carpool.sim.compare import Request, compare
+
+    policies = policies or ("fifo",)
+    _check(round_s, policies, journal)
+    requests = [
+        Request(
+            trace,
+            cluster,
+            policy,
+            world,
+            format_,
+            round_s,
+            seed,
+            failures,
+            skip_invalid,
+            max_jobs,
+            journal,
+            record=bool(report),
+        )
+        for policy in policies
+    ]
+    with _progress(policies, shown=not as_json and sys.stderr.isatty()) as tell:
+        results = compare(requests, tell)
+    if report:
+        write_report(report, requests[0], results)
+    if as_json:
+        click.echo(json.dumps(as_document(requests[0], results)))
+    else:
+        _print(results, report)
+    return 0 if all(result.summary.finished == result.summary.jobs for result in results) else 1
+
+
+def _check(round_s: float, policies: Sequence[str], journal: str) -> None:
+    from carpool.policies.registry import parse_policy
+
+    if not 0.0 <= round_s < float("inf"):
+        raise InputError(f"--rounds is {round_s}", way_out="Give seconds above 0, or leave it out.")
+    for policy in policies:
+        parse_policy(policy)
+    twice = next((policy for policy in policies if policies.count(policy) > 1), None)
+    if twice is not None:
+        raise InputError(f"policy {twice!r} is given twice", way_out="Name each policy once.")
+    if journal and len(policies) > 1:
+        raise InputError(f"--journal holds one run, not {len(policies)}", way_out="Give it with one --policy.")
+
+
+def as_document(request: Request, results: Sequence[Result]) -> dict[str, object]:
+    """What ``--json`` prints."""
+    return {
+        "schema": 1,
+        "version": __version__,
+        "trace": request.trace,
+        "cluster": request.cluster,
+        "seed": request.seed,
+        "dropped": results[0].dropped,
+        "results": [result.as_json() for result in results],
+    }
+
+
+def write_report(path: str, request: Request, results: Sequence[Result]) -> None:
+    """Write the page that compares the runs."""
+    from carpool.sim.clusters import parse_cluster
+    from carpool.sim.report import RunRecord, Setting, node_spans, render, write_page
+
+    cluster = parse_cluster(request.cluster)
+    extra = {"world": request.world} if request.world != "plain" else {}
+    if request.round_s:
+        extra["rounds"] = f"{request.round_s:g} s"
+    if request.failures:
+        extra["failures"] = request.failures
+    setting = Setting(
+        request.trace,
+        request.cluster,
+        cluster.num_devices,
+        node_spans(cluster),
+        request.seed,
+        __version__,
+        results[0].dropped,
+        extra,
+        shlex.join(["carpool", *sys.argv[1:]]),
+    )
+    runs = [
+        RunRecord(result.policy, result.as_json(), result.recording)
+        for result in results
+        if result.recording is not None
+    ]
+    write_page(path, render(f"Policies on {request.trace}", setting, runs))
+
+
+def _print(results: Sequence[Result], report: str) -> None:
+    from carpool.cli.tables import print_comparison
+
+    for reason, count in results[0].dropped.items():
+        click.echo(f"carpool: dropped {count} rows: {reason}", err=True)
+    for note, count in results[0].notes.items():
+        click.echo(f"carpool: {note}" + (f" ({count} times)" if count > 1 else ""), err=True)
+    print_comparison(results)
+    for result in results:
+        missing = result.summary.jobs - result.summary.finished
+        if missing:
+            click.echo(f"carpool: {missing} jobs never finished under {result.policy}", err=True)
+    if report:
+        click.echo(f"wrote {report}", err=True)
+
+
+@contextmanager
+def _progress(policies: Sequence[str], *, shown: bool) -> Iterator[Callable[[str, float], None] | None]:
+    """A bar per policy while it lasts."""
+    if not shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        tasks = {policy: bars.add_task(policy, total=1.0) for policy in policies}
+        yield lambda policy, part: bars.update(tasks[policy], completed=part)

@@ -1,0 +1,123 @@
+"""``carpool trace``: make, inspect and convert traces."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.group("trace")
+def command() -> None:
+    """Make, inspect and convert traces."""
+
+
+_GENERATE_EPILOG = """\b
+Examples:
+  carpool trace generate day.csv --jobs 2000 --devices 64 --load 0.9
+  carpool trace generate big.csv --jobs 1000000 --devices 100000 --load 0.8 --lengths lognormal:median_s=600:sigma=1.5
+  carpool trace generate mix.csv --sizes 1:0.7,2:0.2,4:0.1 --models resnet50:2,bert:1 --weights 1-5 --arrivals diurnal
+"""
+
+
+@command.command(epilog=_GENERATE_EPILOG)
+@click.argument("path")
+@click.option("--jobs", type=int, default=1000, show_default=True, help="How many.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same trace.")
+@click.option("--devices", type=int, default=64, show_default=True, help="What --load is measured against.")
+@click.option(
+    "--load",
+    type=float,
+    default=None,
+    help="Offered load on --devices; 1.0 is what they can just serve. [default: 0.8]",
+)
+@click.option("--rate", type=float, default=None, metavar="PER_S", help="Jobs per second, instead of --load.")
+@click.option(
+    "--span", type=float, default=None, metavar="S", help="Seconds from first to last submission, instead of --load."
+)
+@click.option(
+    "--arrivals",
+    default="poisson",
+    show_default=True,
+    help="poisson, at-once, uniform, diurnal, bursty, with :key=value.",
+)
+@click.option("--sizes", default="philly", show_default=True, help="Devices per job with shares, such as 1:0.7,4:0.3.")
+@click.option(
+    "--lengths", default="philly", show_default=True, help="philly, lognormal, exponential, fixed, with :key=value."
+)
+@click.option("--models", default="", help="Models with shares, such as resnet50:2,bert:1.")
+@click.option("--weights", default="", help="Weights, such as 1-5 or 1:0.9,5:0.1. [default: all 1]")
+@click.option("--users", type=int, default=0, help="Number of users, the k-th submitting in proportion to 1/k.")
+def generate(
+    path: str,
+    jobs: int,
+    seed: int,
+    devices: int,
+    load: float | None,
+    rate: float | None,
+    span: float | None,
+    arrivals: str,
+    sizes: str,
+    lengths: str,
+    models: str,
+    weights: str,
+    users: int,
+) -> None:
+    """Write a made-up trace to PATH (.gz packs it)."""
+    from carpool.sim.traces import generate as make
+    from carpool.sim.traces.info import lines, summarise
+    from carpool.sim.traces.write import write_trace
+
+    recipe = make.Generator(
+        jobs,
+        seed,
+        make.parse_arrivals(arrivals),
+        rate,
+        span,
+        load,
+        devices,
+        make.parse_sizes(sizes),
+        make.parse_lengths(lengths),
+        make.parse_mix(models) if models else (),
+        make.parse_weights(weights) if weights else (),
+        users,
+    )
+    trace = recipe.generate(path)
+    write_trace(trace, path)
+    for line in lines(summarise(trace, devices)):
+        click.echo(line, err=True)
+
+
+@command.command(epilog="Example: carpool trace info philly.csv --devices 512")
+@click.argument("path")
+@click.option("--format", "format_", default=None, metavar="NAME", help="Where it is not recognised from the header.")
+@click.option("--devices", type=click.IntRange(min=1), default=None, help="Tell the load offered to so many devices.")
+@click.option("--skip-invalid", is_flag=True, help="Drop bad rows, count and list them, instead of stopping.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+def info(path: str, format_: str | None, devices: int | None, skip_invalid: bool, as_json: bool) -> None:
+    """Tell what is in a trace, and what was left out of it and why."""
+    from carpool.sim.traces.info import lines, summarise
+    from carpool.sim.traces.readers import read_trace
+
+    trace = read_trace(path, format_, skip_invalid=skip_invalid)
+    found = summarise(trace, devices)
+    if as_json:
+        click.echo(json.dumps(found.as_json()))
+        return
+    for line in lines(found):
+        click.echo(line)
+
+
+@command.command(epilog="Example: carpool trace convert cluster_log.csv helios.csv")
+@click.argument("source")
+@click.argument("target")
+@click.option("--format", "format_", default=None, metavar="NAME", help="Of SOURCE, where it is not recognised.")
+@click.option("--skip-invalid", is_flag=True, help="Drop bad rows, count and list them, instead of stopping.")
+def convert(source: str, target: str, format_: str | None, skip_invalid: bool) -> None:
+    """Write SOURCE to TARGET as canonical CSV."""
+    from carpool.sim.traces.write import convert as rewrite
+
+    trace = rewrite(source, target, format_, skip_invalid=skip_invalid)
+    for reason, count in trace.dropped.items():
+        click.echo(f"carpool: dropped {count} rows: {reason}", err=True)
+    click.echo(f"wrote {len(trace)} jobs to {target}", err=True)

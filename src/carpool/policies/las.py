@@ -1,0 +1,230 @@
+"""Least attained service in a few queues (Tiresias-L): who has used little goes first, without knowing any length."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import merge
+from math import inf
+from typing import Any, ClassVar, NamedTuple, cast
+
+from carpool.core.draft import Draft
+from carpool.core.errors import InputError
+from carpool.core.estimates import Estimator
+from carpool.core.model import Job, JobId
+from carpool.core.placing import placing
+from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.queue import Demand, Entry, demand_of
+from carpool.policies.preemption import Outcome, among, preempt
+from carpool.policies.registry import register
+
+_ROUNDING = 1.0 + 1e-9  # service is a sum of products; a job preempted on a threshold has crossed it
+
+
+@register("las")
+@dataclass(frozen=True, slots=True)
+class Las(Policy):
+    """Jobs of the lowest queue hold the devices; inside a queue, those submitted first.
+
+    A job is in queue q when its attained device-seconds have reached q of the `thresholds`. One that has waited
+    `promote` times as long as it has ever run starts again in the first queue (0: never). The head of the queue does
+    not block. Gu et al., "Tiresias", NSDI 2019 (discretised two-dimensional LAS).
+    """
+
+    keeps_running_order: ClassVar[bool] = True  # not for its order, but to have the crossings at hand
+    thresholds: tuple[float, ...] = (3250.0, 7200.0, 18000.0)
+    promote: float = 8.0
+    placement: str = "consolidated"
+
+    def __post_init__(self) -> None:
+        """Check the order of the queues."""
+        if list(self.thresholds) != sorted(set(self.thresholds)) or min(self.thresholds, default=1.0) <= 0.0:
+            raise InputError(f"thresholds {self.thresholds} do not ascend from above 0", way_out="Such as 3250/7200.")
+        placing(self.placement)
+
+    def queue_of(self, service: float) -> int:
+        """The queue of a job with so many device-seconds."""
+        return bisect_right(self.thresholds, service * _ROUNDING)
+
+    def crossings(self, job: Job, base: float) -> tuple[float, ...]:
+        """When a running job's service since `base` reaches each threshold; the last queue is never left."""
+        assert job.desired is not None
+        width = job.desired.num_devices
+        start = job.as_of - (_attained(job) - base) / width
+        return (*[start + threshold / width for threshold in self.thresholds], inf)
+
+    def waiting_key(self, job: Job, estimates: Estimator) -> int:
+        """Its queue: a waiting job attains nothing."""
+        return self.queue_of(_attained(job))
+
+    def running_key(self, job: Job, estimates: Estimator) -> tuple[float, ...]:
+        """When it crosses, or crossed, each threshold."""
+        return self.crossings(job, 0.0)
+
+    def plan(self, view: Snapshot) -> Plan:
+        """Compare the first waiting job with the last running one; go on only if something can change."""
+        head = view.waiting.head
+        if head is None:
+            return Plan.NOTHING
+        seen = _Seen.before(view)
+        if (
+            view.occupancy.num_free < view.waiting.narrowest
+            and view.at < seen.wake_at
+            and head[:2] > seen.last
+            and not any(job in view.waiting for job in seen.fresh)
+        ):
+            return Plan(wake_at=seen.wake_at if seen.wake_at < inf else None)
+        fresh, due = self._promoted(view, seen)
+        ranking = _Ranking(self, view, fresh, seen.until)
+        if view.at >= seen.until or view.occupancy.num_free != seen.num_free:  # queues changed or devices came free
+            seen = _Seen()
+        draft = Draft(view)
+        outcome = preempt(draft, _Offers(self, view, fresh, seen.stuck), ranking, rule=placing(self.placement))
+        last, until = seen.last, seen.until
+        if ranking.behind is not None:
+            stayed = next((entry for entry in reversed(ranking.entries) if entry[2] not in outcome.released), None)
+            last, until = max(ranking.behind[:2], stayed[:2] if stayed else (-1, -1)), ranking.until
+        seen = self._after(view, outcome, _Seen(last, until, due, draft.num_free, fresh, seen.stuck))
+        waits = len(view.waiting) + len(outcome.released) > len(outcome.started)
+        wake_at = seen.wake_at if waits and seen.wake_at < inf else None
+        reason = f"least attained service: {outcome.words()}" if outcome else ""
+        return draft.finish(reason, wake_at=wake_at, note=seen.note())
+
+    def _promoted(self, view: Snapshot, seen: _Seen) -> tuple[dict[JobId, float], float]:
+        """Service at their last promotion of those that were promoted, and when the next promotion may be due."""
+        if not self.promote or not self.thresholds:
+            return {}, inf
+        fresh = {job: base for job, base in seen.fresh.items() if job in view.jobs}
+        if view.at < seen.due:
+            return fresh, seen.due
+        due = view.at + self.promote * self.thresholds[0]  # by then at the latest: jobs also crash into the queue
+        for name in view.waiting:
+            job = view.jobs[name]
+            if self.queue_of(_attained(job) - fresh.get(name, 0.0)):
+                promotion = job.since + self.promote * _attained(job) / job.spec.devices
+                if promotion <= view.at:
+                    fresh[name] = _attained(job)
+                else:
+                    due = min(due, promotion)
+        return fresh, due
+
+    def _after(self, view: Snapshot, outcome: Outcome, seen: _Seen) -> _Seen:
+        """What the next plan may rely on after this one's changes."""
+        last, until, due = seen.last, seen.until, seen.due
+        for job, (queue, seq, _) in outcome.started.items():
+            if queue < len(self.thresholds):
+                left = self.thresholds[queue] - view.attained_s(view.jobs[job]) + seen.fresh.get(job, 0.0)
+                until = min(until, view.at + left / view.jobs[job].spec.devices)
+            last = max(last, (queue, seq))
+        for job in outcome.released if self.promote else ():
+            due = min(due, view.at + self.promote * view.attained_s(view.jobs[job]) / view.jobs[job].spec.devices)
+        stuck: dict[Demand, tuple[int, int]] = {}
+        if not outcome.released:  # else what is left of a displaced gang may make room for somebody
+            stuck = {**seen.stuck, **{demand: entry[:2] for demand, entry in outcome.refused.items()}}
+        return _Seen(last, until, due, seen.num_free, seen.fresh, stuck)
+
+
+class _Offers:
+    """Waiting jobs in order, promoted ones where they belong now, without those known to be stuck."""
+
+    __slots__ = ("_early", "_fresh", "_stuck", "_view")
+
+    def __init__(
+        self, las: Las, view: Snapshot, fresh: dict[JobId, float], stuck: dict[Demand, tuple[int, int]]
+    ) -> None:
+        self._view = view
+        self._fresh = fresh
+        self._stuck = stuck
+        self._early: list[Entry] = [
+            (las.queue_of(_attained(view.jobs[job]) - base), view.jobs[job].seq, job)
+            for job, base in fresh.items()
+            if job in view.waiting
+        ]
+
+    def __call__(self, refused: set[Demand]) -> Iterator[Entry]:
+        """Offer them; a second time, when devices were taken from others, the stuck ones too."""
+        entries = self._view.waiting.entries(refused)
+        if self._early:
+            later = (entry for entry in entries if entry[2] not in self._fresh)
+            entries = merge(among(sorted(self._early), self._view.jobs)(refused), later)
+        stuck, self._stuck = self._stuck, {}
+        return self._moving(entries, stuck, refused) if stuck else entries
+
+    def _moving(
+        self, entries: Iterator[Entry], stuck: dict[Demand, tuple[int, int]], refused: set[Demand]
+    ) -> Iterator[Entry]:
+        for entry in entries:
+            demand = demand_of(self._view.jobs[entry[2]])
+            if demand in stuck and entry[:2] >= stuck[demand]:
+                refused.add(demand)
+            else:
+                yield entry
+
+
+class _Ranking:
+    """Running jobs by queue and submission, and when the next of them changes its queue; made when it is asked for."""
+
+    __slots__ = ("_fresh", "_las", "_view", "behind", "entries", "until")
+
+    def __init__(self, las: Las, view: Snapshot, fresh: dict[JobId, float], until: float) -> None:
+        self._las = las
+        self._view = view
+        self._fresh = fresh
+        self.behind: Entry | None = None  # the waiting job that asked
+        self.entries: list[Entry] = []
+        self.until = until  # nobody changes its queue before; looked for anew when that is over
+
+    def __call__(self, behind: Entry) -> list[Entry]:
+        """Rank those that come after a waiting job."""
+        self.behind = behind
+        running = [entry for entry in self._view.roster.entries() if entry[2] not in self._fresh]
+        for job in self._fresh:
+            record = self._view.jobs[job]
+            if record.desired is not None:
+                running.append((self._las.crossings(record, self._fresh[job]), record.seq, job))
+        at, (first, least, _) = self._view.at, behind
+        if first:  # comparing times is several times cheaper than finding every job's queue
+            after = [e for e in running if e[0][first] <= at or (e[1] > least and e[0][first - 1] <= at)]
+        else:
+            after = [e for e in running if e[0][0] <= at or e[1] > least]
+        self.entries = sorted([(bisect_right(times, at), seq, job) for times, seq, job in after])
+        if at >= self.until:
+            self.until = min([times[bisect_right(times, at)] for times, _, _ in running], default=inf)
+        return self.entries
+
+
+class _Seen(NamedTuple):
+    """What a plan knows of the one before; it saves going through all jobs when nothing can have changed."""
+
+    last: tuple[int, int] = (-1, -1)  # (queue, submission) that no running job is behind
+    until: float = 0.0  # no running job changes its queue before
+    due: float = 0.0  # no waiting job is promoted before
+    num_free: int = -1  # free devices when it was done
+    fresh: dict[JobId, float] = {}  # device-seconds a promoted job had at its promotion
+    stuck: dict[Demand, tuple[int, int]] = {}  # the first (queue, submission) of each demand for which there is no room
+
+    @property
+    def wake_at(self) -> float:
+        """When something changes by itself."""
+        return min(self.until, self.due)
+
+    @classmethod
+    def before(cls, view: Snapshot) -> _Seen:
+        """From the last plan's note; at first nothing is known."""
+        if view.note is None:
+            return cls()
+        last, until, due, num_free, fresh, stuck = cast(Any, view.note)
+        known = {(width, tuple(kinds)): (queue, seq) for width, kinds, queue, seq in stuck}
+        return cls(tuple(last), inf if until is None else until, inf if due is None else due, num_free, fresh, known)
+
+    def note(self) -> object:
+        """As JSON, which knows no infinity."""
+        until, due = (None if time == inf else time for time in (self.until, self.due))
+        stuck = [[width, list(kinds), *entry] for (width, kinds), entry in self.stuck.items()]
+        return [list(self.last), until, due, self.num_free, self.fresh, stuck]
+
+
+def _attained(job: Job) -> float:
+    """Device-seconds up to the job's last record."""
+    return sum([seconds for _, seconds in job.service])

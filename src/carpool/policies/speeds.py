@@ -1,0 +1,46 @@
+"""How fast jobs would run on whole devices of one kind: what policies ask of the estimates again and again."""
+
+from __future__ import annotations
+
+from carpool.core.model import Job, JobSpec, Kind
+from carpool.core.policy import Snapshot
+from carpool.core.topology import Cluster, Placement
+
+
+def placed_on(cluster: Cluster, kind: Kind, count: int) -> Placement:
+    """`count` devices of one kind on as few nodes as possible."""
+    whole, rest = divmod(count, cluster.node_size[kind])
+    full = ((kind, cluster.node_size[kind]),) * whole
+    return Placement(((kind, rest), *full) if rest else full)
+
+
+def rate_on(view: Snapshot, spec: JobSpec, kind: Kind, count: int = 0) -> float:
+    """Believed rate on `count` devices of a kind (as many as asked for, unless said otherwise)."""
+    return view.estimates.rate(spec, placed_on(view.cluster, kind, count or spec.devices)).mean
+
+
+def kinds_of(view: Snapshot, spec: JobSpec, count: int = 0) -> list[Kind]:
+    """Kinds the job may use that have enough devices for it, in the cluster's order."""
+    capacity, width = view.cluster.capacity, count or spec.devices
+    return [kind for kind in spec.kinds or capacity if capacity.get(kind, 0) >= width]
+
+
+def by_rate(view: Snapshot, spec: JobSpec, count: int = 0) -> list[tuple[float, Kind]]:
+    """(rate, kind) for every kind the job may use, fastest first, ties in the cluster's order."""
+    rates = [(rate_on(view, spec, kind, count), kind) for kind in kinds_of(view, spec, count)]
+    return sorted(rates, key=lambda pair: -pair[0])
+
+
+def best_rate(view: Snapshot, spec: JobSpec) -> float:
+    """The rate on the fastest kind; 0 when the job fits nowhere."""
+    return max([rate_on(view, spec, kind) for kind in kinds_of(view, spec)], default=0.0)
+
+
+def seconds_left(view: Snapshot, job: Job, rate: float) -> float:
+    """Remaining work over a rate; infinite when it is not known or there is no rate."""
+    return view.estimates.remaining(job, view.at).mean / rate if rate > 0.0 else float("inf")
+
+
+def kind_held(view: Snapshot, job: Job) -> Kind | None:
+    """The kind of the first device a job holds."""
+    return None if job.desired is None else view.cluster.kind_of(job.desired.shares[0].devices.start)

@@ -1,0 +1,1 @@
+"""Training on real devices: the only package that imports torch."""

@@ -1,0 +1,166 @@
+"""One pass over one piece of a step: a shard in exact mode, a device's part in default mode.
+
+Both modes share one rule. The loss of a piece with n_s of the step's n samples is multiplied by n_s/n before backward,
+so that the gradients of all pieces add up to the gradient of the step's mean. A loss given as (sum, count) is divided
+by n before backward, and the sum of all pieces by Σ count / n afterwards. Buffers start every piece from those of the
+step; float buffers are averaged with the weights n_s/n, integer buffers come from the first piece that holds samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carpool.runtime.errors import TrainingError
+from carpool.runtime.flat import Contribution, Layout, real
+from carpool.runtime.order import Draw
+from carpool.runtime.samples import Samples
+from carpool.runtime.scaling import LossScale
+from carpool.runtime.seeding import seed_pass
+from carpool.runtime.shards import Bounds, Gather, Node
+from carpool.runtime.training import Training
+
+Gathered = list[tuple[Node, Contribution | None]]  # subtrees with what they contribute; None: no samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One step to be made: its samples, and how they are cut into pieces."""
+
+    draw: Draw
+    bounds: Bounds
+
+    @property
+    def number(self) -> int:
+        """How many steps came before it."""
+        return self.draw.at.step
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the step."""
+        return len(self.draw.samples)
+
+
+class Passes:
+    """Makes the contributions of pieces, and leaves the model as it was: a step that fails can be made again."""
+
+    def __init__(self, training: Training, layout: Layout, seed: int, scale: LossScale | None) -> None:
+        self._training = training
+        self._layout = layout
+        self._seed = seed
+        self._scale = scale
+        self._samples = Samples(training.dataset, seed=seed, augment=training.augment, collate=training.collate)
+
+    def contribute(self, step: Step, pieces: range) -> Gathered:
+        """The maximal aligned subtrees of a range of pieces, each added up in tree order."""
+        before = [buffer.detach().clone() for buffer in self._layout.buffers()]
+        gather: Gather[Contribution] = Gather(add_contributions)
+        for piece in pieces:
+            gather.put(Node(0, piece), self._piece(step, piece, before))
+        return gather.held
+
+    def _piece(self, step: Step, piece: int, before: list[Tensor]) -> Contribution | None:
+        start, end = step.bounds[piece]
+        if start == end:
+            return None
+        layout, model = self._layout, self._training.model
+        batch = self._samples.fetch(step.draw.at.epoch, step.draw.samples[start:end], layout.device)
+        seed_pass(self._seed, step.number, piece)
+        kept = layout.buffers()
+        made = layout.new()
+        try:
+            model.zero_grad(set_to_none=True)
+            self._backward(batch, end - start, step.num_samples, made.values)
+            with torch.no_grad():
+                self._take_gradients(made.values)
+                self._take_buffers(made, before, (end - start) / step.num_samples)
+        finally:
+            layout.put_back(kept, before)
+            model.zero_grad(set_to_none=True)
+        return made
+
+    def _backward(self, batch: Any, num_samples: int, of: int, values: Tensor) -> None:
+        """Differentiate the piece's share of the step's loss, and note the loss."""
+        dtype = self._training.autocast_dtype
+        with torch.autocast(values.device.type, dtype=dtype, enabled=dtype is not None):
+            loss, count = read_loss(self._training.loss(self._training.model, batch))
+            if count is None:
+                share = loss if num_samples == of else loss * (num_samples / of)
+            else:
+                share = loss / (count if num_samples == of else of)
+        (share if self._scale is None else share * self._scale.value).backward()  # type: ignore[no-untyped-call]
+        values[self._layout.loss] = share.detach()
+        if count is not None and num_samples != of:
+            values[self._layout.loss + 1] = count / of
+            values[self._layout.loss + 2] = 1.0
+
+    def _take_gradients(self, values: Tensor) -> None:
+        layout = self._layout
+        used = [parameter.grad is not None for parameter in layout.parameters]
+        views, found = [], []
+        for name, parameter, view in zip(layout.names, layout.parameters, layout.gradient_views(values), strict=True):
+            if parameter.grad is None:
+                continue
+            if parameter.grad.is_sparse:
+                raise TrainingError(
+                    f"the gradient of {name!r} is sparse; gradients are added up as dense ones. Build the layer with "
+                    "sparse=False."
+                )
+            views.append(view)
+            found.append(real(parameter.grad))
+        if views:
+            torch._foreach_copy_(views, found)
+        values[layout.used.start : layout.used.stop] = torch.tensor(used, dtype=values.dtype).to(values.device)
+
+    def _take_buffers(self, made: Contribution, before: list[Tensor], share: float) -> None:
+        layout = self._layout
+        now = layout.buffers()
+        for slot, buffer, old in zip((*layout.floats, *layout.whole), now, before, strict=True):
+            if buffer.shape != old.shape:
+                raise TrainingError(
+                    f"buffer {slot.name!r} changed its shape from {tuple(old.shape)} to {tuple(buffer.shape)} in a step"
+                )
+        floats = now[: len(layout.floats)]
+        if floats:
+            views = layout.buffer_views(made.values)
+            torch._foreach_copy_(views, [real(buffer) for buffer in floats])
+            if share == 1.0:
+                made.values[layout.changed.start : layout.changed.stop] = 1.0
+            else:
+                torch._foreach_mul_(views, share)
+                changed = [(buffer != old).any() for buffer, old in zip(floats, before, strict=False)]
+                made.values[layout.changed.start : layout.changed.stop] = torch.stack(changed)
+        for view, buffer in zip(layout.whole_views(made.integers), now[len(floats) :], strict=True):
+            view.copy_(buffer)
+
+
+def add_contributions(left: Contribution, right: Contribution) -> Contribution:
+    """Add the right subtree into the left one."""
+    left += right
+    return left
+
+
+def read_loss(result: Any) -> tuple[Tensor, Tensor | float | None]:
+    """What ``loss`` returned, as a scalar and, where it came as (sum, count), the count."""
+    way_out = "Return the mean over the batch's samples, or (sum, count)."
+    loss, count = result, None
+    if isinstance(result, tuple | list):
+        if len(result) != 2:
+            raise TrainingError(f"loss returned {len(result)} values. {way_out}")
+        loss, count = result
+        if isinstance(count, Tensor):
+            if count.numel() != 1:
+                raise TrainingError(f"loss returned a count of shape {tuple(count.shape)}. {way_out}")
+            count = count.detach().reshape(())
+        elif isinstance(count, bool) or not isinstance(count, int | float):
+            raise TrainingError(f"loss returned a count that is a {type(count).__name__}. {way_out}")
+    if not isinstance(loss, Tensor):
+        raise TrainingError(f"loss returned a {type(loss).__name__}. {way_out}")
+    if loss.numel() != 1:
+        raise TrainingError(f"loss returned a tensor of shape {tuple(loss.shape)}. {way_out}")
+    if not loss.requires_grad:
+        raise TrainingError("loss returned a number that does not depend on the model's parameters; was it detached?")
+    return loss.reshape(()), count

@@ -1,0 +1,135 @@
+"""Same seed, same bits: how randomness is set and which freedoms torch is denied."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+import numpy as np
+import torch
+
+from carpool.runtime.chance import derive
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+# How torch words it when an operation has no deterministic form.
+_UNSURE = re.compile(
+    r"does not have a deterministic implementation|defaults to a non-deterministic|Deterministic behavior was enabled"
+)
+
+
+def seed_entry(seed: int) -> None:
+    """Seed Python, NumPy and torch, as is done before an entry is called."""
+    reseed(derive("entry", seed))
+
+
+def seed_pass(seed: int, step: int, piece: int) -> None:
+    """Reseed before the pass over one piece of a step: a shard in exact mode, a part in default mode.
+
+    Both modes share the rule, so that one part and one shard are the same training.
+    """
+    reseed(derive("pass", seed, step, piece))
+
+
+def seed_sample(seed: int, epoch: int, sample: int) -> None:
+    """Reseed before a sample is read from a dataset that draws random numbers while being read."""
+    reseed(derive("sample", seed, epoch, sample))
+
+
+def seed_evaluation(seed: int, step: int) -> None:
+    """Reseed before an evaluation."""
+    reseed(derive("evaluation", seed, step))
+
+
+def reseed(key: int) -> None:
+    """Set the global generators of Python, NumPy and torch.
+
+    ``torch.manual_seed`` does the same, but takes 0.2 ms where CUDA is not started (it files a stack trace).
+    """
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - it is the global state that users draw from
+    torch.default_generator.manual_seed(key)
+    if _cuda_started():
+        torch.cuda.manual_seed_all(key)
+
+
+def _cuda_started() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def settle() -> list[str]:
+    """Deny torch the freedoms that change bits from run to run; what could not be denied any more, in words.
+
+    Operations without a deterministic form still run and are collected by `Caveats`.
+    """
+    notes = []
+    if _WORKSPACE not in os.environ and _cuda_started():
+        notes.append(f"{_WORKSPACE} was not set before CUDA started: matrix products may differ from run to run")
+    os.environ.setdefault(_WORKSPACE, ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Otherwise torch fills every new tensor with NaN, which costs time and only matters to programs that read garbage.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+    return notes
+
+
+@contextmanager
+def intra_op_threads(count: int | None) -> Iterator[None]:
+    """Compute with this many threads inside each operation (the number changes the bits); ``None`` leaves it."""
+    before = torch.get_num_threads()
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Caveats:
+    """The operations that ran without a deterministic form: each withdraws the promise of equal bits.
+
+    Torch tells by warnings, one per call. While `watching`, they are collected here and not shown; other warnings are
+    shown once each, as they would be without us.
+    """
+
+    def __init__(self) -> None:
+        self.operations: list[str] = []
+        self._shown: set[tuple[str, str, int]] = set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Collect what torch says about determinism meanwhile."""
+        with warnings.catch_warnings():
+            before = warnings.showwarning
+
+            def show(
+                message: Warning | str,
+                category: type[Warning],
+                filename: str,
+                lineno: int,
+                file: TextIO | None = None,
+                line: str | None = None,
+            ) -> None:
+                # catch_warnings makes Python forget what it has shown, so that is remembered here.
+                if (seen := (str(message), filename, lineno)) not in self._shown:
+                    self._shown.add(seen)
+                    if not self._note(str(message)):
+                        before(message, category, filename, lineno, file, line)
+
+            warnings.filterwarnings("always", message=f"(?s).*({_UNSURE.pattern})")
+            warnings.showwarning = show
+            yield
+
+    def _note(self, message: str) -> bool:
+        if not _UNSURE.search(message):
+            return False
+        operation = message.partition(" does not have")[0].partition(" defaults to")[0].partition(". ")[0].strip()
+        if operation not in self.operations:
+            self.operations.append(operation)
+        return True

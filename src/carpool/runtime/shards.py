@@ -1,0 +1,155 @@
+"""How a step is cut into shards, and the one binary tree in which their gradients are added; pure.
+
+Floating-point addition is not associative, so a sum is the same for every number of owners only if every owner adds in
+the same order. The order is one binary tree over the V shards. An owner of shards [a, b) can add up, alone, exactly the
+*maximal aligned subtrees* inside its range; the rest of the tree is added across owners, in tree order. A shard without
+samples takes no part: its sibling passes unchanged (adding zero would turn -0.0 into 0.0).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from carpool.core.errors import InputError
+
+T = TypeVar("T")
+Bounds = tuple[tuple[int, int], ...]  # for each piece of a step, its first sample and the one after its last
+
+
+def cut_into_shards(num_samples: int, num_shards: int) -> Bounds:
+    """Shard s of V holds the samples [s·n//V, (s+1)·n//V) of a step's n."""
+    return tuple((s * num_samples // num_shards, (s + 1) * num_samples // num_shards) for s in range(num_shards))
+
+
+def cut_into_parts(num_samples: int, parts: Sequence[int], least: int = 1) -> Bounds:
+    """One part per device, in proportion to ``parts``: a whole batch is cut as said, a last partial one alike.
+
+    A part that would hold some samples but fewer than ``least`` hands them to the largest one (a batch-normalised part
+    needs two).
+    """
+    whole = sum(parts)
+    if whole <= 0 or min(parts) < 0:
+        raise InputError(f"parts are {tuple(parts)}; each must be at least 0 and one of them positive")
+    ends = [end * num_samples // whole for end in itertools.accumulate(parts)]
+    sizes = [end - start for start, end in itertools.pairwise([0, *ends])]
+    largest = sizes.index(max(sizes))
+    for part, size in enumerate(sizes):
+        if 0 < size < least and part != largest:
+            sizes[largest] += size
+            sizes[part] = 0
+    return tuple(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
+
+
+def check_shards(num_shards: int) -> None:
+    """Refuse a number of shards that has no binary tree."""
+    if num_shards < 1 or num_shards & (num_shards - 1):
+        near = 1 << max(num_shards, 1).bit_length() - 1
+        raise InputError(
+            f"{num_shards} shards; the number of logical shards must be a power of two",
+            way_out=f"Take {near} or {2 * near}.",
+        )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Node:
+    """An aligned subtree: the shards [index·2^level, (index+1)·2^level)."""
+
+    level: int
+    index: int
+
+    @property
+    def shards(self) -> range:
+        """The leaves below it."""
+        return range(self.index << self.level, (self.index + 1) << self.level)
+
+    @property
+    def parent(self) -> Node:
+        """The subtree one level up."""
+        return Node(self.level + 1, self.index >> 1)
+
+    def is_left_of(self, other: Node) -> bool:
+        """Whether the two are the left and right half of one parent."""
+        return self.level == other.level and self.index + 1 == other.index and not self.index & 1
+
+
+def root(num_pieces: int) -> Node:
+    """The whole tree over the pieces of a step; where they are no power of two, the last leaves stay empty."""
+    return Node((num_pieces - 1).bit_length(), 0)
+
+
+def maximal_nodes(owned: range) -> tuple[Node, ...]:
+    """The largest aligned subtrees that fill a range of shards, from left to right."""
+    nodes = []
+    start, stop = owned.start, owned.stop
+    while start < stop:
+        level = (stop - start).bit_length() - 1
+        if start:
+            level = min(level, (start & -start).bit_length() - 1)
+        nodes.append(Node(level, start >> level))
+        start += 1 << level
+    return tuple(nodes)
+
+
+class Gather(Generic[T]):
+    """Adds values of subtrees in tree order as they come, from left to right; ``None`` stands for an empty subtree.
+
+    What is held afterwards are the maximal aligned subtrees of all shards put in: a worker that puts in its shards one
+    by one never holds more than one value per level of the tree.
+    """
+
+    def __init__(self, add: Callable[[T, T], T]) -> None:
+        self._add = add
+        self.held: list[tuple[Node, T | None]] = []
+
+    def put(self, node: Node, value: T | None) -> None:
+        """Take the next subtree on the right, and add up whatever it completes."""
+        assert not self.held or self.held[-1][0].shards.stop == node.shards.start, "subtrees come from left to right"
+        while self.held and self.held[-1][0].is_left_of(node):
+            left = self.held.pop()[1]
+            if left is not None:
+                value = left if value is None else self._add(left, value)
+            node = node.parent
+        self.held.append((node, value))
+
+    def close(self, top: Node) -> T | None:
+        """The value of the whole tree, the leaves not put in being empty."""
+        while self.held[-1][0] != top:
+            stop = self.held[-1][0].shards.stop
+            level = (stop & -stop).bit_length() - 1
+            self.put(Node(level, stop >> level), None)
+        return self.held[-1][1]
+
+
+def tree_sum(values: Iterable[tuple[Node, T | None]], top: Node, add: Callable[[T, T], T]) -> T | None:
+    """Add the values of subtrees, whoever made them, in the order of the tree below ``top``."""
+    gather = Gather(add)
+    for node, value in sorted(values, key=lambda item: item[0].shards.start):
+        gather.put(node, value)
+    return gather.close(top)
+
+
+def merge_steps(nodes: Sequence[Node], bounds: Bounds) -> tuple[list[tuple[int, int]], int]:
+    """The same sum as a list of ``slot[left] += slot[right]`` over slots, and the slot that ends up with the whole.
+
+    Slot i holds the value of ``nodes[i]``, which together are all pieces of the step; slots without samples are left
+    out. Since each step works on whole slots, owners may each do all of them on their own stretch of the flat vectors,
+    side by side.
+    """
+    steps: list[tuple[int, int]] = []
+
+    def add(left: int, right: int) -> int:
+        steps.append((left, right))
+        return left
+
+    slots = [(node, None if is_empty(node, bounds) else slot) for slot, node in enumerate(nodes)]
+    whole = tree_sum(slots, root(len(bounds)), add)
+    assert whole is not None, "a step without samples has no sum"
+    return steps, whole
+
+
+def is_empty(node: Node, bounds: Bounds) -> bool:
+    """Whether no piece below a node holds a sample."""
+    return all(start == end for start, end in bounds[node.shards.start : node.shards.stop])

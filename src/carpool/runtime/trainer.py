@@ -1,0 +1,345 @@
+"""A training, step by step: resumable, and cut at the seams where several processes share a step.
+
+One process calls `step`. Several processes each hold a `Trainer` of the same training and do what `step` does, with
+their own exchange in the middle:
+
+    step = trainer.begin(parts)                        # the same everywhere
+    mine = trainer.contribute(step, range of pieces)   # leaves the trainer as it was, so it can be repeated
+    total = …                                          # all contributions added in tree order (shards.py)
+    sums = trainer.apply(step, total, parameters)      # new weights, for all parameters or for a range of them
+    done = trainer.advance(step, sums)                 # counters, schedule, after_update: once all weights are in place
+    if trainer.evaluation_due: trainer.record(trainer.evaluate())
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from carpool.core.errors import InputError
+from carpool.runtime.errors import CheckpointError, Diverged
+from carpool.runtime.flat import Contribution, Layout, Sums
+from carpool.runtime.goals import Best, metric
+from carpool.runtime.order import Cursor, DataOrder, batch_lengths
+from carpool.runtime.passes import Gathered, Passes, Step, add_contributions
+from carpool.runtime.scaling import LossScale
+from carpool.runtime.seeding import Caveats, intra_op_threads, seed_evaluation, settle
+from carpool.runtime.shards import check_shards, cut_into_parts, cut_into_shards, root, tree_sum
+from carpool.runtime.training import Training, as_metrics
+from carpool.runtime.update import Update, settle_optimizer
+
+DEFAULT_SHARDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step that has been made."""
+
+    step: int  # steps done, this one included
+    epoch: int  # epochs done
+    loss: float  # mean over the step
+    num_samples: int
+    skipped: bool = False  # a float16 gradient overflowed: the weights stayed as they were
+
+
+@dataclass(frozen=True, slots=True)
+class BestSoFar:
+    """The best evaluation so far."""
+
+    step: int
+    value: float
+
+
+class Trainer:
+    """Everything about a training that changes while it runs, on one device."""
+
+    def __init__(
+        self,
+        training: Training,
+        *,
+        seed: int = 0,
+        exact: bool = False,
+        shards: int = DEFAULT_SHARDS,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        check_shards(shards)
+        self.training = training
+        self.seed = seed
+        self.shards = shards if exact else None
+        self.device = torch.device(device)
+        self.batch_size = training.batch_size
+        self.cursor = Cursor()
+        self.losses: deque[float] = deque(maxlen=training.stop.window)
+        self.metrics: dict[str, float] = {}
+        self.best: BestSoFar | None = None
+        self.evaluation_due = False
+        self.notes = settle()  # freedoms that torch could not be denied, for the job's story
+        self.caveats = Caveats()  # operations without a deterministic form, for the job's story
+        self._reached = ""
+        self._order = DataOrder(training.num_samples, seed, training.shuffle)
+        self._check_cut(self.batch_size)
+        self._place()
+        self._scale = LossScale() if training.autocast_dtype is torch.float16 else None
+        self.layout = Layout(training.model, training.optimizer)
+        self._passes = Passes(training, self.layout, seed, self._scale)
+        self._update = Update(training, self.layout, self._scale)
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    def step(self, parts: tuple[int, ...] = ()) -> StepDone:
+        """Make the next step alone, all its pieces one after another, and evaluate if that is due."""
+        step = self.begin(parts)
+        total = self.combine(step, self.contribute(step, range(len(step.bounds))))
+        done = self.advance(step, self.apply(step, total))
+        if self.evaluation_due:
+            self.record(self.evaluate())
+        return done
+
+    def steps(self) -> Iterator[StepDone]:
+        """Make steps until the training is over."""
+        while not self.stopped:
+            yield self.step()
+
+    def begin(self, parts: tuple[int, ...] = ()) -> Step:
+        """The next step: which samples, and how cut. ``parts`` (default mode) are samples per device."""
+        draw = self._order.draw(self.cursor, self.batch_size)
+        num_samples = len(draw.samples)
+        if self.shards is not None:
+            return Step(draw, cut_into_shards(num_samples, self.shards))
+        least = 2 if self.training.has_batch_norm else 1
+        return Step(draw, cut_into_parts(num_samples, parts or (1,), least))
+
+    def contribute(self, step: Step, pieces: range) -> Gathered:
+        """What a range of pieces contributes, as maximal aligned subtrees; the trainer stays as it was."""
+        with self._bound():
+            return self._passes.contribute(step, pieces)
+
+    def combine(self, step: Step, gathered: Gathered) -> Contribution:
+        """Add contributions of any owners, in tree order."""
+        with self._bound():
+            total = tree_sum(gathered, root(len(step.bounds)), add_contributions)
+        assert total is not None, "a step has samples"
+        return total
+
+    def apply(self, step: Step, total: Contribution, parameters: range | None = None) -> Sums:
+        """Update the weights of a range of the layout's parameters (by default all) and the buffers.
+
+        ``total`` is only read: it may lie in memory that others read too.
+        """
+        assert step.number == self.cursor.step, f"step {step.number} comes after step {self.cursor.step}"
+        with self._bound():
+            sums = self._check_finite(step, total)
+            self._update.load_buffers(total)
+            if sums.finite:
+                self._update.load_gradients(total, sums)
+                self._update.apply(parameters)
+            self._update.clear()
+        return sums
+
+    def advance(self, step: Step, sums: Sums) -> StepDone:
+        """Count the step, once all weights are updated."""
+        training = self.training
+        self.cursor = step.draw.after
+        self.losses.append(sums.loss)
+        if self._scale is not None:
+            self._scale.passed() if sums.finite else self._scale.overflowed()
+        if sums.finite:
+            every = training.schedule_every
+            if training.schedule is not None and (every == "step" or (every == "epoch" and step.draw.ends_epoch)):
+                training.schedule.step()
+            if training.after_update is not None:
+                training.after_update(training.model, self.cursor.step)
+        if training.evaluate is not None:
+            at_epoch = step.draw.ends_epoch and self.cursor.epoch % training.evaluate_every == 0
+            self.evaluation_due = at_epoch or bool(self._stopped_by_progress())
+        return StepDone(self.cursor.step, self.cursor.epoch, sums.loss, step.num_samples, not sums.finite)
+
+    # -- evaluation and end -------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> dict[str, float]:
+        """Ask the training's own ``evaluate`` for metrics, with the model in eval mode; changes nothing."""
+        assert self.training.evaluate is not None, "there is nothing to evaluate with"
+        model = self.training.model
+        modes = [(module, module.training) for module in model.modules()]
+        seed_evaluation(self.seed, self.cursor.step)
+        model.eval()
+        try:
+            with self._bound(), torch.no_grad():
+                return as_metrics(self.training.evaluate(model))
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def record(self, metrics: Mapping[str, float]) -> bool:
+        """Take the metrics of this step; whether they are the best so far."""
+        training = self.training
+        self.metrics = dict(metrics)
+        self.evaluation_due = False
+        self._reached = training.stop.by_metrics(metrics)
+        if training.schedule is not None and training.schedule_every == "evaluation":
+            if isinstance(training.schedule, ReduceLROnPlateau):
+                training.schedule.step(metric(metrics, Best.parse(training.best).metric))
+            else:
+                training.schedule.step()
+        if not training.best:
+            return False
+        best = Best.parse(training.best)
+        if not best.beats(metrics, None if self.best is None else self.best.value):
+            return False
+        self.best = BestSoFar(self.cursor.step, metrics[best.metric])
+        return True
+
+    @property
+    def stopped(self) -> str:
+        """Why the training is over, in words; empty while it is not."""
+        if self.evaluation_due:
+            return ""
+        return self._reached or self._stopped_by_progress()
+
+    def resize_batch(self, batch_size: int) -> None:
+        """Hold this many samples per step from the next one on; refused where a shard would become too small."""
+        if not 1 <= batch_size <= self.training.num_samples:
+            raise InputError(f"batch size {batch_size}; the data holds {self.training.num_samples} samples")
+        self._check_cut(batch_size)
+        self.batch_size = batch_size
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that resuming needs; tensors are the live ones, as in torch, so copy what must outlast the next step."""
+        training = self.training
+        model = training.model.state_dict()
+        return {
+            "schema": 1,
+            "made_for": self._made_for(),
+            "batch_size": self.batch_size,
+            "cursor": asdict(self.cursor),
+            "losses": list(self.losses),
+            "metrics": dict(self.metrics),
+            "best": None if self.best is None else asdict(self.best),
+            "evaluation_due": self.evaluation_due,
+            "reached": self._reached,
+            "caveats": list(self.caveats.operations),
+            "model": dict(model),
+            "unsaved_buffers": {name: value for name, value in training.model.named_buffers() if name not in model},
+            "optimizer": training.optimizer.state_dict(),
+            "schedule": None if training.schedule is None else training.schedule.state_dict(),
+            "scale": None if self._scale is None else self._scale.state_dict(),
+            "state": {name: thing.state_dict() for name, thing in training.state.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where the state was taken."""
+        self._check_state(state)
+        training = self.training
+        try:
+            training.model.load_state_dict(state["model"])
+            buffers = dict(training.model.named_buffers())
+            for name, value in state["unsaved_buffers"].items():
+                buffers[name].copy_(value)
+            training.optimizer.load_state_dict(state["optimizer"])
+            for name, thing in training.state.items():
+                thing.load_state_dict(state["state"][name])
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise CheckpointError(f"the state does not fit this training: {error}") from error
+        settle_optimizer(training.optimizer, self.device)
+        if training.schedule is not None:
+            training.schedule.load_state_dict(state["schedule"])
+        if self._scale is not None:
+            self._scale.load_state_dict(state["scale"])
+        self.batch_size = state["batch_size"]
+        self.cursor = Cursor(**state["cursor"])
+        self.losses = deque(state["losses"], maxlen=training.stop.window)
+        self.metrics = dict(state["metrics"])
+        self.best = None if state["best"] is None else BestSoFar(**state["best"])
+        self.evaluation_due = state["evaluation_due"]
+        self.caveats.operations[:] = state["caveats"]
+        self._reached = state["reached"]
+
+    def _made_for(self) -> dict[str, Any]:
+        training = self.training
+        return {
+            "seed": self.seed,
+            "shards": self.shards,
+            "num_samples": training.num_samples,
+            "optimizer": type(training.optimizer).__name__,
+            "schedule": None if training.schedule is None else type(training.schedule).__name__,
+            "scaled": self._scale is not None,
+            "state": sorted(training.state),
+        }
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        schema = state.get("schema")
+        if schema != 1:
+            raise CheckpointError(f"the state has schema {schema!r}; this version of carpool reads 1")
+        for name, here in self._made_for().items():
+            there = state["made_for"].get(name)
+            if there != here:
+                raise CheckpointError(
+                    f"the state was made with {name} {there!r}; this training has {here!r}. "
+                    "Resume with the same, or start anew."
+                )
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _place(self) -> None:
+        """Move the training to its device, and its optimizer into the form all loops share."""
+        self.training.model.to(self.device)
+        for thing in self.training.state.values():
+            if isinstance(thing, nn.Module):
+                thing.to(self.device)
+        settle_optimizer(self.training.optimizer, self.device)
+
+    @contextmanager
+    def _bound(self) -> Iterator[None]:
+        """Compute so that bits can be kept: what has no deterministic form is noted; exact on CPU means one thread."""
+        with ExitStack() as stack:
+            stack.enter_context(self.caveats.watching())
+            if self.shards is not None and self.device.type == "cpu":
+                stack.enter_context(intra_op_threads(1))
+            yield
+
+    def _stopped_by_progress(self) -> str:
+        return self.training.stop.by_progress(self.cursor.step, self.cursor.epoch, tuple(self.losses))
+
+    def _check_finite(self, step: Step, total: Contribution) -> Sums:
+        sums = self.layout.sums(total.values)
+        at = f"step {step.number + 1}, epoch {step.draw.at.epoch + 1}"
+        if not math.isfinite(sums.loss):
+            raise Diverged(f"{at}: the loss is {sums.loss}; it was {self._lately()} before. {_CALM}")
+        if not sums.finite and (self._scale is None or self._scale.value <= 1.0):
+            views = self.layout.gradient_views(total.values)
+            named = zip(self.layout.names, views, strict=True)
+            broken = next((name for name, view in named if not view.isfinite().all()), "all together")
+            raise Diverged(f"{at}: the gradient of {broken!r} is not finite; the loss is {sums.loss:.6g}. {_CALM}")
+        return sums
+
+    def _lately(self) -> str:
+        return ", ".join(f"{loss:.4g}" for loss in list(self.losses)[-3:]) or "nothing"
+
+    def _check_cut(self, batch_size: int) -> None:
+        """Refuse, before it starts, a batch-normalised training whose shards can hold fewer than two samples."""
+        names = self.training.batch_norms
+        if self.shards is None or not names:
+            return
+        size, shards = self.training.num_samples, self.shards
+        for length in batch_lengths(size, batch_size, self.cursor.offset):
+            if length < 2 * shards:
+                last = "the last batch of an epoch" if length < batch_size else "a batch"
+                raise InputError(
+                    f"{last} holds {length} samples; cut into {shards} shards some hold fewer than the 2 that "
+                    f"BatchNorm ({names[0]}) needs",
+                    way_out=f"Choose a batch size that leaves at least {2 * shards} of {size} samples, fewer shards, "
+                    "or exact = false.",
+                )
+
+
+_CALM = "A lower learning rate or clip_norm may help."

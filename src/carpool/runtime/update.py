@@ -1,0 +1,113 @@
+"""From the sum of all contributions to new weights: divide, clip, and let the optimizer step.
+
+The optimizer may step range by range: whoever updates a range of parameters needs the whole gradient only for its norm,
+and the weights come out bit for bit as if one process had updated them all. A range is whole parameters: the norm of a
+parameter, and optimizers that treat a parameter as a matrix, do not survive being cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from carpool.runtime.flat import Contribution, Layout, Sums
+from carpool.runtime.scaling import LossScale
+from carpool.runtime.training import Training
+
+
+def settle_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Bring an optimizer into the one form that the eager loop, graphs and the reference share.
+
+    Many small operations (``foreach``) instead of one fused kernel; on CUDA ``capturable`` with the learning rate in a
+    tensor, so that a graph reads its present value.
+    """
+    cuda = device.type == "cuda"
+    for group in optimizer.param_groups:
+        if "foreach" not in group:  # an optimizer of another kind: it is left as it is
+            continue
+        group["foreach"] = True
+        if "fused" in group:
+            group["fused"] = None
+        if "capturable" in group:
+            group["capturable"] = cuda
+        if cuda:
+            group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
+        elif isinstance(group["lr"], Tensor):
+            group["lr"] = group["lr"].item()
+
+
+class Update:
+    """Applies a step's gradient to the model."""
+
+    def __init__(self, training: Training, layout: Layout, scale: LossScale | None) -> None:
+        self._optimizer = training.optimizer
+        self._clip_norm = training.clip_norm
+        self._layout = layout
+        self._scale = scale
+
+    @torch.no_grad()
+    def load_gradients(self, total: Contribution, sums: Sums) -> None:
+        """Hang the step's gradient on the parameters, divided by its count and clipped."""
+        layout, values = self._layout, total.values
+        if sums.counted or self._scale is not None or self._clip_norm is not None:
+            values = values[: layout.gradients.stop].clone()
+        if sums.counted:
+            values.div_(total.values[layout.loss + 1])
+        if self._scale is not None:
+            values.mul_(1.0 / self._scale.value)
+        for parameter, view, used in zip(layout.parameters, layout.gradient_views(values), sums.used, strict=True):
+            if not used:
+                parameter.grad = None
+            elif parameter.is_complex():
+                parameter.grad = torch.view_as_complex(view).to(parameter.dtype)
+            else:
+                parameter.grad = view.to(parameter.dtype)
+        if self._clip_norm is not None:
+            used_ones = [parameter for parameter in layout.parameters if parameter.grad is not None]
+            norm = torch.nn.utils.get_total_norm([p.grad for p in used_ones if p.grad is not None])
+            torch.nn.utils.clip_grads_with_norm_(used_ones, self._clip_norm, norm)
+
+    @torch.no_grad()
+    def load_buffers(self, total: Contribution) -> None:
+        """Give the model the step's buffers; a float buffer that no piece changed stays as it is, unrounded."""
+        layout = self._layout
+        changed = total.values[layout.changed.start : layout.changed.stop] > 0
+        views = layout.buffer_views(total.values)
+        for slot, view, flag in zip(layout.floats, views, changed, strict=True):
+            buffer = slot.read()
+            new = torch.view_as_complex(view) if buffer.is_complex() else view
+            buffer.copy_(torch.where(flag, new.to(buffer.dtype), buffer))
+        for slot, view in zip(layout.whole, layout.whole_views(total.integers), strict=True):
+            slot.read().copy_(view)
+
+    def apply(self, parameters: range | None = None) -> None:
+        """Let the optimizer step on a range of the layout's parameters, by default on all."""
+        mine = range(len(self._layout.parameters)) if parameters is None else parameters
+        hidden = {}
+        for index, parameter in enumerate(self._layout.parameters):
+            if index not in mine:
+                hidden[parameter] = parameter.grad
+                parameter.grad = None
+        self._optimizer.step()
+        for parameter, gradient in hidden.items():
+            parameter.grad = gradient
+
+    def clear(self) -> None:
+        """Take the gradient off the parameters."""
+        for parameter in self._layout.parameters:
+            parameter.grad = None
+
+
+def balanced_ranges(sizes: Sequence[int], num_owners: int) -> tuple[range, ...]:
+    """Cut a row of parameters into one stretch per owner, as even in elements as whole parameters allow."""
+    ends = list(itertools.accumulate(sizes, initial=0))
+    cuts = [0]
+    for owner in range(1, num_owners):
+        goal = ends[-1] * owner / num_owners
+        nearest = min(range(len(ends)), key=lambda cut: (abs(ends[cut] - goal), cut))
+        cuts.append(max(cuts[-1], nearest))
+    cuts.append(len(sizes))
+    return tuple(itertools.starmap(range, itertools.pairwise(cuts)))

@@ -1,0 +1,221 @@
+"""Several policies over one trace, each in a process of its own, with the figures of each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from carpool import __version__
+from carpool.core.errors import CarpoolError, InputError
+from carpool.core.journal import Header, JournalWriter
+from carpool.core.metrics import Summary
+from carpool.core.ports import Observer
+from carpool.policies.registry import parse_policy
+from carpool.sim.clusters import parse_cluster
+from carpool.sim.failures import parse_failures
+from carpool.sim.recorder import Recorder
+from carpool.sim.report.recording import Recording
+from carpool.sim.run import simulate
+from carpool.sim.traces.readers import read_trace
+from carpool.sim.traces.trace import check_capacity
+from carpool.sim.traces.write import replacing
+from carpool.sim.worlds import parse_world
+
+Progress = Callable[[str, float], None]  # policy, part of the jobs that have arrived
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One run, described in words: what a process of its own needs to make it."""
+
+    trace: str
+    cluster: str
+    policy: str
+    world: str = "plain"
+    format: str | None = None
+    round_s: float = 0.0
+    seed: int = 0
+    failures: str = ""
+    skip_invalid: bool = False
+    max_jobs: int | None = None
+    journal: str = ""
+    record: bool = False  # keep what a report needs
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a run."""
+
+    policy: str
+    summary: Summary
+    wall_s: float
+    cpu_s: float  # of that policy's process, start-up and parsing included
+    dropped: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, int] = field(default_factory=dict)
+    recording: Recording | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys of ``simulate --json``; null where there is no figure."""
+        figures: dict[str, Any] = {"policy": self.policy, **asdict(self.summary)}
+        figures |= {"wall_s": round(self.wall_s, 3), "cpu_s": round(self.cpu_s, 3)}
+        figures["jobs_per_cpu_s"] = round(self.summary.jobs / self.cpu_s, 1) if self.cpu_s else None
+        return {
+            key: value if not isinstance(value, float) or isfinite(value) else None for key, value in figures.items()
+        }
+
+
+def perform(request: Request, progress: Callable[[float], None] | None = None) -> Result:
+    """Read, build and run one request in this process."""
+    started = time.perf_counter()
+    policy = parse_policy(request.policy)
+    cluster = parse_cluster(request.cluster)
+    world = parse_world(request.world, request.seed)
+    failures = parse_failures(request.failures, cluster, request.seed)
+    trace = read_trace(request.trace, request.format, skip_invalid=request.skip_invalid, max_jobs=request.max_jobs)
+    one_kind = max(cluster.capacity.values())  # a gang sits on devices of one kind
+    trace = check_capacity(trace, one_kind, cluster.capacity, skip_invalid=request.skip_invalid)
+    check = getattr(world, "check", None)
+    if check is not None:
+        check([arrival.spec for arrival in trace.arrivals], cluster)
+    recorder = Recorder(cluster) if request.record else None
+    observers: list[Observer] = [recorder] if recorder else []
+    header = Header(__version__, request.policy, cluster, request.seed)
+
+    def run() -> Summary:
+        told = _per_mille(progress, len(trace)) if progress else None
+        return simulate(
+            trace.arrivals,
+            cluster,
+            policy,
+            world,
+            round_s=request.round_s,
+            failures=failures,
+            observers=observers,
+            progress=told,
+        ).summary()
+
+    summary = _guarded(request.policy, lambda: _journalled(request.journal, header, observers, run))
+    end_s = summary.makespan_s if isfinite(summary.makespan_s) else 0.0
+    return Result(
+        request.policy,
+        summary,
+        time.perf_counter() - started,
+        time.process_time(),
+        dict(trace.dropped),
+        dict(trace.notes),
+        recorder.close(end_s + trace.arrivals[0].submit_s) if recorder else None,
+    )
+
+
+def _journalled(path: str, header: Header, observers: list[Observer], run: Callable[[], Summary]) -> Summary:
+    """Run with a journal beside it where one is wanted; the file appears only when the run is complete."""
+    if not path:
+        return run()
+    with replacing(Path(path)) as stream:
+        observers.append(JournalWriter(stream, header))
+        return run()
+
+
+def _guarded(policy: str, run: Callable[[], Summary]) -> Summary:
+    """Run; what goes wrong inside a policy from a file is the file's fault, and is said so."""
+    if ".py:" not in policy:
+        return run()
+    try:
+        return run()
+    except InputError:
+        raise
+    except Exception as error:
+        spot = traceback.extract_tb(error.__traceback__)[-1]
+        raise InputError(
+            f"{type(error).__name__}: {error} ({Path(spot.filename).name}, line {spot.lineno})",
+            where=f"policy {policy!r} failed",
+            way_out="Test it with carpool.testing.PolicyContract.",
+        ) from error
+
+
+def _per_mille(progress: Callable[[float], None], num_jobs: int) -> Callable[[float], None]:
+    """Tell the part of the jobs that have arrived, at most a thousand times."""
+    every = max(1, num_jobs // 1000)
+    arrived = 0
+
+    def tell(_: float) -> None:
+        nonlocal arrived
+        arrived += 1
+        if arrived % every == 0:
+            progress(arrived / num_jobs)
+
+    return tell
+
+
+# ---------------------------------------------------------------------------------------------------- in parallel
+def compare(requests: Sequence[Request], progress: Progress | None = None) -> list[Result]:
+    """Perform requests side by side, as many at a time as there are processors; results in the order asked."""
+    if len(requests) == 1:
+        request = requests[0]
+        return [perform(request, (lambda part: progress(request.policy, part)) if progress else None)]
+    context = multiprocessing.get_context("spawn")  # a fresh process: its CPU time is that policy's alone
+    results: dict[int, Result] = {}
+    waiting = list(enumerate(requests))
+    running: dict[Connection, tuple[int, Any]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < (os.cpu_count() or 1):
+                index, request = waiting.pop(0)
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_child, args=(request, theirs), daemon=True)
+                process.start()
+                theirs.close()
+                running[ours] = (index, process)
+            for pipe in wait(list(running)):
+                assert isinstance(pipe, Connection)
+                index, process = running[pipe]
+                message = _receive(pipe, process, requests[index])
+                if isinstance(message, float):
+                    if progress is not None:
+                        progress(requests[index].policy, message)
+                    continue
+                results[index] = message
+                process.join()
+                del running[pipe]
+    finally:
+        for _, process in running.values():
+            process.terminate()
+    return [results[index] for index in range(len(requests))]
+
+
+def _receive(pipe: Connection, process: Any, request: Request) -> float | Result:
+    """A part done, or the result; raises what went wrong over there."""
+    try:
+        message = pipe.recv()
+    except EOFError:
+        process.join()
+        died = f"the process of policy {request.policy!r} died with exit code {process.exitcode}"
+        raise CarpoolError(f"{died}; it may have run out of memory") from None
+    if isinstance(message, BaseException):
+        raise message
+    assert isinstance(message, float | Result)
+    return message
+
+
+def _child(request: Request, pipe: Connection) -> None:
+    try:
+        pipe.send(perform(request, pipe.send))
+    except InputError as error:
+        pipe.send(_plain(error))
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:  # noqa: BLE001  # goes to the parent, which reports it
+        pipe.send(CarpoolError(f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+
+
+def _plain(error: InputError) -> InputError:
+    """An error that survives pickling whatever class it was."""
+    return InputError(error.problem, where=error.where, way_out=error.way_out)

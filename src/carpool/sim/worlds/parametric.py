@@ -1,0 +1,273 @@
+"""A world from a few numbers for each model and kind: scaling, unlike kinds, contention, prices, loss and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, floor, inf
+from pathlib import Path
+from random import Random
+
+from carpool.core.estimates import Estimate, Estimator
+from carpool.core.messages import ProgressReported
+from carpool.core.model import Job, JobId, JobSpec, Kind
+from carpool.core.topology import Cluster, Placement
+from carpool.policies.uses import Use
+from carpool.sim.world import Pace, Signs
+from carpool.sim.worlds.contention import Contention, Tenant
+from carpool.sim.worlds.mixes import draw_kinds, draw_models
+from carpool.sim.worlds.traits import KindTraits, ModelTraits, Prices
+from carpool.sim.worlds.worldfile import DEFAULT, Setting, read_world
+
+Groups = tuple[tuple[Kind, int], ...]
+
+_PHASES = 20  # the noise scale moves in this many steps over a training, so that a rate holds for a while
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class ParametricWorld:
+    """The truth by formula; the parameters are explained at `ModelTraits`, `KindTraits`, `Prices` and `Contention`.
+
+    Work is counted in seconds alone on the devices asked for, of the reference kind, at the job's own batch size m0;
+    jobs that state no length get their model's. With batch m (of all devices together) and step time T the rate is
+
+        (m/T · EFF) / (m0/T_reference),   EFF = (φ + m0)/(φ + m)
+
+    φ being the gradient noise scale at that point of the training (Pollux, OSDI'21; IADeep). A larger batch is quicker
+    per sample and worse per sample, the less so the longer the training has run. On unlike devices the batch is cut so
+    that all end together. Neighbours slow the computing part of a step by `Contention`; where the neighbours of a gang
+    are on different devices they count as if all were on one, since a gang waits for its slowest part.
+    """
+
+    models: Mapping[str, ModelTraits] = field(default_factory=dict)
+    kinds: Mapping[str, KindTraits] = field(default_factory=dict)
+    prices: Prices = field(default_factory=Prices)
+    contention: Contention = field(default_factory=Contention)
+    setting: Setting = field(default_factory=Setting)
+    _whole_s: dict[tuple[str, Groups, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def load(cls, path: str | Path) -> ParametricWorld:
+        """From a TOML file; the format is described in docs/worlds.md."""
+        file = read_world(Path(path))
+        return cls(file.models, file.kinds, file.prices, file.contention, file.setting)
+
+    @classmethod
+    def generate(
+        cls, seed: int, *, models: str | Sequence[str] = "vision", kinds: Sequence[str] = ("V100",), noise: float = 0.0
+    ) -> ParametricWorld:
+        """Models of a named mix (`mixes.MIXES`) or of the given names, on kinds from the fastest to the slowest."""
+        setting = Setting(reference=kinds[0], noise=noise, seed=seed)
+        return cls(draw_models(seed, models, kinds), draw_kinds(kinds), setting=setting)
+
+    # ------------------------------------------------------------------------------------------------ world port
+    def work(self, spec: JobSpec) -> float:
+        """What the spec says, else the model's usual length."""
+        return self.traits(spec).work if spec.work is None else spec.work
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        """The rate; where the batch is not the job's own it changes with the noise scale."""
+        traits, work = self.traits(spec), self.work(spec)
+        if self.batch(spec, placement.batch_size) == self.batch(spec):
+            return Pace(self.rate(spec, placement, 0.0))
+        phase = _phase(done, work)
+        until = (phase + 1) * work / _PHASES if phase + 1 < _PHASES else inf
+        return Pace(self.rate(spec, placement, traits.noise_at(phase / _PHASES)), until)
+
+    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        """The dearest of what changes; equal placements mean other devices of the same shape."""
+        prices, own = self.prices, self.traits(spec).start_s
+        if before is None:
+            return prices.start_s if own is None else own
+        if before.groups != after.groups:
+            return prices.resize_s
+        changes = [
+            prices.share_s if before.fraction != after.fraction else 0.0,
+            prices.batch_s if before.batch_size != after.batch_size else 0.0,
+            prices.switch_s if before.turn != after.turn else 0.0,
+        ]
+        return max(changes) if any(changes) else prices.resize_s
+
+    def signs(self, spec: JobSpec, done: float) -> Signs:
+        """Loss and gradient noise scale."""
+        traits, work = self.traits(spec), self.work(spec)
+        return Signs(traits.loss_at(done / work), traits.noise_at(_phase(done, work) / _PHASES))
+
+    def kept(self, spec: JobSpec, done: float) -> float:
+        """The last multiple of the checkpoint interval."""
+        every = self.setting.checkpoint_every
+        return done - done % every if every else done
+
+    def estimator(self) -> Estimator:
+        """An oracle of the rates, off by a seeded error where `noise` is set."""
+        return ParametricEstimator(self)
+
+    # --------------------------------------------------------------------------------------------------- formulas
+    def traits(self, spec: JobSpec) -> ModelTraits:
+        """The model's parameters; the default ones when it is not listed."""
+        return self.models.get(spec.model) or self.models.get(DEFAULT) or _DEFAULT_TRAITS
+
+    def batch(self, spec: JobSpec, asked: int = 0) -> int:
+        """Samples of one step over all devices: as asked, else the spec's, else the model's on each device."""
+        return asked or spec.batch_size or self.traits(spec).batch_size * spec.devices
+
+    def slowdown(self, spec: JobSpec, kind: Kind) -> float:
+        """Step time on a kind over that on the reference kind."""
+        own = self.traits(spec).slowdown.get(kind)
+        if own is not None:
+            return own
+        known = self.kinds.get(kind)
+        return 1.0 if known is None else known.slowdown
+
+    def step_s(self, spec: JobSpec, groups: Groups, batch: int, speed: float = 1.0) -> float:
+        """Seconds of one step, with the devices' speed scaled down by contention."""
+        traits = self.traits(spec)
+        count = sum([count for _, count in groups])
+        might = sum([count / self.slowdown(spec, kind) for kind, count in groups])
+        compute = (traits.per_sample_s * batch + traits.fixed_s * count) / might / speed
+        if count == 1:
+            return compute
+        sync = traits.sync_s + traits.sync_more_s * (count - 2) - traits.network_s * (len(groups) - 1)
+        gamma = traits.overlap
+        return float((compute**gamma + sync**gamma) ** (1.0 / gamma))
+
+    def reference_s(self, spec: JobSpec) -> float:
+        """Seconds of one step on the devices the job asked for, all of the reference kind."""
+        whole, rest = divmod(spec.devices, self.setting.node_size)
+        kind = self.reference
+        groups = ((kind, self.setting.node_size),) * whole + (((kind, rest),) if rest else ())
+        key = (spec.model, groups, self.batch(spec))
+        found = self._whole_s.get(key)
+        if found is None:
+            found = self._whole_s[key] = self.step_s(spec, groups, key[2])
+        return found
+
+    @property
+    def reference(self) -> Kind:
+        """The kind that work is counted on."""
+        return Kind(self.setting.reference or next(iter(self.kinds), ""))
+
+    def rate(self, spec: JobSpec, placement: Placement, noise: float) -> float:
+        """Units of work per second at a gradient noise scale."""
+        speed = self.speed(spec, placement)
+        if speed <= 0.0:
+            return 0.0
+        own, batch = self.batch(spec), self.batch(spec, placement.batch_size)
+        rate = self.reference_s(spec) / self.step_s(spec, placement.groups, batch, speed)
+        return rate if batch == own else rate * batch / own * (noise + own) / (noise + batch)
+
+    def speed(self, spec: JobSpec, placement: Placement) -> float:
+        """What share, neighbours and memory leave of the devices' speed."""
+        kind = max(placement.kinds, key=lambda kind: (self.slowdown(spec, kind), kind))
+        width = placement.num_devices
+        use = self.use(spec, kind, placement.batch_size, width)
+        own = Tenant(*use, placement.fraction, placement.turn)
+        needed = self.memory(spec, placement.batch_size, width)
+        others: list[Tenant] = []
+        for beside in placement.neighbours:
+            others.append(Tenant(*self.use(beside.spec, kind, beside.batch_size), beside.fraction, beside.turn))
+            needed += self.memory(beside.spec, beside.batch_size)
+        there = self.kinds.get(kind)
+        squeezed = 1.0 if there is None else self.contention.squeezed(needed, there.memory)
+        return squeezed * self.contention.speed(own, others)
+
+    def use(self, spec: JobSpec, kind: Kind, batch_size: int = 0, width: int = 0) -> Use:
+        """SM and bandwidth use alone on a device of a kind; a slower kind is a smaller one, and fuller."""
+        traits = self.traits(spec)
+        samples = self.batch(spec, batch_size) / (width or spec.devices)
+        scale = traits.fill(samples) / traits.fill(traits.batch_size) * self.slowdown(spec, kind)
+        return Use(min(1.0, traits.sm * scale), min(1.0, traits.memory_bw * scale))
+
+    def memory(self, spec: JobSpec, batch_size: int = 0, width: int = 0) -> int:
+        """Bytes on each device: what the spec declares at its own batch and width, else by formula."""
+        traits = self.traits(spec)
+        batch, width = self.batch(spec, batch_size), width or spec.devices
+        if spec.memory_bytes and batch == self.batch(spec) and width == spec.devices:
+            return spec.memory_bytes
+        return traits.memory + int(traits.memory_per_sample * batch / width)
+
+    # ------------------------------------------------------------------------------------------------- preparing
+    def declared(self, spec: JobSpec) -> JobSpec:
+        """The spec with its memory filled in, so that nobody books more than a device has."""
+        return spec if spec.memory_bytes else replace(spec, memory_bytes=self.memory(spec))
+
+    def furnished(self, cluster: Cluster) -> Cluster:
+        """The cluster with the memory of its kinds filled in where it states none."""
+        nodes = []
+        for node in cluster.nodes:
+            banks = [
+                replace(bank, memory_bytes=bank.memory_bytes or self.kinds.get(bank.kind, KindTraits()).memory)
+                for bank in node.banks
+            ]
+            nodes.append(replace(node, banks=tuple(banks)))
+        return Cluster(tuple(nodes), cluster.links)
+
+
+class ParametricEstimator:
+    """Knows the world's formulas, and of the noise scale what jobs have reported; also tells use and memory.
+
+    With `noise` σ every rate is off by a factor exp(σ·z), z drawn from the seed for each model and placement: asking
+    again gives the same answer.
+    """
+
+    def __init__(self, world: ParametricWorld) -> None:
+        self._world = world
+        self._noise: dict[JobId, float] = {}  # newest report of jobs whose batch may be tuned
+        self._errors: dict[tuple[object, ...], float] = {}
+        self._uses: dict[tuple[str, int, int, Kind], Use] = {}
+        self.version = 0
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        """The true rate, or one with a lasting error."""
+        world = self._world
+        noise = self._noise.get(spec.id)
+        if noise is None:
+            noise = world.traits(spec).noise_scale[0]
+        rate = world.rate(spec, placement, noise)
+        sigma = world.setting.noise
+        if not sigma:
+            return Estimate(rate)
+        rate *= exp(sigma * self._error(spec, placement))
+        return Estimate(rate, rate * sigma)
+
+    def remaining(self, job: Job, at: float) -> Estimate:
+        """True work less work done."""
+        return Estimate(max(0.0, self._world.work(job.spec) - job.done_at(at)))
+
+    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
+        """Remember the noise scale where it matters."""
+        if report.noise is None or job.spec.batch_range is None:
+            return
+        if self._noise.get(job.spec.id) != report.noise:
+            self._noise[job.spec.id] = report.noise
+            self.version += 1
+
+    def use(self, spec: JobSpec, kind: Kind) -> Use:
+        """SM and bandwidth use of a device of that kind."""
+        key = (spec.model, spec.batch_size, spec.devices, kind)
+        found = self._uses.get(key)
+        if found is None:
+            found = self._uses[key] = self._world.use(spec, kind)
+        return found
+
+    def memory(self, spec: JobSpec) -> int:
+        """Bytes on each device."""
+        return self._world.memory(spec)
+
+    def _error(self, spec: JobSpec, placement: Placement) -> float:
+        beside = sorted((n.spec.model, n.fraction, n.batch_size, n.turn) for n in placement.neighbours)
+        shape = (placement.groups, placement.fraction, placement.batch_size, placement.turn)
+        key = (spec.model, spec.devices, spec.batch_size, *shape, *beside)
+        found = self._errors.get(key)
+        if found is None:
+            found = self._errors[key] = Random(f"{self._world.setting.seed}/{key}").gauss(0.0, 1.0)
+        return found
+
+
+_DEFAULT_TRAITS = ModelTraits()
+
+
+def _phase(done: float, work: float) -> int:
+    """In which of the steps of the noise scale a training is."""
+    return min(_PHASES - 1, floor(done / work * _PHASES + _ROUNDING))

@@ -1,0 +1,76 @@
+"""Shipped contracts, fakes and generators: what a policy, a backend or an estimator must pass to be accepted.
+
+``class TestMine(PolicyContract): policy = Mine()`` in a test file is all that it takes. The contracts need pytest and
+hypothesis, which the extra ``dev`` brings; the fakes need neither.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from carpool.testing.backend_contract import BackendContract, Bench, MachinesBench
+    from carpool.testing.estimator_contract import EstimatorContract, PredictorContract
+    from carpool.testing.fakes import FakeBackend, FakeClock
+    from carpool.testing.invariants import check_books
+    from carpool.testing.policy_contract import PolicyContract
+    from carpool.testing.reference import PlainRun, plain_loop
+    from carpool.testing.running import Driven, Wish, Wishes, drive
+
+_FROM = {
+    "BackendContract": "backend_contract",
+    "Bench": "backend_contract",
+    "Driven": "running",
+    "EstimatorContract": "estimator_contract",
+    "FakeBackend": "fakes",
+    "FakeClock": "fakes",
+    "MachinesBench": "backend_contract",
+    "PlainRun": "reference",
+    "PolicyContract": "policy_contract",
+    "PredictorContract": "estimator_contract",
+    "Wish": "running",
+    "Wishes": "running",
+    "check_books": "invariants",
+    "drive": "running",
+    "plain_loop": "reference",
+}
+_WITH_PYTEST = ("backend_contract", "estimator_contract", "policy_contract", "strategies")
+
+__all__ = [
+    "BackendContract",
+    "Bench",
+    "Driven",
+    "EstimatorContract",
+    "FakeBackend",
+    "FakeClock",
+    "MachinesBench",
+    "PlainRun",
+    "PolicyContract",
+    "PredictorContract",
+    "Wish",
+    "Wishes",
+    "check_books",
+    "drive",
+    "plain_loop",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a name where it is first used, with a word of advice where pytest or hypothesis is missing."""
+    if name not in _FROM:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _FROM[name]
+    try:
+        if module in _WITH_PYTEST:
+            import pytest
+
+            # So that a failed assertion of a contract shows its values, as one in a test file would.
+            pytest.register_assert_rewrite(*[f"{__name__}.{each}" for each in _WITH_PYTEST if each != "strategies"])
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("pytest", "hypothesis"):
+            raise
+        raise ImportError(
+            f"carpool.testing.{name} needs {error.name}. Install it with: pip install 'carpool[dev]'"
+        ) from error

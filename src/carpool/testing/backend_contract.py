@@ -1,0 +1,215 @@
+"""The contract of a backend: orders are desired states, every one is answered, old ones do no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from carpool.core.messages import (
+    Assign,
+    AssignApplied,
+    Fact,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobSubmitted,
+    Order,
+    ProgressReported,
+    Release,
+    ReleaseApplied,
+)
+from carpool.core.model import Allocation, JobId, JobSpec
+from carpool.core.topology import Cluster
+from carpool.sim.machines import Machines
+from carpool.sim.timeline import Timeline
+from carpool.sim.world import PlainWorld, World
+
+
+class Bench(Protocol):
+    """A backend with at least two devices, clamped down for testing."""
+
+    def submit(self, spec: JobSpec) -> None:
+        """Make a job known, as its submission would."""
+        ...
+
+    def give(self, *orders: Order) -> None:
+        """Give orders."""
+        ...
+
+    def run(self, seconds: float) -> list[Fact]:
+        """Every fact since the last call, after that much time; a live backend may return when all is answered."""
+        ...
+
+
+class BackendContract:
+    """What every backend promises. Inherit and override `make_bench`, and `spec` where jobs need more than a length."""
+
+    long_s = 1000.0  # a job that does not end during a test
+    short_s = 2.0  # one that does
+    answer_s = 10.0  # within which orders are answered
+
+    def make_bench(self) -> Bench:
+        """A fresh backend."""
+        raise NotImplementedError(f"{type(self).__name__} overrides make_bench")
+
+    def spec(self, name: str, seconds: float) -> JobSpec:
+        """A job of one or two devices that takes this long alone on one."""
+        return JobSpec(JobId(name), 1, seconds, max_devices=2)
+
+    # ----------------------------------------------------------------------------------------------------- promises
+    def test_assign_is_answered(self) -> None:
+        """With AssignApplied of that generation, before anything else is said of the job."""
+        bench = self._with("a")
+        bench.give(_assign("a", 1, 0))
+        facts = _of(bench.run(self.answer_s), "a")
+        assert [type(fact) for fact in facts[:1]] == [AssignApplied]
+        assert facts[0] == AssignApplied(JobId("a"), 1, 0.0)
+
+    def test_release_is_answered(self) -> None:
+        """With ReleaseApplied of that generation, after which the job is silent."""
+        bench = self._running("a")
+        bench.give(Release(JobId("a"), 2))
+        facts = _of(bench.run(self.answer_s), "a")
+        released = [fact for fact in facts if isinstance(fact, ReleaseApplied)]
+        assert [fact.generation for fact in released] == [2]
+        assert released[0].done >= 0.0
+        assert facts[-1] == released[0], "nothing follows the answer to a release"
+        assert _of(bench.run(self.answer_s), "a") == []
+
+    def test_release_of_what_never_ran_is_answered(self) -> None:
+        """Nothing is held, and that is what was ordered."""
+        bench = self._with("a")
+        bench.give(Release(JobId("a"), 1))
+        assert _of(bench.run(self.answer_s), "a") == [ReleaseApplied(JobId("a"), 1, 0.0)]
+
+    def test_work_is_kept_over_a_release(self) -> None:
+        """A job goes on from where it was."""
+        bench = self._running("a")
+        bench.give(Release(JobId("a"), 2))
+        kept = next(fact.done for fact in bench.run(self.answer_s) if isinstance(fact, ReleaseApplied))
+        bench.give(_assign("a", 3, 1))
+        again = next(fact for fact in bench.run(self.answer_s) if isinstance(fact, AssignApplied))
+        assert (again.generation, again.done) == (3, kept)
+
+    def test_a_newer_assign_replaces_the_older(self) -> None:
+        """A resize: the job goes on, and speaks under the new generation only."""
+        bench = self._running("a")
+        bench.give(_assign("a", 2, 0, 1))
+        facts = _of(bench.run(self.answer_s), "a")
+        generations = [fact.generation for fact in facts]
+        assert generations == sorted(generations)
+        assert [fact.generation for fact in facts if isinstance(fact, AssignApplied)] == [2]
+        assert not [fact for fact in facts if isinstance(fact, ReleaseApplied)]
+
+    def test_an_order_given_twice_does_no_harm(self) -> None:
+        """After a restart orders are repeated: the job neither starts again nor loses work, and ends once."""
+        once, twice = self._with("a", seconds=self.short_s), self._with("a", seconds=self.short_s)
+        once.give(_assign("a", 1, 0))
+        twice.give(_assign("a", 1, 0))
+        twice.give(_assign("a", 1, 0))
+        ends = [_ends(bench.run(self.answer_s + self.short_s), "a") for bench in (once, twice)]
+        assert ends[0] == ends[1] == [JobFinished(JobId("a"), 1)]
+
+    def test_a_release_given_twice_does_no_harm(self) -> None:
+        """The second one is answered too, or not at all."""
+        bench = self._running("a")
+        bench.give(Release(JobId("a"), 2), Release(JobId("a"), 2))
+        facts = _of(bench.run(self.answer_s), "a")
+        assert {fact.generation for fact in facts if isinstance(fact, ReleaseApplied)} == {2}
+        bench.give(_assign("a", 3, 0))
+        assert [type(fact) for fact in _of(bench.run(self.answer_s), "a")][:1] == [AssignApplied]
+
+    def test_a_stale_assign_is_ignored(self) -> None:
+        """An order that was overtaken on the way does not bring the job back."""
+        bench = self._running("a")
+        bench.give(Release(JobId("a"), 2))
+        bench.run(self.answer_s)
+        bench.give(_assign("a", 1, 0))
+        assert _of(bench.run(self.answer_s), "a") == []
+
+    def test_a_stale_release_is_ignored(self) -> None:
+        """An old release does not take the job off its new devices."""
+        bench = self._with("a")
+        bench.give(_assign("a", 3, 0))
+        bench.run(self.answer_s)
+        bench.give(Release(JobId("a"), 2))
+        facts = _of(bench.run(self.answer_s), "a")
+        assert not [fact for fact in facts if isinstance(fact, ReleaseApplied)]
+
+    def test_a_late_order_for_a_finished_job_does_no_harm(self) -> None:
+        """The terminal fact was on its way and wins."""
+        bench = self._with("a", "b", seconds=self.short_s)
+        bench.give(_assign("a", 1, 0))
+        assert _ends(bench.run(self.answer_s + self.short_s), "a") == [JobFinished(JobId("a"), 1)]
+        bench.give(_assign("a", 2, 0), Release(JobId("a"), 3), _assign("b", 1, 0))
+        facts = bench.run(self.answer_s + self.short_s)
+        assert not [fact for fact in _of(facts, "a") if isinstance(fact, AssignApplied | JobFinished)]
+        assert _ends(facts, "b") == [JobFinished(JobId("b"), 1)]
+
+    def test_jobs_do_not_disturb_each_other(self) -> None:
+        """Orders for one job say nothing about another."""
+        bench = self._with("a", "b", seconds=self.short_s)
+        bench.give(_assign("a", 1, 0), _assign("b", 1, 1))
+        bench.give(Release(JobId("a"), 2))
+        facts = bench.run(self.answer_s + self.short_s)
+        assert [fact.generation for fact in _of(facts, "a") if isinstance(fact, ReleaseApplied)] == [2]
+        assert _ends(facts, "b") == [JobFinished(JobId("b"), 1)]
+
+    # ----------------------------------------------------------------------------------------------------- inside
+    def _with(self, *names: str, seconds: float | None = None) -> Bench:
+        bench = self.make_bench()
+        for name in names:
+            bench.submit(self.spec(name, self.long_s if seconds is None else seconds))
+        return bench
+
+    def _running(self, name: str) -> Bench:
+        bench = self._with(name)
+        bench.give(_assign(name, 1, 0))
+        assert AssignApplied(JobId(name), 1, 0.0) in bench.run(self.answer_s)
+        return bench
+
+
+class MachinesBench:
+    """The simulated machines, clamped down."""
+
+    def __init__(self, world: World | None = None, *, sharing: bool = False) -> None:
+        self._timeline = Timeline()
+        cluster = Cluster.build([(1, 2, "V100")])
+        self._machines = Machines(cluster, world or PlainWorld(), self._timeline, sharing=sharing)
+        self._at = 0.0
+        self._facts: list[Fact] = []
+
+    def submit(self, spec: JobSpec) -> None:
+        """Make a job known."""
+        self._machines.introduce(spec)
+
+    def give(self, *orders: Order) -> None:
+        """Give orders."""
+        self._facts.extend(self._machines.apply(self._at, orders))
+
+    def run(self, seconds: float) -> list[Fact]:
+        """Let virtual time pass."""
+        end = self._at + seconds
+        while (at := self._timeline.next_at) is not None and at <= end:
+            self._facts.extend(self._timeline.happen(at))
+        self._at = end
+        facts, self._facts = self._facts, []
+        return facts
+
+
+_OfJob = AssignApplied | ReleaseApplied | ProgressReported | JobFinished | JobFailed | JobCrashed
+
+
+def _assign(job: str, generation: int, *devices: int) -> Assign:
+    return Assign(JobId(job), Allocation.of(*devices), generation)
+
+
+def _of(facts: Sequence[Fact], job: str) -> list[_OfJob]:
+    """What was said about a job."""
+    assert not [fact for fact in facts if isinstance(fact, JobSubmitted)], "submissions are not the backend's to report"
+    return [fact for fact in facts if isinstance(fact, _OfJob) and fact.job == job]
+
+
+def _ends(facts: Sequence[Fact], job: str) -> list[_OfJob]:
+    """How often and how a job ended."""
+    return [fact for fact in _of(facts, job) if isinstance(fact, JobFinished | JobFailed | JobCrashed)]

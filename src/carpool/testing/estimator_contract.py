@@ -1,0 +1,160 @@
+"""The contract of an estimator: sober answers, the same ones to the same questions, and an honest version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isfinite, isnan
+from typing import ClassVar
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from carpool.core.estimates import Estimate, Estimator
+from carpool.core.messages import ProgressReported
+from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
+from carpool.core.topology import Neighbour, Placement
+
+Answers = list[Estimate]
+
+
+class EstimatorContract:
+    """What every estimator promises. Inherit, override `make_estimator`, and name models and kinds it knows."""
+
+    examples: ClassVar[int] = 25
+    models: ClassVar[Sequence[str]] = ("",)
+    kinds: ClassVar[Sequence[str]] = ("V100", "K80")
+    shares: ClassVar[bool] = True  # whether it answers for shared devices
+
+    def make_estimator(self) -> Estimator:
+        """A fresh estimator."""
+        raise NotImplementedError(f"{type(self).__name__} overrides make_estimator")
+
+    # ---------------------------------------------------------------------------------------------------- promises
+    def test_rates_are_sober(self) -> None:
+        """Not negative, finite, with a spread that is so too."""
+
+        def check(data: st.DataObject) -> None:
+            estimator = self.make_estimator()
+            spec, placement = data.draw(self.specs()), data.draw(self.placements())
+            _sober(estimator.rate(spec, placement))
+
+        self._try(check)
+
+    def test_remaining_work_is_sober(self) -> None:
+        """Not negative; infinite only where nobody knows."""
+
+        def check(data: st.DataObject) -> None:
+            estimator = self.make_estimator()
+            job, at = data.draw(self.jobs()), data.draw(st.floats(0, 1e6))
+            answer = estimator.remaining(job, at)
+            if job.spec.work is not None:
+                _sober(answer)
+            assert answer.mean >= 0.0
+
+        self._try(check)
+
+    def test_asking_changes_nothing(self) -> None:
+        """The same question gets the same answer, and asking is not learning."""
+
+        def check(data: st.DataObject) -> None:
+            estimator = self.make_estimator()
+            self._teach(estimator, data.draw(self.lessons()))
+            version = estimator.version
+            questions = data.draw(self.questions())
+            assert self._ask(estimator, questions) == self._ask(estimator, questions)
+            assert estimator.version == version
+
+        self._try(check)
+
+    def test_version_grows_when_answers_change(self) -> None:
+        """An answer may differ from an older one only under a higher version, which never shrinks."""
+
+        def check(data: st.DataObject) -> None:
+            estimator = self.make_estimator()
+            questions = data.draw(self.questions())
+            before, answers = estimator.version, self._ask(estimator, questions)
+            for lesson in data.draw(self.lessons()):
+                self._teach(estimator, [lesson])
+                version, now = estimator.version, self._ask(estimator, questions)
+                assert version >= before, f"the version went from {before} to {version}"
+                assert version > before or now == answers, "answers changed under one version"
+                before, answers = version, now
+
+        self._try(check)
+
+    def test_equal_lessons_give_equal_answers(self) -> None:
+        """Two estimators that learned the same say the same: replay depends on it."""
+
+        def check(data: st.DataObject) -> None:
+            lessons, questions = data.draw(self.lessons()), data.draw(self.questions())
+            one, other = self.make_estimator(), self.make_estimator()
+            self._teach(one, lessons)
+            self._teach(other, lessons)
+            assert (one.version, self._ask(one, questions)) == (other.version, self._ask(other, questions))
+
+        self._try(check)
+
+    # -------------------------------------------------------------------------------------------------- generators
+    def specs(self) -> st.SearchStrategy[JobSpec]:
+        """Jobs it may be asked about."""
+        return st.builds(
+            JobSpec,
+            st.sampled_from(("a", "b", "c")).map(JobId),
+            st.integers(1, 4),
+            work=st.one_of(st.none(), st.integers(0, 1000).map(float)),
+            model=st.sampled_from(self.models),
+            min_devices=st.just(1),
+            max_devices=st.just(8),
+        )
+
+    def placements(self) -> st.SearchStrategy[Placement]:
+        """Where they may run."""
+        group = st.tuples(st.sampled_from(self.kinds).map(Kind), st.integers(1, 4))
+        groups = st.lists(group, min_size=1, max_size=2).map(lambda found: tuple(sorted(found)))
+        if not self.shares:
+            return st.builds(Placement, groups)
+        fraction = st.sampled_from((0.25, 0.5, 1.0))
+        neighbours = st.lists(st.builds(Neighbour, self.specs(), fraction), max_size=2).map(tuple)
+        return st.builds(Placement, groups, fraction, neighbours=neighbours)
+
+    @st.composite
+    @staticmethod
+    def _jobs(draw: st.DrawFn, specs: st.SearchStrategy[JobSpec]) -> Job:
+        spec = draw(specs)
+        held = Allocation.of(*range(spec.devices))
+        done = draw(st.floats(0.0, 1.0)) * (spec.work or 100.0)
+        return Job(spec, 0, 0.0, Phase.RUNNING, held, 1, held, 1, done, draw(st.floats(0.0, 4.0)))
+
+    def jobs(self) -> st.SearchStrategy[Job]:
+        """Running jobs that are some way into their work."""
+        return self._jobs(self.specs())
+
+    def lessons(self) -> st.SearchStrategy[list[tuple[Job, float]]]:
+        """Reports of running jobs: the job, and the rate it measured."""
+        return st.lists(st.tuples(self.jobs(), st.floats(0.01, 10.0)), max_size=5)
+
+    def questions(self) -> st.SearchStrategy[list[tuple[JobSpec, Placement]]]:
+        """What to ask."""
+        return st.lists(st.tuples(self.specs(), self.placements()), min_size=1, max_size=4)
+
+    # ------------------------------------------------------------------------------------------------------ inside
+    def _try(self, check: Callable[[st.DataObject], None]) -> None:
+        quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
+        settings(max_examples=self.examples, deadline=None, suppress_health_check=quiet)(given(st.data())(check))()
+
+    def _teach(self, estimator: Estimator, lessons: Sequence[tuple[Job, float]]) -> None:
+        for index, (job, rate) in enumerate(lessons):
+            estimator.learn(float(index), job, ProgressReported(job.id, job.applied, job.done, rate))
+
+    def _ask(self, estimator: Estimator, questions: Sequence[tuple[JobSpec, Placement]]) -> Answers:
+        return [estimator.rate(spec, placement) for spec, placement in questions]
+
+
+PredictorContract = EstimatorContract  # a predictor becomes an estimator by being asked
+
+
+def _sober(answer: Estimate) -> None:
+    assert isfinite(answer.mean), answer
+    assert answer.mean >= 0.0, answer
+    assert not isnan(answer.std), answer
+    assert answer.std >= 0.0, answer

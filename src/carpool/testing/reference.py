@@ -1,0 +1,234 @@
+"""The reference for what a training must learn: an ordinary PyTorch loop that only reseeds and cuts the batch alike.
+
+It shares with the runtime what both are given (data order, seeds, optimizer form), and nothing of how gradients are
+made, added and applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carpool.runtime.digest import digest
+from carpool.runtime.order import DataOrder
+from carpool.runtime.samples import Chance, to_device
+from carpool.runtime.seeding import intra_op_threads, seed_evaluation, seed_pass, seed_sample, settle
+from carpool.runtime.training import Training, as_metrics
+from carpool.runtime.update import settle_optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRun:
+    """What a plain loop ended with."""
+
+    digest: str
+    losses: list[float]
+    metrics: dict[str, float]
+
+
+def plain_loop(
+    training: Training,
+    *,
+    shards: int | None = None,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    max_steps: int | None = None,
+) -> PlainRun:
+    """Train to the end (or for ``max_steps``) in one process: what exact mode with so many shards must equal.
+
+    Without ``shards`` it is what default mode on one device must equal.
+    """
+    settle()
+    place = torch.device(device)
+    training.model.to(place)
+    for thing in training.state.values():
+        if isinstance(thing, torch.nn.Module):
+            thing.to(place)
+    settle_optimizer(training.optimizer, place)
+    with intra_op_threads(1 if shards is not None and place.type == "cpu" else None):
+        return _run(training, shards or 1, seed, place, max_steps)
+
+
+def _run(training: Training, shards: int, seed: int, device: torch.device, max_steps: int | None) -> PlainRun:
+    order = DataOrder(training.num_samples, seed, training.shuffle)
+    scaler = torch.amp.GradScaler(device.type, enabled=training.autocast_dtype is torch.float16)
+    losses: list[float] = []
+    metrics: dict[str, float] = {}
+    epoch, reason = 0, ""
+    while not reason:
+        samples = order.samples(epoch)
+        for start in range(0, len(samples), training.batch_size):
+            batch = samples[start : start + training.batch_size]
+            ends_epoch = start + training.batch_size >= len(samples)
+            losses.append(_step(training, batch, shards, seed, len(losses), epoch, device, scaler, ends_epoch))
+            epochs_done = epoch + ends_epoch
+            reason = training.stop.by_progress(len(losses), epochs_done, losses)
+            due = ends_epoch and epochs_done % training.evaluate_every == 0
+            if training.evaluate is not None and (due or reason):
+                metrics = _evaluate(training, seed, len(losses))
+                reason = reason or training.stop.by_metrics(metrics)
+            if len(losses) == max_steps:
+                reason = "enough"
+            if reason:
+                break
+        epoch += 1
+    return PlainRun(digest(training.model), losses, metrics)
+
+
+def _step(
+    training: Training,
+    samples: Any,
+    shards: int,
+    seed: int,
+    step: int,
+    epoch: int,
+    device: torch.device,
+    scaler: torch.amp.GradScaler,
+    ends_epoch: bool,
+) -> float:
+    model, optimizer, num_samples = training.model, training.optimizer, len(samples)
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    parameters = [p for p in model.parameters() if p in held and p.requires_grad]
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    made: list[_Made | None] = []
+    for shard in range(shards):
+        mine = samples[shard * num_samples // shards : (shard + 1) * num_samples // shards]
+        if len(mine) == 0:
+            made.append(None)
+            continue
+        batch = _batch(training, mine, seed, epoch, device)
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(before[name])
+        seed_pass(seed, step, shard)
+        made.append(_shard(training, batch, len(mine), num_samples, parameters, before, scaler))
+    total = _tree(made)
+    assert total is not None
+    loss = float(total.loss) if total.count is None else float(total.loss) / float(total.count)
+    for parameter, gradient, used in zip(parameters, total.gradients, total.used, strict=True):
+        gradient = gradient if total.count is None else gradient / total.count
+        parameter.grad = gradient.to(parameter.dtype) if used else None
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name in total.changed:
+                buffer.copy_(total.buffers[name])
+            else:
+                buffer.copy_(before[name])
+    scale = scaler.get_scale()
+    scaler.unscale_(optimizer)
+    if training.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, training.clip_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    every = training.schedule_every
+    if scaler.get_scale() >= scale:
+        if training.schedule is not None and (every == "step" or (every == "epoch" and ends_epoch)):
+            training.schedule.step()
+        if training.after_update is not None:
+            training.after_update(model, step + 1)
+    return loss
+
+
+@dataclass(slots=True)
+class _Made:
+    gradients: list[Tensor]
+    used: list[bool]
+    buffers: dict[str, Tensor]
+    changed: set[str]
+    loss: Tensor
+    count: Tensor | None
+
+
+def _shard(
+    training: Training,
+    batch: Any,
+    num_samples: int,
+    of: int,
+    parameters: list[torch.nn.Parameter],
+    before: dict[str, Tensor],
+    scaler: torch.amp.GradScaler,
+) -> _Made:
+    model, dtype = training.model, training.autocast_dtype
+    model.zero_grad()
+    with torch.autocast(next(model.parameters()).device.type, dtype=dtype, enabled=dtype is not None):
+        result = training.loss(model, batch)
+        count = None
+        if isinstance(result, tuple):
+            loss, number = result
+            if num_samples == of:
+                loss = loss / number
+            else:
+                loss = loss / of
+                count = torch.as_tensor(number / of, dtype=torch.float32, device=loss.device)
+        else:
+            loss = result if num_samples == of else result * (num_samples / of)
+    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    share = num_samples / of
+    buffers, changed = {}, set()
+    for name, buffer in model.named_buffers():
+        if not torch.equal(buffer, before[name]):
+            changed.add(name)
+        buffers[name] = _wide(buffer) * share if buffer.is_floating_point() else buffer.clone()
+    return _Made(
+        gradients=[_wide(torch.zeros_like(p) if p.grad is None else p.grad) for p in parameters],
+        used=[p.grad is not None for p in parameters],
+        buffers=buffers,
+        changed=changed,
+        loss=loss.detach().float(),
+        count=count,
+    )
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone() if tensor.dtype == torch.float64 else tensor.detach().float().clone()
+
+
+def _tree(made: list[_Made | None]) -> _Made | None:
+    """The sum in the fixed binary tree: each half by itself, then the two."""
+    if len(made) == 1:
+        return made[0]
+    left, right = _tree(made[: len(made) // 2]), _tree(made[len(made) // 2 :])
+    if left is None or right is None:
+        return left or right
+    return _Made(
+        gradients=[a + b for a, b in zip(left.gradients, right.gradients, strict=True)],
+        used=[a or b for a, b in zip(left.used, right.used, strict=True)],
+        buffers={n: a + right.buffers[n] if a.is_floating_point() else a for n, a in left.buffers.items()},
+        changed=left.changed | right.changed,
+        loss=left.loss + right.loss,
+        count=None if left.count is None or right.count is None else left.count + right.count,
+    )
+
+
+def _batch(training: Training, samples: Any, seed: int, epoch: int, device: torch.device) -> Any:
+    data = training.dataset
+    if hasattr(data, "batch"):
+        batch = data.batch(torch.as_tensor(samples))
+    else:
+        batch = (training.collate or torch.utils.data.default_collate)(list(_read(data, samples, seed, epoch)))
+    if training.augment is not None:
+        batch = training.augment(batch, Chance(seed, epoch, samples))
+    return to_device(batch, device)
+
+
+def _read(data: Any, samples: Any, seed: int, epoch: int) -> Iterator[Any]:
+    for sample in samples:
+        seed_sample(seed, epoch, int(sample))
+        yield data[int(sample)]
+
+
+def _evaluate(training: Training, seed: int, step: int) -> dict[str, float]:
+    assert training.evaluate is not None
+    modes = {module: module.training for module in training.model.modules()}
+    seed_evaluation(seed, step)
+    training.model.eval()
+    with torch.no_grad():
+        metrics = as_metrics(training.evaluate(training.model))
+    for module, mode in modes.items():
+        module.training = mode
+    return metrics

@@ -1,0 +1,119 @@
+"""Run a policy through a simulation with everything written down: for tests and for trying things out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from carpool.core.messages import Fact, JobCancelled, JobPaused, JobResumed, Order, Record
+from carpool.core.metrics import Metrics, Summary
+from carpool.core.model import JobId, Phase
+from carpool.core.policy import Policy
+from carpool.core.ports import Observer
+from carpool.core.scheduler import Scheduler
+from carpool.core.story import story
+from carpool.core.topology import Cluster
+from carpool.sim.engine import Engine
+from carpool.sim.failures import Failures
+from carpool.sim.machines import Machines
+from carpool.sim.timeline import ARRIVALS, Timeline
+from carpool.sim.traces.trace import Arrival
+from carpool.sim.world import PlainWorld, World
+
+_WISHES: dict[str, Callable[[JobId], Fact]] = {"cancel": JobCancelled, "pause": JobPaused, "resume": JobResumed}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Something a user says about a job: cancel, pause or resume."""
+
+    at_s: float
+    word: str
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Users who change their minds at given instants; goes where `Failures` go."""
+
+    wishes: Sequence[Wish]
+
+    def start(self, scheduler: Scheduler, machines: Machines, timeline: Timeline) -> None:
+        """Schedule all of them."""
+        for wish in self.wishes:
+            timeline.add(wish.at_s, ARRIVALS, partial(_say, _WISHES[wish.word](JobId(wish.job))))
+
+
+def _say(fact: Fact, at: float) -> Fact:
+    return fact
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """What came of a run."""
+
+    summary: Summary
+    records: list[Record]
+    orders: list[tuple[float, Order]]
+    scheduler: Scheduler
+
+    def outcome(self, job: str) -> Phase | None:
+        """How a job ended; None when it never did."""
+        return self.scheduler.outcome(JobId(job))
+
+    def story(self, job: str) -> str:
+        """A job's story, one line for each thing that happened."""
+        return "\n".join(f"{at:g} s: {words}" for at, words in story(self.records, JobId(job)))
+
+
+class _Noting(Machines):
+    """Machines that write down what they are told."""
+
+    def __init__(self, cluster: Cluster, world: World, timeline: Timeline, *, sharing: bool, report_every_s: float):
+        super().__init__(cluster, world, timeline, sharing=sharing, report_every_s=report_every_s)
+        self.orders: list[tuple[float, Order]] = []
+
+    def apply(self, at: float, orders: Sequence[Order]) -> Sequence[Fact]:
+        self.orders.extend([(at, order) for order in orders])
+        return super().apply(at, orders)
+
+
+class _Notes:
+    """Keeps records, checks the books after each, and stops a run that goes round in circles."""
+
+    def __init__(self, check: Callable[[Scheduler], None] | None, max_records: int) -> None:
+        self.records: list[Record] = []
+        self.scheduler: Scheduler | None = None
+        self._check = check
+        self._max_records = max_records
+
+    def record(self, record: Record) -> None:
+        """Take in one call of `Scheduler.handle`."""
+        self.records.append(record)
+        assert len(self.records) <= self._max_records, f"no end after {self._max_records} records, at {record.at} s"
+        if self._check is not None and self.scheduler is not None:
+            self._check(self.scheduler)
+
+
+def drive(
+    policy: Policy,
+    cluster: Cluster,
+    arrivals: Sequence[Arrival],
+    world: World | None = None,
+    *,
+    failures: Sequence[Failures] = (),
+    report_every_s: float = 0.0,
+    observers: Sequence[Observer] = (),
+    check: Callable[[Scheduler], None] | None = None,
+    max_records: int = 20_000,
+) -> Driven:
+    """Run a policy over arrivals to the end, calling `check` after every decision; what came of it."""
+    world = world or PlainWorld()
+    metrics, notes, timeline = Metrics(cluster), _Notes(check, max_records), Timeline()
+    sharing = policy.shares_devices or policy.max_virtual > 1.0
+    machines = _Noting(cluster, world, timeline, sharing=sharing, report_every_s=report_every_s)
+    scheduler = Scheduler(cluster, policy, estimator=world.estimator(), observers=(metrics, notes, *observers))
+    notes.scheduler = scheduler
+    Engine(scheduler, machines, timeline, arrivals, failures).run()
+    return Driven(metrics.summary(), notes.records, machines.orders, scheduler)

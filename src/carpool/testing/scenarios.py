@@ -1,0 +1,111 @@
+"""Small fixed runs, each with a name that says what is special about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from carpool.core.model import JobId, JobSpec, Kind
+from carpool.core.topology import Cluster
+from carpool.sim.failures import Mishap
+from carpool.sim.traces.trace import Arrival
+from carpool.testing.running import Wish
+from carpool.testing.strategies import Ground
+
+
+def job(
+    name: str,
+    devices: int = 1,
+    work: float = 10.0,
+    *,
+    at: float = 0.0,
+    between: tuple[int, int] = (0, 0),
+    kinds: Iterable[str] = (),
+    after: Iterable[str] = (),
+    weight: float = 1.0,
+) -> Arrival:
+    """One job and when it is submitted; `between` are the fewest and the most devices it accepts."""
+    return Arrival(
+        at,
+        JobSpec(
+            JobId(name),
+            devices,
+            work,
+            weight=weight,
+            min_devices=between[0],
+            max_devices=between[1],
+            kinds=tuple(map(Kind, kinds)),
+            after=tuple(map(JobId, after)),
+        ),
+    )
+
+
+CALM: dict[str, Ground] = {
+    "one job": Ground(Cluster.build([(1, 1, "V100")]), [job("a")]),
+    "one device, many jobs": Ground(
+        Cluster.build([(1, 1, "V100")]), [job(f"j{i}", work=float(1 + i % 3), at=i / 2) for i in range(8)]
+    ),
+    "all at once": Ground(
+        Cluster.build([(2, 4, "V100")]), [job(f"j{i}", 1 + i % 4, float(1 + i), weight=1.0 + i % 5) for i in range(10)]
+    ),
+    "a gang wider than a node": Ground(
+        Cluster.build([(3, 2, "V100")]), [job("a"), job("wide", 5, 4.0, at=1.0), job("b", 2, at=2.0), job("c", at=3.0)]
+    ),
+    "the whole cluster wanted behind small jobs": Ground(
+        Cluster.build([(1, 4, "V100")]),
+        [job("first", 2, 5.0), job("all", 4, 5.0, at=1.0), *(job(f"s{i}", 1, 2.0, at=1.0 + i) for i in range(6))],
+    ),
+    "unlike kinds": Ground(
+        Cluster.build([(2, 2, "V100"), (2, 4, "K80")]),
+        [job("any", 2), job("v", 4, kinds=["V100"]), job("k", 8, kinds=["K80"]), job("both", 3, kinds=["K80", "V100"])],
+    ),
+    "elastic jobs": Ground(
+        Cluster.build([(1, 4, "V100")]),
+        [job("a", 2, between=(1, 4)), job("b", 2, at=1.0, between=(1, 4)), job("c", 4, at=2.0, between=(2, 4))],
+    ),
+    "no length at all": Ground(
+        Cluster.build([(1, 2, "V100")]), [job("zero", work=0.0), job("a", 2), job("nil", 2, 0.0), job("b")]
+    ),
+    "one after another by wish": Ground(
+        Cluster.build([(1, 2, "V100")]), [job("a"), job("b", after=["a"]), job("c", 2, after=["a", "b"]), job("d")]
+    ),
+}
+
+TROUBLE: dict[str, Ground] = {
+    "a node is lost and comes back": Ground(
+        Cluster.build([(2, 2, "V100")]),
+        [job("a", 2), job("b", 2), job("wide", 4, 5.0), job("late", 1, at=30.0)],
+        [
+            Mishap(3.0, "node-lost", "n0"),
+            Mishap(8.0, "node-back", "n0"),
+            Mishap(9.0, "node-lost", "n1"),
+            Mishap(40.0, "node-back", "n1"),
+        ],
+    ),
+    "every node is lost at once": Ground(
+        Cluster.build([(2, 1, "V100")]),
+        [job("a"), job("b"), job("c", 2)],
+        [
+            Mishap(2.0, "node-lost", "n0"),
+            Mishap(2.0, "node-lost", "n1"),
+            Mishap(20.0, "node-back", "n0"),
+            Mishap(25.0, "node-back", "n1"),
+        ],
+    ),
+    "jobs crash": Ground(
+        Cluster.build([(1, 2, "V100")]),
+        [job("a"), job("b", 2), job("c")],
+        [Mishap(1.0, "job-crash", "a"), Mishap(2.0, "job-crash", "a"), Mishap(2.0, "job-crash", "c")],
+    ),
+    "users change their minds": Ground(
+        Cluster.build([(1, 2, "V100")]),
+        [job("a"), job("b"), job("c", 2), job("d"), job("e", after=["d"])],
+        wishes=[
+            Wish(1.0, "pause", "a"),
+            Wish(2.0, "cancel", "b"),
+            Wish(2.0, "pause", "c"),
+            Wish(4.0, "resume", "c"),
+            Wish(5.0, "resume", "a"),
+            Wish(6.0, "cancel", "d"),
+        ],
+    ),
+}

@@ -1,0 +1,133 @@
+"""Hypothesis generators of clusters, jobs, arrivals, mishaps and wishes; all that they make is feasible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hypothesis import strategies as st
+
+from carpool.core.model import JobId, JobSpec, Kind, NodeId
+from carpool.core.topology import Bank, Cluster, Node
+from carpool.sim.failures import Mishap
+from carpool.sim.traces.trace import Arrival
+from carpool.testing.running import Wish
+
+KINDS = ("V100", "P100", "K80")
+GIB = 1 << 30
+
+# Quarters of a second: sums of them are exact, so that a test can compare times with ==.
+instants = st.integers(0, 160).map(lambda quarters: quarters / 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """All that a simulated run starts from."""
+
+    cluster: Cluster
+    arrivals: Sequence[Arrival]
+    mishaps: Sequence[Mishap] = ()
+    wishes: Sequence[Wish] = ()
+
+
+@st.composite
+def clusters(draw: st.DrawFn, max_nodes: int = 4, max_size: int = 4, max_kinds: int = 3) -> Cluster:
+    """Up to `max_kinds` kinds, each with like nodes of its own size."""
+    kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=max_kinds, unique=True))
+    groups = [(draw(st.integers(1, max_nodes)), draw(st.integers(1, max_size)), kind) for kind in kinds]
+    return Cluster.build(groups)
+
+
+@st.composite
+def mixed_clusters(draw: st.DrawFn, max_nodes: int = 4) -> Cluster:
+    """Nodes of any shape: several banks, of unlike kinds or of one kind with unlike memory."""
+    nodes: list[Node] = []
+    first = 0
+    for index in range(draw(st.integers(1, max_nodes))):
+        banks: list[Bank] = []
+        for _ in range(draw(st.integers(1, 3))):
+            size = draw(st.integers(1, 4))
+            memory = draw(st.sampled_from((0, 8 * GIB, 16 * GIB)))
+            banks.append(Bank(Kind(draw(st.sampled_from(KINDS))), range(first, first + size), memory))
+            first += size
+        nodes.append(Node(NodeId(index), f"n{index}", tuple(banks)))
+    return Cluster(tuple(nodes))
+
+
+@st.composite
+def specs(draw: st.DrawFn, cluster: Cluster, name: str, *, elastic: bool = True, kinds: bool = True) -> JobSpec:
+    """A job that the empty cluster can run: at least one kind it accepts has the devices it asks for."""
+    kind = draw(st.sampled_from(cluster.kinds))
+    devices = draw(st.integers(1, cluster.capacity[kind]))
+    narrowest = widest = 0
+    if elastic and draw(st.booleans()):
+        narrowest = draw(st.integers(1, devices))
+        widest = draw(st.integers(devices, cluster.num_devices))
+    accepted: tuple[Kind, ...] = ()
+    if kinds and draw(st.integers(0, 3)) == 0:
+        accepted = (kind,)
+    return JobSpec(
+        JobId(name),
+        devices,
+        work=draw(st.integers(0, 80)) / 4,
+        weight=float(draw(st.integers(1, 5))),
+        user=draw(st.sampled_from(("", "ada", "bob"))),
+        min_devices=narrowest,
+        max_devices=widest,
+        kinds=accepted,
+    )
+
+
+@st.composite
+def arrivals(
+    draw: st.DrawFn, cluster: Cluster, max_jobs: int = 8, *, elastic: bool = True, after: bool = True
+) -> list[Arrival]:
+    """Jobs in order of submission, many of them at one instant; some wait for an earlier one."""
+    times = sorted(draw(st.lists(instants, min_size=1, max_size=max_jobs)))
+    found: list[Arrival] = []
+    for index, at in enumerate(times):
+        spec = draw(specs(cluster, f"j{index}", elastic=elastic))
+        if after and index and draw(st.integers(0, 5)) == 0:
+            spec = replace(spec, after=(JobId(f"j{draw(st.integers(0, index - 1))}"),))
+        found.append(Arrival(at, spec))
+    return found
+
+
+@st.composite
+def mishaps(draw: st.DrawFn, cluster: Cluster, jobs: Sequence[JobId], max_mishaps: int = 4) -> list[Mishap]:
+    """Crashes, and nodes that are lost and come back later."""
+    found: list[Mishap] = []
+    for _ in range(draw(st.integers(0, max_mishaps))):
+        at = draw(instants)
+        if draw(st.booleans()):
+            found.append(Mishap(at, "job-crash", draw(st.sampled_from(jobs))))
+        else:
+            node = draw(st.sampled_from(cluster.nodes)).name
+            found += [Mishap(at, "node-lost", node), Mishap(at + draw(st.integers(1, 40)), "node-back", node)]
+    return found
+
+
+@st.composite
+def wishes(draw: st.DrawFn, jobs: Sequence[JobId], max_wishes: int = 4) -> list[Wish]:
+    """Jobs that are cancelled, or paused and resumed later."""
+    found: list[Wish] = []
+    for _ in range(draw(st.integers(0, max_wishes))):
+        at, job = draw(instants), draw(st.sampled_from(jobs))
+        if draw(st.integers(0, 2)) == 0:
+            found.append(Wish(at, "cancel", job))
+        else:
+            found += [Wish(at, "pause", job), Wish(at + draw(st.integers(0, 20)), "resume", job)]
+    # Two pauses of one job may overlap; the last word of all is "resume", so that nobody waits for ever.
+    found += [Wish(100.0, "resume", job) for job in sorted({wish.job for wish in found if wish.word == "pause"})]
+    return found
+
+
+@st.composite
+def grounds(draw: st.DrawFn, max_jobs: int = 8, *, elastic: bool = True, trouble: bool = True) -> Ground:
+    """A whole run: a cluster, jobs for it, and where asked for what goes wrong and what users wish."""
+    cluster = draw(clusters())
+    found = draw(arrivals(cluster, max_jobs, elastic=elastic))
+    if not trouble:
+        return Ground(cluster, found)
+    jobs = [arrival.spec.id for arrival in found]
+    return Ground(cluster, found, draw(mishaps(cluster, jobs)), draw(wishes(jobs)))
