@@ -158,15 +158,19 @@ class Draft:
 
     def finish(self, reason: str, *, wake_at: float | None = None, note: object = None) -> Plan:
         """The plan: releases first, then assignments, each in the order they were made."""
-        changes = self._changes.values()
-        off = [change for change in changes if change.allocation is None]
-        on = [change for change in changes if change.allocation is not None]
-        return Plan((*off, *on), reason, wake_at, note, self._free)
+        changes = tuple(
+            sorted(self._changes.values(), key=_is_assignment) if len(self._changes) > 1 else self._changes.values()
+        )
+        return Plan(changes, reason, wake_at, note, self._free)
 
     def _fork(self) -> Occupancy:
         if self._free is None:
             self._free = self.view.occupancy.fork()
         return self._free
+
+
+def _is_assignment(change: Change) -> bool:
+    return change.allocation is not None
 
 
 def _check_fixed_share(job: Job, allocation: Allocation) -> None:

@@ -95,14 +95,18 @@ class Sorted:
 
 
 class Queue:
-    """Waiting jobs in the policy's order, and again apart by demand: a size that does not fit is passed over whole."""
+    """Waiting jobs in the policy's order; from the first refusal on also apart by demand.
 
-    __slots__ = ("_all", "_by_demand", "_entries")
+    A demand that does not fit is then passed over whole, however many jobs have it.
+    """
+
+    __slots__ = ("_all", "_by_demand", "_entries", "_widths")
 
     def __init__(self) -> None:
         self._all = Sorted()
-        self._by_demand: dict[Demand, Sorted] = {}
+        self._by_demand: dict[Demand, Sorted] | None = None  # made when first needed: many policies never refuse
         self._entries: dict[JobId, tuple[Demand, Entry]] = {}
+        self._widths: dict[int, int] = {}  # devices asked for -> jobs that do
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -124,17 +128,21 @@ class Queue:
             self.discard(job_id)
         self._entries[job_id] = (demand, entry)
         self._all.add(entry)
-        entries = self._by_demand.get(demand)
-        if entries is None:
-            entries = self._by_demand[demand] = Sorted()
-        entries.add(entry)
+        self._widths[demand[0]] = self._widths.get(demand[0], 0) + 1
+        if self._by_demand is not None:
+            self._by_demand.setdefault(demand, Sorted()).add(entry)
 
     def discard(self, job: JobId) -> None:
         """Take a job out if it is in."""
         found = self._entries.pop(job, None)
-        if found is not None:
-            demand, entry = found
-            self._all.remove(entry)
+        if found is None:
+            return
+        demand, entry = found
+        self._all.remove(entry)
+        self._widths[demand[0]] -= 1
+        if not self._widths[demand[0]]:
+            del self._widths[demand[0]]
+        if self._by_demand is not None:
             entries = self._by_demand[demand]
             entries.remove(entry)
             if not entries:
@@ -148,7 +156,7 @@ class Queue:
     @property
     def narrowest(self) -> int:
         """Fewest devices that any waiting job asks for; 0 when none waits."""
-        return min([width for width, _ in self._by_demand], default=0)
+        return min(self._widths, default=0)
 
     def demand(self, job: JobId) -> Demand:
         """The demand a waiting job is filed under."""
@@ -162,10 +170,18 @@ class Queue:
                 return
             yield entry
 
+    def _apart(self) -> dict[Demand, Sorted]:
+        """Entries by demand, maintained from the first call on."""
+        if self._by_demand is None:
+            self._by_demand = {}
+            for entry in self._all:
+                self._by_demand.setdefault(self._entries[entry[2]][0], Sorted()).add(entry)
+        return self._by_demand
+
     def _merged(self, start: Entry, refused: Collection[Demand]) -> Iterator[Entry]:
         """Entries from `start` on in order, walking only the demands that are not refused."""
         heap = []
-        for demand, entries in self._by_demand.items():
+        for demand, entries in self._apart().items():
             if demand not in refused:
                 walk = entries.starting_at(start)
                 first = next(walk, None)

@@ -192,7 +192,8 @@ class Scheduler:
                 name = fact.spec.id
                 if name in self._jobs or name in self._ended or name in new:
                     raise InputError(f"job {name!r} exists already", way_out="Give every job a name of its own.")
-                new.add(name)
+                if len(facts) > 1:
+                    new.add(name)
             elif type(fact) is NodeJoined and not fact.banks and self._node_named(fact.name) is None:
                 raise InputError(f"node {fact.name!r} is new but brings no devices", way_out="Name its banks.")
 
@@ -360,9 +361,8 @@ class Scheduler:
                 continue
             self._ended[job.id] = lifecycle.next_phase(job, Step.FAIL)
             self._followed.append(JobFailed(job.id, job.generation, error))
-            for dependent in self._dependents.pop(job.id, ()):
-                if dependent in self._jobs:
-                    doomed.append((self._jobs[dependent], f"it waited for job {job.id!r}, which failed"))
+            waited = [other for other in self._dependents.pop(job.id, ()) if other in self._jobs]
+            doomed += [(self._jobs[other], f"it waited for job {job.id!r}, which failed") for other in waited]
 
     # ---------------------------------------------------------------------------------------------------- folding
     # Each handler returns whether the fact counted.

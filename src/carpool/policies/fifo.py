@@ -20,7 +20,7 @@ class Fifo(Policy):
 
     def plan(self, view: Snapshot) -> Plan:
         """Give free devices to the head of the queue for as long as it fits."""
-        if view.occupancy.num_free < view.waiting.narrowest:
+        if not view.waiting or view.occupancy.num_free < view.waiting.narrowest:
             return Plan.NOTHING
         draft = Draft(view)
         started = draft.fill(placing(self.placement), bypass=self.bypass)

@@ -16,7 +16,16 @@ from carpool.core.model import Job, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies import gavel_lp
 from carpool.policies.gavel_lp import Array, Problem
-from carpool.policies.gavel_turns import Timetable, capacity_of, is_stale, move, rates_of, received_s, take_turns
+from carpool.policies.gavel_turns import (
+    Timetable,
+    capacity_of,
+    is_stale,
+    move,
+    next_turn,
+    rates_of,
+    received_s,
+    take_turns,
+)
 from carpool.policies.registry import register
 
 OBJECTIVES = ("max-min", "ftf", "makespan", "throughput")
@@ -63,7 +72,7 @@ class Gavel(Policy):
         running = move(draft, [job for job, _ in rates], chosen)
         reason = f"turn of {running} of {len(rates)} jobs by {self.objective} shares of {table.at:.0f} s"
         note = None if table is old else table.as_note()
-        return draft.finish(reason, wake_at=view.at + self.turn_s, note=note)
+        return draft.finish(reason, wake_at=next_turn(view.at, self.turn_s, table.at + self.recompute_s), note=note)
 
     def _solve(self, view: Snapshot, rates: Rates, capacity: dict[Kind, int], old: Timetable | None) -> Timetable:
         problem = self._problem(view, rates, capacity)

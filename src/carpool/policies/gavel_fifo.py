@@ -11,7 +11,16 @@ from carpool.core.errors import InputError
 from carpool.core.model import Job, JobId, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.gavel_leftover import leftover_kinds
-from carpool.policies.gavel_turns import Timetable, capacity_of, is_stale, move, rates_of, received_s, take_turns
+from carpool.policies.gavel_turns import (
+    Timetable,
+    capacity_of,
+    is_stale,
+    move,
+    next_turn,
+    rates_of,
+    received_s,
+    take_turns,
+)
 from carpool.policies.registry import register
 
 
@@ -89,7 +98,7 @@ class GavelFifo(Policy):
         running = move(draft, active, chosen)
         note = None if table is old else table.as_note()
         reason = f"turn of {running} of {len(active)} jobs, kinds as of {table.at:.0f} s"
-        return draft.finish(reason, wake_at=view.at + self.turn_s, note=note)
+        return draft.finish(reason, wake_at=next_turn(view.at, self.turn_s, table.at + self.recompute_s), note=note)
 
 
 def _fastest(rates: Mapping[Kind, float], room: Mapping[Kind, int], width: int) -> Kind | None:

@@ -72,6 +72,11 @@ def is_stale(view: Snapshot, table: Timetable | None, jobs: Iterable[Job], recom
     return view.at - table.at >= recompute_s or table.at == 0.0 or not len(view.roster)
 
 
+def next_turn(at: float, turn_s: float, recompute_at: float) -> float:
+    """When to decide again if nothing happens: at the end of the turn, or when newcomers may be let in."""
+    return min(at + turn_s, recompute_at) if recompute_at > at else at + turn_s
+
+
 def take_turns(
     view: Snapshot,
     table: Timetable,

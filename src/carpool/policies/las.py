@@ -20,6 +20,7 @@ from carpool.policies.preemption import Outcome, among, preempt
 from carpool.policies.registry import register
 
 _ROUNDING = 1.0 + 1e-9  # service is a sum of products; a job preempted on a threshold has crossed it
+_LATER_S = 1e-6  # a wish to be woken lies in the future
 
 
 @register("las")
@@ -77,17 +78,16 @@ class Las(Policy):
             return Plan(wake_at=seen.wake_at if seen.wake_at < inf else None)
         fresh, due = self._promoted(view, seen)
         ranking = _Ranking(self, view, fresh, seen.until)
-        if view.at >= seen.until or view.occupancy.num_free != seen.num_free:  # queues changed or devices came free
-            seen = _Seen()
+        stuck = seen.still_stuck(view)
         draft = Draft(view)
-        outcome = preempt(draft, _Offers(self, view, fresh, seen.stuck), ranking, rule=placing(self.placement))
+        outcome = preempt(draft, _Offers(self, view, fresh, stuck), ranking, rule=placing(self.placement))
         last, until = seen.last, seen.until
         if ranking.behind is not None:
             stayed = next((entry for entry in reversed(ranking.entries) if entry[2] not in outcome.released), None)
             last, until = max(ranking.behind[:2], stayed[:2] if stayed else (-1, -1)), ranking.until
-        seen = self._after(view, outcome, _Seen(last, until, due, draft.num_free, fresh, seen.stuck))
+        seen = self._after(view, outcome, _Seen(last, until, due, draft.num_free, fresh, stuck))
         waits = len(view.waiting) + len(outcome.released) > len(outcome.started)
-        wake_at = seen.wake_at if waits and seen.wake_at < inf else None
+        wake_at = max(seen.wake_at, view.at + _LATER_S) if waits and seen.wake_at < inf else None
         reason = f"least attained service: {outcome.words()}" if outcome else ""
         return draft.finish(reason, wake_at=wake_at, note=seen.note())
 
@@ -119,9 +119,9 @@ class Las(Policy):
             last = max(last, (queue, seq))
         for job in outcome.released if self.promote else ():
             due = min(due, view.at + self.promote * view.attained_s(view.jobs[job]) / view.jobs[job].spec.devices)
-        stuck: dict[Demand, tuple[int, int]] = {}
-        if not outcome.released:  # else what is left of a displaced gang may make room for somebody
-            stuck = {**seen.stuck, **{demand: entry[:2] for demand, entry in outcome.refused.items()}}
+        stuck: dict[Demand, tuple[int, int, int]] = {}
+        if all(view.jobs[job].spec.devices == 1 for job in outcome.released):  # a displaced gang may leave room
+            stuck = {**seen.stuck, **{demand: (*entry[:2], short) for demand, (entry, short) in outcome.refused.items()}}
         return _Seen(last, until, due, seen.num_free, seen.fresh, stuck)
 
 
@@ -131,7 +131,7 @@ class _Offers:
     __slots__ = ("_early", "_fresh", "_stuck", "_view")
 
     def __init__(
-        self, las: Las, view: Snapshot, fresh: dict[JobId, float], stuck: dict[Demand, tuple[int, int]]
+        self, las: Las, view: Snapshot, fresh: dict[JobId, float], stuck: dict[Demand, tuple[int, int, int]]
     ) -> None:
         self._view = view
         self._fresh = fresh
@@ -152,11 +152,11 @@ class _Offers:
         return self._moving(entries, stuck, refused) if stuck else entries
 
     def _moving(
-        self, entries: Iterator[Entry], stuck: dict[Demand, tuple[int, int]], refused: set[Demand]
+        self, entries: Iterator[Entry], stuck: dict[Demand, tuple[int, int, int]], refused: set[Demand]
     ) -> Iterator[Entry]:
         for entry in entries:
             demand = demand_of(self._view.jobs[entry[2]])
-            if demand in stuck and entry[:2] >= stuck[demand]:
+            if demand in stuck and entry[:2] >= stuck[demand][:2]:
                 refused.add(demand)
             else:
                 yield entry
@@ -202,7 +202,7 @@ class _Seen(NamedTuple):
     due: float = 0.0  # no waiting job is promoted before
     num_free: int = -1  # free devices when it was done
     fresh: dict[JobId, float] = {}  # device-seconds a promoted job had at its promotion
-    stuck: dict[Demand, tuple[int, int]] = {}  # the first (queue, submission) of each demand for which there is no room
+    stuck: dict[Demand, tuple[int, int, int]] = {}  # (queue, submission, devices lacking) by demand
 
     @property
     def wake_at(self) -> float:
@@ -215,8 +215,15 @@ class _Seen(NamedTuple):
         if view.note is None:
             return cls()
         last, until, due, num_free, fresh, stuck = cast(Any, view.note)
-        known = {(width, tuple(kinds)): (queue, seq) for width, kinds, queue, seq in stuck}
+        known = {(width, tuple(kinds)): (queue, seq, short) for width, kinds, queue, seq, short in stuck}
         return cls(tuple(last), inf if until is None else until, inf if due is None else due, num_free, fresh, known)
+
+    def still_stuck(self, view: Snapshot) -> dict[Demand, tuple[int, int, int]]:
+        """Demands for which no room can have come up: too few devices came free, and no running job fell back."""
+        freed = view.occupancy.num_free - self.num_free
+        if view.at >= self.until or freed < 0:
+            return {}
+        return {demand: (*entry, short - freed) for demand, (*entry, short) in self.stuck.items() if short > freed}
 
     def note(self) -> object:
         """As JSON, which knows no infinity."""

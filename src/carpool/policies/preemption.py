@@ -25,11 +25,15 @@ Running = Callable[[Entry], Sequence[Entry]]  # entries in order, at least those
 
 @dataclass(slots=True)
 class Outcome:
-    """Who started, who had to leave, and the first job of each demand for which there was no room."""
+    """Who started, who had to leave, and for whom there was no room.
+
+    `refused` has the first job of each demand that did not fit, and how many more devices would have to come free at
+    least before it, or a later one of its demand, can.
+    """
 
     started: dict[JobId, Entry] = field(default_factory=dict)
     released: dict[JobId, Entry] = field(default_factory=dict)
-    refused: dict[Demand, Entry] = field(default_factory=dict)
+    refused: dict[Demand, tuple[Entry, int]] = field(default_factory=dict)
 
     def words(self) -> str:
         """For the plan's reason."""
@@ -92,11 +96,14 @@ class _Contest:
                 return
             job = self._jobs[entry[2]]
             kinds = self._kinds(job)
-            if (draft.num_free and draft.place(job, kinds=kinds, rule=self._rule)) or self._displace(job, entry, kinds):
-                self.outcome.started[job.id] = entry
-            else:
+            short = 0
+            if not draft.num_free or not draft.place(job, kinds=kinds, rule=self._rule):
+                short = self._displace(job, entry, kinds)
+            if short:
                 refused.add(demand_of(job))
-                self.outcome.refused[demand_of(job)] = entry
+                self.outcome.refused[demand_of(job)] = (entry, short)
+            else:
+                self.outcome.started[job.id] = entry
 
     def fill_up(self, waiting: Waiting) -> None:
         """Place whoever fits into what is left."""
@@ -123,14 +130,21 @@ class _Contest:
             self._last -= 1
         return self._last >= 0 and running[self._last] > entry
 
-    def _displace(self, job: Job, entry: Entry, kinds: Sequence[Kind]) -> bool:
-        """Put a waiting job in the place of running jobs behind it, on the first kind where that is possible."""
+    def _displace(self, job: Job, entry: Entry, kinds: Sequence[Kind]) -> int:
+        """Put a waiting job in the place of running jobs behind it, on the first kind where that is possible.
+
+        Returns 0 then, else how many devices would have to come free at least.
+        """
         draft, jobs = self._draft, self._jobs
-        if not self._has_behind(entry):
-            return False
+        self._has_behind(entry)
+        shortest = job.spec.devices
         for kind in kinds:
-            victims = self._victims(job.spec.devices, entry, kind)
+            if kind not in draft.view.cluster.capacity:
+                continue
+            room = _Room(draft.occupancy, kind, job.spec.devices, whole_nodes=self._rule is consolidated)
+            victims = self._victims(room, entry, kind)
             if victims is None:
+                shortest = min(shortest, room.short)
                 continue
             for _, _, victim in victims:
                 draft.release(jobs[victim])
@@ -139,22 +153,17 @@ class _Contest:
             for other in reversed(victims):  # the most important first
                 if len(victims) == 1 or not draft.restore(jobs[other[2]]):
                     self.outcome.released[other[2]] = other
-            return True
-        return False
+            return 0
+        return shortest
 
-    def _victims(self, width: int, entry: Entry, kind: Kind) -> list[Entry] | None:
-        """Who has to leave, least important first, so that a gang fits on a kind; None when that is not enough.
+    def _victims(self, room: _Room, entry: Entry, kind: Kind) -> list[Entry] | None:
+        """Who has to leave, least important first, so that a gang has room; None when that is not enough.
 
         Going up from the least important job, the first node (or set of nodes) to have room is taken: the most
         important job that suffers is then as unimportant as possible.
         """
         cluster, running, jobs, gone = self._draft.view.cluster, self._running, self._jobs, self.outcome.released
-        if kind not in cluster.capacity:
-            return None
         assert running is not None
-        if not self._could_do(width - self._draft.occupancy.free_devices[kind], entry):
-            return None
-        room = _Room(self._draft.occupancy, kind, width, whole_nodes=self._rule is consolidated)
         tallied: list[tuple[Entry, tuple[int, ...]]] = []
         for index in range(self._last, -1, -1):
             other = running[index]
@@ -169,18 +178,6 @@ class _Contest:
                 if nodes is not None:
                     return [victim for victim, held in tallied if not nodes.isdisjoint(held)]
         return None
-
-    def _could_do(self, lacking: int, entry: Entry) -> bool:
-        """Whether the jobs behind a waiting one hold as many devices as it lacks, of whatever kind and wherever."""
-        assert self._running is not None
-        for index in range(self._last, -1, -1):
-            if lacking <= 0:
-                return True
-            other = self._running[index]
-            if other < entry:
-                return False
-            lacking -= self._jobs[other[2]].spec.devices
-        return lacking <= 0
 
 
 class _Room:
@@ -221,6 +218,14 @@ class _Room:
         if self._width <= self._size:
             return None if fits is None else {fits}
         return self._several()
+
+    @property
+    def short(self) -> int:
+        """How many devices would have to come free at least for the gang to have room."""
+        if not self._whole_nodes or self._width > self._size:
+            return max(1, self._lacking)
+        most = max([*self._could.values(), *self._occupancy.nodes_by_free(self._kind)], default=0)
+        return max(1, self._width - most)
 
     def _several(self) -> set[int] | None:
         """Whole nodes and one more for the rest."""

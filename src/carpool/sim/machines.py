@@ -23,7 +23,6 @@ from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.sim.timeline import MACHINES, Timeline
 from carpool.sim.world import World
 
-
 _NEVER_RAN = (0.0, 0)
 
 

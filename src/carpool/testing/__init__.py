@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from carpool.testing.backend_contract import BackendContract, Bench, MachinesBench
+    from carpool.testing.desk import Desk
     from carpool.testing.estimator_contract import EstimatorContract, PredictorContract
     from carpool.testing.fakes import FakeBackend, FakeClock
     from carpool.testing.invariants import check_books
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _FROM = {
     "BackendContract": "backend_contract",
     "Bench": "backend_contract",
+    "Desk": "desk",
     "Driven": "running",
     "EstimatorContract": "estimator_contract",
     "FakeBackend": "fakes",
@@ -40,6 +42,7 @@ _WITH_PYTEST = ("backend_contract", "estimator_contract", "policy_contract", "st
 __all__ = [
     "BackendContract",
     "Bench",
+    "Desk",
     "Driven",
     "EstimatorContract",
     "FakeBackend",

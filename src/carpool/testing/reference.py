@@ -164,28 +164,29 @@ def _shard(
                 loss = loss / number
             else:
                 loss = loss / of
-                count = torch.as_tensor(number / of, dtype=torch.float32, device=loss.device)
+                count = torch.as_tensor(number / of, dtype=_sum_type(model), device=loss.device)
         else:
             loss = result if num_samples == of else result * (num_samples / of)
     scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-    share = num_samples / of
+    share, wide = num_samples / of, _sum_type(model)
     buffers, changed = {}, set()
     for name, buffer in model.named_buffers():
         if not torch.equal(buffer, before[name]):
             changed.add(name)
-        buffers[name] = _wide(buffer) * share if buffer.is_floating_point() else buffer.clone()
+        buffers[name] = buffer.to(wide) * share if buffer.is_floating_point() else buffer.clone()
     return _Made(
-        gradients=[_wide(torch.zeros_like(p) if p.grad is None else p.grad) for p in parameters],
+        gradients=[torch.zeros_like(p, dtype=wide) if p.grad is None else p.grad.to(wide, copy=True) for p in parameters],
         used=[p.grad is not None for p in parameters],
         buffers=buffers,
         changed=changed,
-        loss=loss.detach().float(),
+        loss=loss.detach().to(wide),
         count=count,
     )
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone() if tensor.dtype == torch.float64 else tensor.detach().float().clone()
+def _sum_type(model: torch.nn.Module) -> torch.dtype:
+    tensors = (*model.parameters(), *model.buffers())
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
 def _tree(made: list[_Made | None]) -> _Made | None:

@@ -70,7 +70,9 @@ class Driven:
 class _Noting(Machines):
     """Machines that write down what they are told."""
 
-    def __init__(self, cluster: Cluster, world: World, timeline: Timeline, *, sharing: bool, report_every_s: float):
+    def __init__(
+        self, cluster: Cluster, world: World, timeline: Timeline, *, sharing: bool, report_every_s: float
+    ) -> None:
         super().__init__(cluster, world, timeline, sharing=sharing, report_every_s=report_every_s)
         self.orders: list[tuple[float, Order]] = []
 

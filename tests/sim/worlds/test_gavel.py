@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from carpool.sim.run import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.gavel import GavelWorld
 
-TABLE = {
+TABLE: dict[str, dict[str, dict[str, Any]]] = {
     "v100": {
         "('big (batch size 8)', 1)": {
             "null": 10.0,
@@ -106,12 +107,12 @@ def test_check_refuses_an_unknown_job_type(world: GavelWorld) -> None:
 
 
 def test_check_refuses_an_unknown_kind(world: GavelWorld) -> None:
-    with pytest.raises(UnknownName, match="unknown device kind 'V10'.* Did you mean v100"):
+    with pytest.raises(UnknownName, match=r"unknown device kind 'V10'.* Did you mean v100"):
         world.check([BIG], Cluster.build([(1, 4, "V10")]))
 
 
 def test_check_refuses_a_job_that_would_never_end(world: GavelWorld) -> None:
-    with pytest.raises(InputError, match="job 'big' .* makes no progress on K80"):
+    with pytest.raises(InputError, match=r"job 'big' .* makes no progress on K80"):
         world.check([SMALL, BIG], Cluster.build([(1, 4, "K80")]))
 
 

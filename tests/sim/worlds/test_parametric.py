@@ -348,6 +348,7 @@ def test_a_file_sets_what_it_names_and_leaves_the_rest(tmp_path: Path) -> None:
     )
     truth = ParametricWorld.load(path)
     assert truth.setting == Setting("V100", checkpoint_every=300.0)
+    assert ParametricWorld.load(path, seed=5).setting == replace(truth.setting, seed=5)
     assert truth.prices == Prices(start_s=1.0)
     assert truth.contention == Contention(pressure=1.0)
     assert truth.kinds == {"V100": KindTraits(memory=16 * GIB), "K80": KindTraits(3.5)}

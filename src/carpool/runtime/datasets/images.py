@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import itertools
 import math
 import os
 import struct
@@ -28,7 +29,7 @@ def digits(test_share: float = 0.2) -> Split:
 
     The samples are mixed once, always alike; the last ``test_share`` of them are the test data.
     """
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     if not 0 < test_share < 1:
         raise InputError(f"test_share is {test_share}; it must lie between 0 and 1")
@@ -132,7 +133,7 @@ def _decode_jpegs(header: bytes, raw: bytes, offsets: NDArray[np.generic]) -> ND
         ) from error
     bounds = [int(offset) for offset in offsets.tolist()]
     images = np.empty((len(bounds) - 1, *_CIFAR_SHAPE), dtype=np.uint8)
-    for index, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for index, (start, end) in enumerate(itertools.pairwise(bounds)):
         with Image.open(io.BytesIO(header + raw[start:end] + b"\xff\xd9")) as image:
             images[index] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
     return images

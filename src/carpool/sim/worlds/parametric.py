@@ -48,10 +48,11 @@ class ParametricWorld:
     _whole_s: dict[tuple[str, Groups, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def load(cls, path: str | Path) -> ParametricWorld:
-        """From a TOML file; the format is described in docs/worlds.md."""
+    def load(cls, path: str | Path, *, seed: int | None = None) -> ParametricWorld:
+        """From a TOML file, whose format docs/worlds.md describes; `seed` takes the place of the file's."""
         file = read_world(Path(path))
-        return cls(file.models, file.kinds, file.prices, file.contention, file.setting)
+        setting = file.setting if seed is None else replace(file.setting, seed=seed)
+        return cls(file.models, file.kinds, file.prices, file.contention, setting)
 
     @classmethod
     def generate(
@@ -128,7 +129,7 @@ class ParametricWorld:
         compute = (traits.per_sample_s * batch + traits.fixed_s * count) / might / speed
         if count == 1:
             return compute
-        sync = traits.sync_s + traits.sync_more_s * (count - 2) - traits.network_s * (len(groups) - 1)
+        sync = traits.sync_s + traits.sync_more_s * (count - 2) + traits.network_s * (len(groups) - 1)
         gamma = traits.overlap
         return float((compute**gamma + sync**gamma) ** (1.0 / gamma))
 

@@ -1,0 +1,83 @@
+"""What every benchmark needs: a measured child process, and results with machine, versions and commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one child process took, start-up included."""
+
+    stdout: str
+    cpu_s: float
+    wall_s: float
+    peak_bytes: int
+
+
+def carpool(*args: str, timeout_s: float = 900.0) -> Usage:
+    """Run the command line in a process of its own, on one core."""
+    command = [sys.executable, "-m", "carpool", *args]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    started = time.perf_counter()
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    assert child.stdout is not None
+    os.sched_setaffinity(child.pid, {min(os.sched_getaffinity(0))})
+    guard = threading.Timer(timeout_s, child.kill)
+    guard.start()
+    stdout = child.stdout.read()
+    _, status, used = os.wait4(child.pid, 0)  # the usage of this child alone
+    guard.cancel()
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(command)} ended with {child.returncode}")
+    wall_s = time.perf_counter() - started
+    return Usage(stdout, used.ru_utime + used.ru_stime, wall_s, used.ru_maxrss * 1024)
+
+
+def save(name: str, results: Any) -> Path:
+    """Write results beside the machine, the versions and the commit they were measured with."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    document = {"schema": 1, "benchmark": name, **conditions(), "results": results}
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def conditions() -> dict[str, Any]:
+    """The machine, the versions and the commit."""
+    versions = {"python": platform.python_version()}
+    for package in ("numpy", "scipy", "torch"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {"machine": _processor(), "cores": os.cpu_count(), "versions": versions, "commit": _commit()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"

@@ -1,0 +1,57 @@
+"""Small trainings that touch what can go wrong: BatchNorm, dropout, Adam, a last partial batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from carpool.runtime.datasets.tensors import TensorData
+from carpool.runtime.goals import Stop
+from carpool.runtime.seeding import seed_entry
+from carpool.runtime.training import Training
+
+MakeTraining = Callable[..., Training]
+
+
+@pytest.fixture(autouse=True)
+def torch_as_before() -> Iterator[None]:
+    """Trainers settle torch for the whole process; tests must not feel each other."""
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+def mean_loss(model: nn.Module, batch: Any) -> Any:
+    return cross_entropy(model(batch[0]), batch[1])
+
+
+def make(**changes: Any) -> Training:
+    """100 samples, batches of 36, so that the last batch of an epoch holds 28."""
+    seed_entry(changes.pop("seed", 0))
+    num_samples, num_batch_norm = changes.pop("num_samples", 100), changes.pop("batch_norm", True)
+    inputs, labels = torch.randn(num_samples, 6), torch.randint(0, 3, (num_samples,))
+    norm = nn.BatchNorm1d(16) if num_batch_norm else nn.Identity()
+    layers = [nn.Linear(6, 16), norm, nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3)]
+    model: nn.Module = changes.pop("model", None) or nn.Sequential(*layers)
+    optimizer = changes.pop("optimizer", lambda parameters: torch.optim.Adam(parameters, lr=0.01))(model.parameters())
+    if "schedule" in changes:
+        changes["schedule"] = changes["schedule"](optimizer)
+    options: dict[str, Any] = {
+        "dataset": TensorData(inputs, labels),
+        "loss": mean_loss,
+        "batch_size": 36,
+        "stop": Stop(epochs=2),
+    }
+    return Training(model=model, optimizer=optimizer, **options | changes)
+
+
+@pytest.fixture
+def make_training() -> MakeTraining:
+    """A training of 100 samples, in which everything can be replaced by name."""
+    return make

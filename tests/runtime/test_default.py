@@ -1,0 +1,144 @@
+"""The promise of default mode: one device is an ordinary loop; parts differ from it by rounding only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from carpool.runtime.digest import digest
+from carpool.runtime.goals import Stop
+from carpool.runtime.trainer import Trainer
+from carpool.testing import plain_loop
+
+
+def smooth(num_samples: int = 100) -> dict[str, Any]:
+    torch.manual_seed(2)
+    return {"model": nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 3)), "num_samples": num_samples}
+
+
+def token_loss(model: nn.Module, batch: Any) -> Any:
+    each = nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    counts = batch[1] > 0
+    return each[counts].sum(), counts.sum()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"clip_norm": 0.1},
+        {"loss": token_loss},
+        {"loss": lambda model, batch: (nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), 36)},
+        {"autocast": "bf16"},
+        {"autocast": "fp16"},
+        {"shuffle": False},
+    ],
+    ids=["plain", "clip", "sum and count", "count as a number", "bf16", "fp16", "in order"],
+)
+def test_one_device_gives_the_bits_of_the_plain_loop(make_training: Any, changes: dict[str, Any]) -> None:
+    plain = plain_loop(make_training(**changes))
+    trainer = Trainer(make_training(**changes))
+    assert [done.loss for done in trainer.steps()] == plain.losses
+    assert digest(trainer.training.model) == plain.digest
+
+
+def test_the_plain_loop_is_what_people_write(make_training: Any) -> None:
+    """Without dropout nothing is drawn, so a loop with no word of carpool in it must come out the same."""
+    changes = smooth()
+    start = {name: value.clone() for name, value in changes["model"].state_dict().items()}
+    plain = plain_loop(make_training(**changes, shuffle=False))
+    changes["model"].load_state_dict(start)
+    training = make_training(**changes, shuffle=False)
+    optimizer = torch.optim.Adam(training.model.parameters(), lr=0.01, foreach=True)
+    for _ in range(2):
+        for first in range(0, 100, 36):
+            inputs, labels = (tensor[first : first + 36] for tensor in training.dataset.tensors)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(training.model(inputs), labels).backward()
+            optimizer.step()
+    assert digest(training.model) == plain.digest
+
+
+@pytest.mark.parametrize("parts", [(18, 18), (30, 6), (5, 20, 11), (9, 9, 9, 9), (1, 34, 1)], ids=str)
+@pytest.mark.parametrize("loss", [None, token_loss], ids=["mean", "sum and count"])
+def test_uneven_parts_give_the_gradient_of_one_device(make_training: Any, parts: tuple[int, ...], loss: Any) -> None:
+    changes = smooth() | ({"loss": loss} if loss else {})
+    trainer = Trainer(make_training(**changes, stop=Stop(epochs=3)))
+    layout = trainer.layout
+    for _ in range(4):
+        gradients = []
+        for cut in ((36,), parts):
+            step = trainer.begin(cut)
+            total = trainer.combine(step, trainer.contribute(step, range(len(cut))))
+            sums = layout.sums(total.values)
+            count = total.values[layout.loss + 1] if sums.counted else 1.0
+            gradients.append((total.values[: layout.gradients.stop] / count, sums.loss))
+        (alone, loss_alone), (together, loss_together) = gradients
+        assert (together - alone).norm() <= 1e-5 * alone.norm()
+        assert loss_together == pytest.approx(loss_alone, rel=1e-5)
+        trainer.step(parts)
+
+
+def test_parts_trained_to_the_end_stay_close(make_training: Any) -> None:
+    ends = []
+    for parts in ((36,), (20, 12, 4)):
+        changes = smooth()
+        trainer = Trainer(make_training(**changes))
+        while not trainer.stopped:
+            trainer.step(parts)
+        ends.append(torch.cat([p.detach().flatten() for p in trainer.training.model.parameters()]))
+    assert not torch.equal(*ends)
+    assert torch.allclose(*ends, rtol=1e-3, atol=1e-4)
+
+
+def test_unchanged_parts_give_unchanged_bits(make_training: Any) -> None:
+    digests = set()
+    for _ in range(2):
+        trainer = Trainer(make_training())
+        while not trainer.stopped:
+            trainer.step((20, 12, 4))
+        digests.add(digest(trainer.training.model))
+    assert len(digests) == 1
+
+
+def test_parts_average_running_statistics_with_their_weights(make_training: Any) -> None:
+    trainer = Trainer(make_training(batch_size=40))
+    bn = trainer.training.model.get_submodule("1")
+    with torch.no_grad():
+        inputs = trainer.training.dataset.batch(torch.from_numpy(trainer.begin().draw.samples))[0]
+        hidden = trainer.training.model.get_submodule("0")(inputs)
+    trainer.step((30, 10))
+    assert torch.allclose(bn.get_buffer("running_mean"), 0.1 * hidden.mean(0), atol=1e-6)
+    assert int(bn.get_buffer("num_batches_tracked")) == 1
+
+
+def test_a_batch_normalised_part_holds_two_samples_or_none(make_training: Any) -> None:
+    trainer = Trainer(make_training())
+    sizes = [end - start for start, end in trainer.begin((35, 1)).bounds]
+    assert sizes == [36, 0]
+    trainer.step((35, 1))
+
+
+def test_float16_overflow_leaves_the_step_out(make_training: Any) -> None:
+    blown = []
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        factor = 1e30 if len(blown) < 2 else 1.0
+        blown.append(factor)
+        return nn.functional.cross_entropy(model(batch[0]).float(), batch[1]) * factor
+
+    scheduled = []
+    training = make_training(
+        loss=loss, autocast="fp16", stop=Stop(steps=4), after_update=lambda model, step: scheduled.append(step)
+    )
+    trainer = Trainer(training)
+    before = {name: p.detach().clone() for name, p in training.model.named_parameters()}
+    assert trainer.step().skipped
+    assert trainer.step().skipped
+    assert all(torch.equal(p, before[name]) for name, p in training.model.named_parameters())
+    assert trainer.state_dict()["scale"] == {"value": 2.0**14, "calm": 0}
+    assert not trainer.step().skipped
+    assert scheduled == [3]

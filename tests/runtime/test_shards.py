@@ -1,0 +1,136 @@
+"""The cut of a step and its one binary tree."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.core.errors import InputError
+from carpool.runtime.shards import (
+    Gather,
+    Node,
+    check_shards,
+    cut_into_parts,
+    cut_into_shards,
+    is_empty,
+    maximal_nodes,
+    merge_steps,
+    root,
+    tree_sum,
+)
+
+SHARDS = st.sampled_from([1, 2, 4, 8, 16, 32])
+
+
+def owners_of(cuts: list[int], num_shards: int) -> list[range]:
+    edges = sorted({0, num_shards, *[cut % (num_shards + 1) for cut in cuts]})
+    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def join(left: str, right: str) -> str:
+    return f"({left}{right})"
+
+
+def test_shards_of_a_step() -> None:
+    assert cut_into_shards(100, 8) == (
+        *((0, 12), (12, 25), (25, 37), (37, 50)),
+        *((50, 62), (62, 75), (75, 87), (87, 100)),
+    )
+    assert cut_into_shards(3, 4) == ((0, 0), (0, 1), (1, 2), (2, 3))
+
+
+@given(st.integers(1, 500), SHARDS)
+def test_shards_cover_every_sample_once(num_samples: int, num_shards: int) -> None:
+    bounds = cut_into_shards(num_samples, num_shards)
+    assert [i for start, end in bounds for i in range(start, end)] == list(range(num_samples))
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "parts", "least", "sizes"),
+    [
+        (128, (96, 32), 1, [96, 32]),
+        (28, (96, 32), 1, [21, 7]),
+        (10, (1, 1, 1), 1, [3, 3, 4]),
+        (3, (1, 1, 1), 2, [3, 0, 0]),
+        (5, (4, 1), 2, [5, 0]),
+        (5, (1, 4), 2, [0, 5]),
+        (1, (1, 1), 2, [0, 1]),
+        (7, (0, 7, 0), 1, [0, 7, 0]),
+    ],
+)
+def test_parts_follow_the_devices(num_samples: int, parts: tuple[int, ...], least: int, sizes: list[int]) -> None:
+    assert [end - start for start, end in cut_into_parts(num_samples, parts, least)] == sizes
+
+
+@given(st.integers(2, 300), st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any), st.integers(1, 2))
+def test_parts_cover_every_sample_once_and_hold_enough(num_samples: int, parts: list[int], least: int) -> None:
+    bounds = cut_into_parts(num_samples, parts, least)
+    assert [i for start, end in bounds for i in range(start, end)] == list(range(num_samples))
+    assert all(end - start == 0 or end - start >= least for start, end in bounds)
+
+
+def test_parts_must_be_parts() -> None:
+    with pytest.raises(InputError, match=r"parts are \(0, 0\); each must be at least 0 and one of them positive"):
+        cut_into_parts(8, (0, 0))
+
+
+@pytest.mark.parametrize("number", [0, 3, 6, 12])
+def test_shards_are_a_power_of_two(number: int) -> None:
+    with pytest.raises(InputError, match=f"{number} shards; the number of logical shards must be a power of two"):
+        check_shards(number)
+
+
+def test_maximal_nodes_of_a_range() -> None:
+    assert maximal_nodes(range(0, 8)) == (Node(3, 0),)
+    assert maximal_nodes(range(1, 8)) == (Node(0, 1), Node(1, 1), Node(2, 1))
+    assert maximal_nodes(range(3, 6)) == (Node(0, 3), Node(1, 2))
+    assert maximal_nodes(range(4, 4)) == ()
+
+
+@given(SHARDS, st.data())
+def test_maximal_nodes_are_maximal_and_fill_the_range(num_shards: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, num_shards - 1))
+    owned = range(start, data.draw(st.integers(start + 1, num_shards)))
+    nodes = maximal_nodes(owned)
+    assert [shard for node in nodes for shard in node.shards] == list(owned)
+    assert not any(set(node.parent.shards) <= set(owned) for node in nodes)
+
+
+@given(SHARDS, st.data())
+def test_gathering_shard_by_shard_ends_with_the_maximal_nodes(num_shards: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, num_shards - 1))
+    owned = range(start, data.draw(st.integers(start + 1, num_shards)))
+    gather: Gather[str] = Gather(join)
+    for shard in owned:
+        gather.put(Node(0, shard), str(shard))
+    assert tuple(node for node, _ in gather.held) == maximal_nodes(owned)
+
+
+@given(st.integers(1, 70), SHARDS, st.lists(st.integers(0, 64), max_size=6))
+def test_every_ownership_adds_in_the_same_order(num_samples: int, num_shards: int, cuts: list[int]) -> None:
+    bounds = cut_into_shards(num_samples, num_shards)
+    leaves = [None if start == end else chr(ord("A") + shard) for shard, (start, end) in enumerate(bounds)]
+    alone = tree_sum([(Node(0, shard), leaf) for shard, leaf in enumerate(leaves)], root(num_shards), join)
+    nodes: list[Node] = []
+    slots: list[str | None] = []
+    for owned in owners_of(cuts, num_shards):
+        gather: Gather[str] = Gather(join)
+        for shard in owned:
+            gather.put(Node(0, shard), leaves[shard])
+        nodes += [node for node, _ in gather.held]
+        slots += [value for _, value in gather.held]
+    assert tree_sum(zip(nodes, slots, strict=True), root(num_shards), join) == alone
+    assert [slot is None for slot in slots] == [is_empty(node, bounds) for node in nodes]
+
+    steps, whole = merge_steps(nodes, bounds)
+    for left, right in steps:
+        slots[left] = join(slots[left] or "?", slots[right] or "?")
+    assert slots[whole] == alone
+
+
+def test_the_tree_is_balanced_and_empty_leaves_vanish() -> None:
+    leaves = [(Node(0, i), leaf) for i, leaf in enumerate(["a", None, "c", "d", "e"])]
+    assert tree_sum(leaves, root(5), join) == "((a(cd))e)"
+    assert root(1) == Node(0, 0)
+    assert root(5) == Node(3, 0)

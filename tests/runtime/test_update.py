@@ -1,0 +1,116 @@
+"""The optimizer's form, and updates range by range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.runtime.digest import digest
+from carpool.runtime.trainer import Trainer
+from carpool.runtime.update import balanced_ranges, settle_optimizer
+
+OPTIMIZERS: dict[str, Any] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "AdamW amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "fused Adam": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True, momentum=0.5),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "RAdam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "groups": lambda p: torch.optim.AdamW([{"params": [q], "lr": 0.01 * (1 + i)} for i, q in enumerate(p)]),
+}
+
+
+def trained(training: Any, ranges: tuple[range, ...]) -> tuple[str, list[Any]]:
+    trainer = Trainer(training)
+    while not trainer.stopped:
+        step = trainer.begin()
+        total = trainer.combine(step, trainer.contribute(step, range(1)))
+        for parameters in ranges:
+            sums = trainer.apply(step, total, parameters)
+        trainer.advance(step, sums)
+    return digest(training.model), [
+        value.tolist() if isinstance(value, torch.Tensor) else value
+        for state in training.optimizer.state_dict()["state"].values()
+        for value in state.values()
+    ]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_updating_range_by_range_is_updating_all(make_training: Any, optimizer: Any) -> None:
+    changes = {"optimizer": optimizer, "clip_norm": 0.1}
+    whole = trained(make_training(**changes), (range(6),))
+    for ranges in ((range(2), range(2, 6)), tuple(range(i, i + 1) for i in reversed(range(6)))):
+        digest_in_ranges, states = trained(make_training(**changes), ranges)
+        assert digest_in_ranges == whole[0]
+        assert sorted(map(str, states)) == sorted(map(str, whole[1]))
+
+
+def test_a_range_leaves_the_rest_alone(make_training: Any) -> None:
+    trainer = Trainer(make_training())
+    before = [p.detach().clone() for p in trainer.layout.parameters]
+    step = trainer.begin()
+    trainer.apply(step, trainer.combine(step, trainer.contribute(step, range(1))), range(1, 3))
+    same = [torch.equal(p, old) for p, old in zip(trainer.layout.parameters, before, strict=True)]
+    assert same == [True, False, False, True, True, True]
+
+
+def test_the_sum_of_a_step_is_only_read(make_training: Any) -> None:
+    trainer = Trainer(make_training(clip_norm=0.01))
+    step = trainer.begin((20, 16))
+    total = trainer.combine(step, trainer.contribute(step, range(2)))
+    before = total.values.clone()
+    trainer.apply(step, total)
+    assert torch.equal(total.values, before)
+
+
+def test_frozen_and_foreign_parameters_stay_out(make_training: Any) -> None:
+    training = make_training(optimizer=lambda p: torch.optim.SGD(list(p)[1:], lr=0.1))
+    training.model[4].bias.requires_grad_(False)
+    trainer = Trainer(training)
+    kept = [training.model[0].weight.detach().clone(), training.model[4].bias.detach().clone()]
+    trainer.step()
+    assert trainer.layout.names == ["0.bias", "1.weight", "1.bias", "4.weight"]
+    assert torch.equal(training.model[0].weight, kept[0])
+    assert torch.equal(training.model[4].bias, kept[1])
+
+
+def test_channels_last_weights_keep_their_layout(make_training: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()).to(memory_format=torch.channels_last)
+    training = make_training(
+        model=model, loss=lambda m, b: m(b[0][:, :, None, None].expand(-1, -1, 3, 3)[:, :3]).mean()
+    )
+    trainer = Trainer(training)
+    views = trainer.layout.gradient_views(trainer.layout.new().values)
+    assert views[0].stride() == model[0].weight.stride() != (27, 9, 3, 1)
+    trainer.step()
+
+
+def test_optimizers_take_one_form() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    adam = torch.optim.Adam([weight], fused=True)
+    settle_optimizer(adam, torch.device("cpu"))
+    group = adam.param_groups[0]
+    assert (group["foreach"], group["fused"], group["capturable"], group["lr"]) == (True, None, False, 0.001)
+    adam.param_groups[0] |= {"capturable": True, "lr": torch.tensor(0.5)}  # as it comes from a GPU
+    settle_optimizer(adam, torch.device("cpu"))
+    assert (group["capturable"], group["lr"]) == (False, 0.5)
+    assert isinstance(group["lr"], float)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.integers(1, 8))
+def test_balanced_ranges_cover_every_parameter_once(sizes: list[int], owners: int) -> None:
+    ranges = balanced_ranges(sizes, owners)
+    assert len(ranges) == owners
+    assert [index for stretch in ranges for index in stretch] == list(range(len(sizes)))
+
+
+def test_balanced_ranges_weigh_elements() -> None:
+    assert balanced_ranges([10, 10, 10, 10, 100, 10], 2) == (range(4), range(4, 6))
+    assert balanced_ranges([1, 1, 1, 1], 2) == (range(2), range(2, 4))
