@@ -90,10 +90,10 @@ def test_two_jobs_take_turns_on_one_device() -> None:
 
 
 def test_jobs_are_never_put_where_they_make_no_progress() -> None:
-    arrivals = [Arrival(0.0, job("p", "picky")), Arrival(0.0, job("q", "picky")), Arrival(0.0, job("e"))]
+    arrivals = [Arrival(0.0, job("p", "picky")), Arrival(0.0, job("q", "picky"))]
     for policy in (Gavel(), Gavel(perf=False), Gavel(objective="throughput")):
         metrics, story = replay(policy, arrivals)
-        assert metrics.summary().finished == 3
+        assert metrics.summary().finished == 2
         assert story.kinds_of("p") | story.kinds_of("q") <= {"V100", None}
 
 
@@ -104,6 +104,7 @@ def test_a_job_that_can_run_nowhere_harms_nobody() -> None:
         )
         assert metrics.summary().finished == 1
         assert story.kinds_of("wide") == set()
+        assert due(Gavel(objective=objective), [job("wide", devices=2), job("e")]).keys() == {"e"}
 
 
 def test_aware_shares_follow_the_rates_and_agnostic_ones_do_not() -> None:
@@ -111,9 +112,8 @@ def test_aware_shares_follow_the_rates_and_agnostic_ones_do_not() -> None:
     aware = due(Gavel(objective="throughput"), specs)
     assert aware["p"]["V100"] == pytest.approx(1.0, abs=1e-3)
     assert aware["e"]["K80"] == pytest.approx(1.0, abs=1e-3)
-    agnostic = due(Gavel(perf=False), [job("a"), job("b")])
-    for shares in agnostic.values():
-        assert shares["V100"] == pytest.approx(shares["K80"], abs=1e-6)
+    for perf, part in ((True, 1.0), (False, 0.5)):
+        assert due(Gavel(perf=perf), [job("alone")])["alone"]["V100"] == pytest.approx(part, abs=1e-3)
 
 
 def test_weights_buy_time() -> None:
@@ -127,6 +127,12 @@ def test_newcomers_wait_for_the_next_solution() -> None:
     _, story = replay(Gavel(recompute_s=1920.0), arrivals)
     assert next(at for at, name, _ in story.moves if name == "b") == 5.0 + 1920.0
     _, story = replay(Gavel(), arrivals)
+    assert next(at for at, name, _ in story.moves if name == "b") == 10.0
+
+
+def test_a_solution_of_instant_0_is_replaced_at_once() -> None:
+    arrivals = [Arrival(0.0, job("a", work=1e5)), Arrival(10.0, job("b", work=10.0))]
+    _, story = replay(Gavel(recompute_s=1920.0), arrivals)
     assert next(at for at, name, _ in story.moves if name == "b") == 10.0
 
 

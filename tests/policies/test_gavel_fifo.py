@@ -109,10 +109,11 @@ def test_the_listed_fifo_hands_a_kind_on_to_the_head_of_the_queue() -> None:
     scheduler = Scheduler(ONE_EACH, GavelFifo(perf=False), estimator=WORLD.estimator())
     scheduler.handle(0.0, [JobSubmitted(job(name)) for name in "abc"])
     jobs = sorted(scheduler.jobs.values(), key=lambda job: job.seq)
-    flat = dict.fromkeys(ONE_EACH.kinds, 1.0)
-    kinds, memory = leftover_kinds([(job, flat) for job in jobs], ONE_EACH.capacity, {}, 0)
+    flat = {ONE_EACH.kinds[0]: 1.0, ONE_EACH.kinds[1]: 1.0}
+    room = {ONE_EACH.kinds[0]: 3, ONE_EACH.kinds[1]: 1}  # P100 and V100
+    kinds, memory = leftover_kinds([(job, flat) for job in jobs[:2]], room, {}, 0)
     assert kinds == {"a": "V100", "b": "P100"}
-    kinds, memory = leftover_kinds([(job, flat) for job in jobs[1:]], ONE_EACH.capacity, memory, 0)
+    kinds, memory = leftover_kinds([(job, flat) for job in jobs[1:]], room, memory, 0)
     assert kinds == {"b": "P100", "c": "V100"}
     assert memory["draws"] == [2, 1]
 

@@ -33,10 +33,11 @@ def mean_loss(model: nn.Module, batch: Any) -> Any:
 
 def make(**changes: Any) -> Training:
     """100 samples, batches of 36, so that the last batch of an epoch holds 28."""
-    seed_entry(changes.pop("seed", 0))
-    num_samples, num_batch_norm = changes.pop("num_samples", 100), changes.pop("batch_norm", True)
+    seed_entry(0)
+    num_samples, batch_norm = changes.pop("num_samples", 100), changes.pop("batch_norm", True)
     inputs, labels = torch.randn(num_samples, 6), torch.randint(0, 3, (num_samples,))
-    norm = nn.BatchNorm1d(16) if num_batch_norm else nn.Identity()
+    seed_entry(changes.pop("seed", 0))
+    norm = nn.BatchNorm1d(16) if batch_norm else nn.Identity()
     layers = [nn.Linear(6, 16), norm, nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3)]
     model: nn.Module = changes.pop("model", None) or nn.Sequential(*layers)
     optimizer = changes.pop("optimizer", lambda parameters: torch.optim.Adam(parameters, lr=0.01))(model.parameters())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from math import inf
@@ -77,15 +77,12 @@ class Las(Policy):
         ):
             return Plan(wake_at=seen.wake_at if seen.wake_at < inf else None)
         fresh, due = self._promoted(view, seen)
-        ranking = _Ranking(self, view, fresh, seen.until)
+        ranking = _Ranking(self, view, fresh, seen)
         stuck = seen.still_stuck(view)
         draft = Draft(view)
-        outcome = preempt(draft, _Offers(self, view, fresh, stuck), ranking, rule=placing(self.placement))
-        last, until = seen.last, seen.until
-        if ranking.behind is not None:
-            stayed = next((entry for entry in reversed(ranking.entries) if entry[2] not in outcome.released), None)
-            last, until = max(ranking.behind[:2], stayed[:2] if stayed else (-1, -1)), ranking.until
-        seen = self._after(view, outcome, _Seen(last, until, due, draft.num_free, fresh, stuck))
+        outcome = preempt(draft, _Offers(self, draft, fresh, stuck), ranking, rule=placing(self.placement))
+        last = ranking.last_but(outcome.released)
+        seen = self._after(view, outcome, _Seen(last, ranking.until, due, draft.num_free, fresh, stuck))
         waits = len(view.waiting) + len(outcome.released) > len(outcome.started)
         wake_at = max(seen.wake_at, view.at + _LATER_S) if waits and seen.wake_at < inf else None
         reason = f"least attained service: {outcome.words()}" if outcome else ""
@@ -128,12 +125,13 @@ class Las(Policy):
 class _Offers:
     """Waiting jobs in order, promoted ones where they belong now, without those known to be stuck."""
 
-    __slots__ = ("_early", "_fresh", "_stuck", "_view")
+    __slots__ = ("_draft", "_early", "_fresh", "_stuck", "_view")
 
     def __init__(
-        self, las: Las, view: Snapshot, fresh: dict[JobId, float], stuck: dict[Demand, tuple[int, int, int]]
+        self, las: Las, draft: Draft, fresh: dict[JobId, float], stuck: dict[Demand, tuple[int, int, int]]
     ) -> None:
-        self._view = view
+        self._draft = draft
+        self._view = view = draft.view
         self._fresh = fresh
         self._stuck = stuck
         self._early: list[Entry] = [
@@ -143,7 +141,7 @@ class _Offers:
         ]
 
     def __call__(self, refused: set[Demand]) -> Iterator[Entry]:
-        """Offer them; a second time, when devices were taken from others, the stuck ones too."""
+        """Offer them; a second time, when displaced gangs have left devices over, the stuck ones too."""
         entries = self._view.waiting.entries(refused)
         if self._early:
             later = (entry for entry in entries if entry[2] not in self._fresh)
@@ -154,9 +152,11 @@ class _Offers:
     def _moving(
         self, entries: Iterator[Entry], stuck: dict[Demand, tuple[int, int, int]], refused: set[Demand]
     ) -> Iterator[Entry]:
+        free = self._draft.num_free
         for entry in entries:
             demand = demand_of(self._view.jobs[entry[2]])
-            if demand in stuck and entry[:2] >= stuck[demand][:2]:
+            queue, seq, short = stuck.get(demand, (inf, 0, 0))
+            if entry[:2] >= (queue, seq) and self._draft.num_free - free < short:  # displaced gangs may leave room
                 refused.add(demand)
             else:
                 yield entry
@@ -165,19 +165,29 @@ class _Offers:
 class _Ranking:
     """Running jobs by queue and submission, and when the next of them changes its queue; made when it is asked for."""
 
-    __slots__ = ("_fresh", "_las", "_view", "behind", "entries", "until")
+    __slots__ = ("_behind", "_entries", "_fresh", "_las", "_last", "_view", "until")
 
-    def __init__(self, las: Las, view: Snapshot, fresh: dict[JobId, float], until: float) -> None:
+    def __init__(self, las: Las, view: Snapshot, fresh: dict[JobId, float], seen: _Seen) -> None:
         self._las = las
         self._view = view
         self._fresh = fresh
-        self.behind: Entry | None = None  # the waiting job that asked
-        self.entries: list[Entry] = []
-        self.until = until  # nobody changes its queue before; looked for anew when that is over
+        self._last = seen.last if view.at < seen.until else (len(las.thresholds) + 1, 0)  # nobody is behind this
+        self._behind: tuple[int, int] | None = None  # the waiting job that asked
+        self._entries: list[Entry] = []
+        self.until = seen.until  # nobody changes its queue before; looked for anew when that is over
+
+    def last_but(self, released: Container[JobId]) -> tuple[int, int]:
+        """What no running job is behind, after some have left."""
+        if self._behind is None:
+            return self._last
+        stayed = next((entry for entry in reversed(self._entries) if entry[2] not in released), None)
+        return self._behind if stayed is None else (stayed[0], stayed[1])
 
     def __call__(self, behind: Entry) -> list[Entry]:
         """Rank those that come after a waiting job."""
-        self.behind = behind
+        if behind[:2] > self._last:
+            return []
+        self._behind = behind[0], behind[1]
         running = [entry for entry in self._view.roster.entries() if entry[2] not in self._fresh]
         for job in self._fresh:
             record = self._view.jobs[job]
@@ -188,10 +198,10 @@ class _Ranking:
             after = [e for e in running if e[0][first] <= at or (e[1] > least and e[0][first - 1] <= at)]
         else:
             after = [e for e in running if e[0][0] <= at or e[1] > least]
-        self.entries = sorted([(bisect_right(times, at), seq, job) for times, seq, job in after])
+        self._entries = sorted([(bisect_right(times, at), seq, job) for times, seq, job in after])
         if at >= self.until:
             self.until = min([times[bisect_right(times, at)] for times, _, _ in running], default=inf)
-        return self.entries
+        return self._entries
 
 
 class _Seen(NamedTuple):

@@ -1,0 +1,55 @@
+"""The command itself: help, version, unknown verbs, and that starting it stays light."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from carpool import __version__
+from carpool.cli.main import VERBS, run
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    printed = capsys.readouterr().out
+    for verb in VERBS:
+        assert verb in printed
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if verb == "trace":
+        assert run([verb, "generate", "--help"]) == 0
+    else:
+        assert run([verb, "--help"]) == 0
+    assert "Example" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_unknown_verb_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulat"]) == 2
+    assert "Did you mean simulate" in capsys.readouterr().err
+
+
+def test_help_and_policies_import_nothing_heavy() -> None:
+    code = (
+        "import sys, carpool.cli.main as m; m.run(['--help']); m.run(['policies']);"
+        "print([name for name in ('numpy', 'scipy', 'torch', 'rich', 'sklearn') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr.strip().endswith("[]")
+
+
+def test_policies_lists_all_and_shows_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["policies", "--json"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)["policies"]]
+    assert names == sorted(names)
+    assert "fifo" in names
+    assert run(["policies", "fifo"]) == 0
+    assert "bypass=False" in capsys.readouterr().out
+    assert run(["policies", "fifa"]) == 2

@@ -1,0 +1,222 @@
+"""The verb simulate: figures, JSON, page, journal, and what bad input gets."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from carpool.cli.main import run
+
+ROWS = ["job,submit_s,gpus,work_s", "a,0,1,10", "b,1,2,20", "c,2,1,5"]
+KEYS = [
+    "policy",
+    "jobs",
+    "finished",
+    "avg_jct_s",
+    "p50_jct_s",
+    "p99_jct_s",
+    "avg_wait_s",
+    "makespan_s",
+    "weighted_jct_s",
+    "utilisation",
+    "preemptions",
+    "resizes",
+    "wall_s",
+    "cpu_s",
+    "jobs_per_cpu_s",
+]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Three jobs for two devices."""
+    path = tmp_path / "jobs.csv"
+    path.write_text("\n".join(ROWS) + "\n", encoding="utf-8")
+    return path
+
+
+def simulate(trace: Path, *args: str, cluster: str = "1x2xV100") -> int:
+    """Call the verb as a shell would."""
+    return run(["simulate", "--trace", str(trace), "--cluster", cluster, *args])
+
+
+def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate(trace, "--policy", "fifo", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document) == ["schema", "version", "trace", "cluster", "seed", "dropped", "results"]
+    assert document["schema"] == 1
+    (result,) = document["results"]
+    assert list(result) == KEYS
+    # a runs 0-10, b needs both and runs 10-30, c waits behind it and runs 30-35: jct 10, 29, 33
+    assert result["avg_jct_s"] == 24.0
+    assert result["avg_wait_s"] == pytest.approx((0 + 9 + 28) / 3)
+    assert result["makespan_s"] == 35.0
+    assert result["p50_jct_s"] == 29.0
+    assert result["utilisation"] == pytest.approx((10 + 40 + 5) / 70)
+
+
+def test_several_policies_run_side_by_side_in_the_order_given(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(trace, "--policy", "fifo:bypass=true", "--policy", "fifo", "--json") == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [result["policy"] for result in results] == ["fifo:bypass=true", "fifo"]
+    assert [result["avg_jct_s"] for result in results] == [pytest.approx((10 + 29 + 5) / 3), 24.0]
+
+
+def test_table_names_every_policy(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(trace, "--policy", "fifo") == 0
+    printed = capsys.readouterr().out
+    assert "fifo" in printed
+    assert "3/3" in printed
+
+
+def test_report_is_one_self_contained_page(trace: Path, tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    assert simulate(trace, "--policy", "fifo", "--report", str(page)) == 0
+    html = page.read_text(encoding="utf-8")
+    assert "fifo" in html
+    assert "<script src" not in html
+
+
+def test_same_trace_policy_and_seed_give_the_same_journal(trace: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    for path in (first, second):
+        assert simulate(trace, "--policy", "fifo", "--journal", str(path), "--failures", "job_mtbf_s=20") in (0, 1)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_explain_tells_the_story_of_a_job(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = tmp_path / "run.jsonl"
+    simulate(trace, "--policy", "fifo", "--journal", str(journal))
+    capsys.readouterr()
+    assert run(["explain", "b", "--journal", str(journal), "--json"]) == 0
+    story = json.loads(capsys.readouterr().out)["story"]
+    assert [line["at_s"] for line in story] == [1.0, 10.0, 10.0, 30.0]
+    assert story[0]["what"].startswith("was submitted: 2 devices")
+    assert "gets devices 0–1" in story[1]["what"]
+    assert story[-1]["what"] == "finished"
+    assert run(["explain", "nobody", "--journal", str(journal)]) == 2
+
+
+def test_rounds_let_jobs_wait_for_the_next_one(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(trace, "--policy", "fifo", "--rounds", "20", "--json") == 0
+    # a starts at 0; b at the round of 20, until 40; c at 40
+    assert json.loads(capsys.readouterr().out)["results"][0]["makespan_s"] == 45.0
+
+
+def test_a_job_that_never_finishes_gives_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("job,submit_s,gpus,work_s\na,0,2,10\n", encoding="utf-8")
+    lost = tmp_path / "failures.csv"
+    lost.write_text("at_s,event,target\n5,node-lost,n0\n", encoding="utf-8")
+    assert simulate(path, "--failures", str(lost)) == 1
+    assert "1 jobs never finished under fifo" in capsys.readouterr().err
+
+
+BAD = [
+    (["--policy", "fifa"], ["unknown policy 'fifa'", "Did you mean fifo"]),
+    (["--policy", "fifo:bypas=true"], ["unknown parameter 'bypas'", "bypass"]),
+    (["--policy", "fifo:bypass=maybe"], ["'maybe' is not true or false"]),
+    (["--policy", "fifo", "--policy", "fifo"], ["given twice"]),
+    (["--policy", "./nowhere.py:Mine"], ["there is no file"]),
+    (["--rounds", "-1"], ["--rounds is -1", "above 0"]),
+    (["--world", "plane"], ["unknown world 'plane'", "plain"]),
+    (["--world", "gavel"], ["names no data"]),
+    (["--failures", "node_mtbf=3"], ["unknown rate 'node_mtbf'", "node_mtbf_s"]),
+    (["--failures", "nowhere.csv"], ["nowhere.csv"]),
+    (["--format", "filly"], ["unknown trace format 'filly'", "philly"]),
+    (["--policy", "fifo", "--policy", "sjf", "--journal", "x"], ["--journal holds one run"]),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), BAD, ids=[" ".join(args) for args, _ in BAD])
+def test_bad_flags_get_one_clear_error_and_exit_code_2(
+    trace: Path, args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate(trace, *args) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    for word in words:
+        assert word in captured.err
+
+
+BAD_CLUSTERS = [
+    ("8xV100", "NODESxDEVICESxKIND"),
+    ("0x8xV100", "no devices"),
+    ("", "not understood"),
+    ("99999999x99999xV100", "more than"),
+    ("nowhere.toml", "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("cluster", "words"), BAD_CLUSTERS)
+def test_bad_clusters(trace: Path, cluster: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(trace, cluster=cluster) == 2
+    assert words in capsys.readouterr().err
+
+
+BAD_TRACES = [
+    ("job,submit_s,gpus\na,0,1\n", ["work_s"]),
+    ("job,submit_s,gpus,work_s\na,-1,1,5\n", ["row 2", "-1"]),
+    ("job,submit_s,gpus,work_s\na,0,9,5\n", ["'a' asks 9 devices", "the cluster has 2"]),
+    ("job,submit_s,gpus,work_s\na,0,1,5\na,1,1,5\n", ["row 3", "'a'"]),
+    ("job,submit_s,gpus,work_s\na,0,1,5\nb,1\n", ["row 3"]),
+    ("job,submit_s,gpus,work_s\n", ["no rows"]),
+    ("", ["empty"]),
+    (b"job,submit_s,gpus,work_s\n\xff\xfe,0,1,5\n", ["UTF-8"]),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), BAD_TRACES, ids=range(len(BAD_TRACES)))
+def test_bad_traces_name_file_row_and_value_and_leave_no_output(
+    tmp_path: Path, content: str | bytes, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, page = tmp_path / "bad.csv", tmp_path / "out.html"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert simulate(path, "--report", str(page)) == 2
+    error = capsys.readouterr().err
+    assert "bad.csv" in error
+    assert "Traceback" not in error
+    assert all(word in error for word in words)
+    assert not page.exists()
+
+
+def test_skip_invalid_counts_what_it_drops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("job,submit_s,gpus,work_s\na,0,1,5\nb,-1,1,5\nc,0,9,5\n", encoding="utf-8")
+    assert simulate(path, "--skip-invalid", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert sum(document["dropped"].values()) == 2
+    assert document["results"][0]["jobs"] == 1
+
+
+def test_unwritable_report_is_an_input_error(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(trace, "--report", str(tmp_path / "no" / "such" / "out.html")) == 2
+    assert "out.html" in capsys.readouterr().err
+
+
+FAULTY_POLICY = '''
+from dataclasses import dataclass
+from carpool.core.policy import Plan, Policy
+
+@dataclass(frozen=True)
+class Faulty(Policy):
+    def plan(self, view):
+        return 1 / 0
+'''
+
+
+@pytest.mark.parametrize("also", [[], ["--policy", "fifo"]])
+def test_a_fault_in_a_policy_file_is_the_files_fault(
+    trace: Path, tmp_path: Path, also: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(FAULTY_POLICY, encoding="utf-8")
+    assert simulate(trace, "--policy", f"{path}:Faulty", *also) == 2
+    error = capsys.readouterr().err
+    assert "ZeroDivisionError" in error
+    assert "mine.py, line 8" in error
+    assert run(["simulate", "--trace", str(trace), "--cluster", "1x2xV100", "--policy", f"{path}:Fault"]) == 2
+    assert "Did you mean Faulty" in capsys.readouterr().err

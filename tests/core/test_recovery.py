@@ -1,0 +1,126 @@
+"""The journal is the only durable truth: replayed and recovered schedulers are the ones that wrote it."""
+
+import io
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.core.draft import Draft
+from carpool.core.journal import Header, JournalWriter, read_journal
+from carpool.core.messages import Assign, JobSubmitted, Order, Record, Release
+from carpool.core.model import Allocation, JobId, JobSpec
+from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.scheduler import Scheduler
+from carpool.policies.fifo import Fifo
+from carpool.sim.failures import Listed, Seeded
+from carpool.testing import Desk, Driven, Wishes, drive
+from carpool.testing.invariants import check_books
+from carpool.testing.scenarios import CALM, TROUBLE
+from carpool.testing.strategies import Ground, grounds
+
+
+class Turns(Policy):
+    """Everybody off at every fact, then on again in an order that its note turns: many orders, and state to keep."""
+
+    def plan(self, view: Snapshot) -> Plan:
+        turn = view.note if isinstance(view.note, int) else 0
+        draft = Draft(view)
+        for job in list(view.running()):
+            draft.release(job)
+        waiting = [*view.active()]
+        for index in range(len(waiting)):
+            draft.place(waiting[(index + turn) % len(waiting)])
+        return draft.finish("everybody in turn", note=turn + 1)
+
+
+class Mute(Policy):
+    """Must never be asked."""
+
+    def plan(self, view: Snapshot) -> Plan:
+        pytest.fail("recovery asked the policy")
+
+
+def run(ground: Ground, policy: Policy) -> tuple[Driven, str]:
+    stream = io.StringIO()
+    writer = JournalWriter(stream, Header("1", "x", ground.cluster))
+    failures = (Listed(ground.mishaps), Wishes(ground.wishes), Seeded(3, job_mtbf_s=200.0))
+    driven = drive(policy, ground.cluster, ground.arrivals, failures=failures, observers=(writer,), report_every_s=7.0)
+    return driven, stream.getvalue()
+
+
+def state(scheduler: Scheduler) -> tuple[object, ...]:
+    """All that recovery must bring back."""
+    view = scheduler.snapshot()
+    held = [view.occupancy.residents(device) for device in range(view.cluster.num_devices)]
+    return dict(scheduler.jobs), list(view.waiting), held, view.note, view.occupancy.lost, scheduler.at
+
+
+@pytest.mark.parametrize("policy", [Fifo(bypass=True), Turns()])
+@settings(max_examples=15)
+@given(ground=grounds())
+def test_same_run_same_bytes(policy: Policy, ground: Ground) -> None:
+    assert run(ground, policy)[1] == run(ground, policy)[1]
+
+
+@pytest.mark.parametrize("policy", [Fifo(bypass=True), Turns()])
+@settings(max_examples=15)
+@given(ground=grounds())
+def test_same_facts_same_orders(policy: Policy, ground: Ground) -> None:
+    """Deciding again from the facts of a journal gives the orders of the first time."""
+    driven, text = run(ground, policy)
+    again = Scheduler(ground.cluster, policy)
+    orders: list[tuple[float, Order]] = []
+    for record in read_journal(text.splitlines())[1]:
+        orders += [(record.at, order) for order in again.handle(record.at, record.facts)]
+    assert orders == driven.orders
+
+
+@pytest.mark.parametrize("policy", [Fifo(bypass=True), Turns()])
+@settings(max_examples=15)
+@given(ground=grounds(), data=st.data())
+def test_recovery_never_decides(policy: Policy, ground: Ground, data: st.DataObject) -> None:
+    """At any point of the journal the recovered state is the state that was."""
+    driven, text = run(ground, policy)
+    records = list(read_journal(text.splitlines())[1])
+    cut = data.draw(st.integers(0, len(records)))
+    lived = Scheduler(ground.cluster, policy)
+    for record in driven.records[:cut]:
+        lived.handle(record.at, record.facts)
+    recovered = Scheduler(ground.cluster, Mute())
+    orders = recovered.recover(records[:cut])
+    check_books(recovered)
+    assert state(recovered) == state(lived)
+    pending = [job for job in lived.jobs.values() if job.applied < job.generation]
+    assert [order.job for order in orders] == [job.id for job in sorted(pending, key=lambda job: job.seq)]
+
+
+@pytest.mark.parametrize("ground", [*CALM.values(), *TROUBLE.values()])
+def test_a_recovered_scheduler_goes_on(ground: Ground) -> None:
+    driven, _ = run(ground, Fifo())
+    half = len(driven.records) // 2
+    recovered = Scheduler(ground.cluster, Fifo())
+    recovered.recover(driven.records[:half])
+    for record in driven.records[half:]:
+        recovered.handle(record.at, record.facts)
+        check_books(recovered)
+    assert not recovered.jobs
+
+
+def test_orders_that_may_have_been_lost_are_given_again() -> None:
+    d = Desk(groups=[(1, 2, "V100")])
+    first = d.say(0.0, JobSubmitted(JobSpec(JobId("a"))), JobSubmitted(JobSpec(JobId("b"))))
+    d.answered(0.0)
+    second = d.say(1.0, d.backend.crash("a"))
+    assert first == [Assign(JobId("a"), Allocation.of(0), 1), Assign(JobId("b"), Allocation.of(1), 1)]
+    assert second == [Release(JobId("a"), 2), Assign(JobId("a"), Allocation.of(0), 3)]
+    recovered = Scheduler(d.scheduler.cluster, Mute())
+    assert recovered.recover(d.records) == second[1:]
+    assert recovered.jobs == d.scheduler.jobs
+
+
+def test_recovery_of_nothing() -> None:
+    scheduler = Scheduler(CALM["one job"].cluster, Mute())
+    assert scheduler.recover([]) == []
+    assert scheduler.recover([Record(5.0, ())]) == []
+    assert scheduler.at == 5.0
