@@ -20,11 +20,13 @@ MakeTraining = Callable[..., Training]
 
 @pytest.fixture(autouse=True)
 def torch_as_before() -> Iterator[None]:
-    """Trainers settle torch for the whole process; tests must not feel each other."""
-    threads = torch.get_num_threads()
+    """Trainers settle torch for the whole process, and tests must not feel each other.
+
+    One thread: on a busy machine threads that wait for each other at every tiny operation take a hundred times longer.
+    """
+    torch.set_num_threads(1)
     yield
     torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
 
 
 def mean_loss(model: nn.Module, batch: Any) -> Any:

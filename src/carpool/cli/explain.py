@@ -34,8 +34,8 @@ def command(job: str, journal: str, as_json: bool) -> None:
 def _read(path: Path, job: JobId) -> list[tuple[float, str]]:
     try:
         with path.open(encoding="utf-8") as lines:
-            _, records = read_journal(lines)
-            return list(story(records, job))
+            header, records = read_journal(lines)
+            return list(story(records, job, header.cluster))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read: {error}", where=str(path), way_out="Name a journal file.") from None
     except JournalError as error:

@@ -15,24 +15,33 @@ from carpool.core.messages import (
     JobPaused,
     JobResumed,
     JobSubmitted,
+    NodeJoined,
+    NodeLost,
     Planned,
     ProgressReported,
     Record,
     ReleaseApplied,
 )
-from carpool.core.model import JobId, JobSpec
+from carpool.core.model import Allocation, JobId, JobSpec
+from carpool.core.topology import Cluster
 
 
-def story(records: Iterable[Record], job: JobId) -> Iterator[tuple[float, str]]:
-    """(instant, sentence) for everything that concerned the job, in order."""
+def story(records: Iterable[Record], job: JobId, cluster: Cluster | None = None) -> Iterator[tuple[float, str]]:
+    """(instant, sentence) for everything that concerned the job, in order; with a cluster, losses of nodes too."""
+    held: Allocation | None = None
     for record in records:
         for fact in record.facts:
             words = _of_fact(fact, job)
+            if isinstance(fact, NodeJoined) and cluster is not None:
+                cluster = _with_node(cluster, fact)
+            elif isinstance(fact, NodeLost) and cluster is not None and held is not None:
+                words = _of_loss(cluster, fact, held)
             if words:
                 yield record.at, words
         if record.planned is not None:
             for index, change in enumerate(record.planned.changes):
                 if change.job == job:
+                    held = change.allocation
                     yield record.at, _of_change(record.planned, index, change)
         for fact in record.ignored:
             if getattr(fact, "job", None) == job:
@@ -64,6 +73,16 @@ def _of_fact(fact: Fact, job: JobId) -> str:
         case ProgressReported(done=done, rate=rate, loss=loss):
             return f"has done {done:.6g} units at {rate:.4g}/s" + ("" if loss is None else f", loss {loss:.4g}")
     return ""
+
+
+def _with_node(cluster: Cluster, fact: NodeJoined) -> Cluster:
+    known = any(node.name == fact.name for node in cluster.nodes)
+    return cluster if known else cluster.joined(fact.name, fact.banks)
+
+
+def _of_loss(cluster: Cluster, fact: NodeLost, held: Allocation) -> str:
+    node = cluster.nodes[fact.node]
+    return f"is taken off its devices: node {node.name} was lost" if set(node.devices) & set(held.devices()) else ""
 
 
 def _of_submission(spec: JobSpec) -> str:

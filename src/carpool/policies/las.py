@@ -20,6 +20,7 @@ from carpool.policies.preemption import Outcome, among, preempt
 from carpool.policies.registry import register
 
 _ROUNDING = 1.0 + 1e-9  # service is a sum of products; a job preempted on a threshold has crossed it
+_ANY = 1 << 62  # later than any submission
 _LATER_S = 1e-6  # a wish to be woken lies in the future
 
 
@@ -81,8 +82,7 @@ class Las(Policy):
         stuck = seen.still_stuck(view)
         draft = Draft(view)
         outcome = preempt(draft, _Offers(self, draft, fresh, stuck), ranking, rule=placing(self.placement))
-        last = ranking.last_but(outcome.released)
-        seen = self._after(view, outcome, _Seen(last, ranking.until, due, draft.num_free, fresh, stuck))
+        seen = self._after(view, outcome, ranking, _Seen(due=due, num_free=draft.num_free, fresh=fresh, stuck=stuck))
         waits = len(view.waiting) + len(outcome.released) > len(outcome.started)
         wake_at = max(seen.wake_at, view.at + _LATER_S) if waits and seen.wake_at < inf else None
         reason = f"least attained service: {outcome.words()}" if outcome else ""
@@ -106,20 +106,25 @@ class Las(Policy):
                     due = min(due, promotion)
         return fresh, due
 
-    def _after(self, view: Snapshot, outcome: Outcome, seen: _Seen) -> _Seen:
+    def _after(self, view: Snapshot, outcome: Outcome, ranking: _Ranking, seen: _Seen) -> _Seen:
         """What the next plan may rely on after this one's changes."""
-        last, until, due = seen.last, seen.until, seen.due
+        stuck: dict[Demand, tuple[int, int, int]] = {}
+        if all(view.jobs[job].spec.devices == 1 for job in outcome.released):  # a displaced gang may leave room
+            stuck = {**seen.stuck, **{demand: (*entry[:2], short) for demand, (entry, short) in outcome.refused.items()}}
+        waiting = [*outcome.released.values(), *[entry for entry, _ in outcome.refused.values()]]
+        if outcome.stopped is not None:
+            waiting.append(outcome.stopped)
+        floor = min([entry[0] for entry in (*waiting, *seen.stuck.values())], default=len(self.thresholds) + 1)
+        floor, last, until = ranking.outlook(floor, outcome.released)
+        due = seen.due
         for job, (queue, seq, _) in outcome.started.items():
-            if queue < len(self.thresholds):
-                left = self.thresholds[queue] - view.attained_s(view.jobs[job]) + seen.fresh.get(job, 0.0)
+            if max(queue, floor - 1) < len(self.thresholds):
+                left = self.thresholds[max(queue, floor - 1)] - view.attained_s(view.jobs[job]) + seen.fresh.get(job, 0.0)
                 until = min(until, view.at + left / view.jobs[job].spec.devices)
             last = max(last, (queue, seq))
         for job in outcome.released if self.promote else ():
             due = min(due, view.at + self.promote * view.attained_s(view.jobs[job]) / view.jobs[job].spec.devices)
-        stuck: dict[Demand, tuple[int, int, int]] = {}
-        if all(view.jobs[job].spec.devices == 1 for job in outcome.released):  # a displaced gang may leave room
-            stuck = {**seen.stuck, **{demand: (*entry[:2], short) for demand, (entry, short) in outcome.refused.items()}}
-        return _Seen(last, until, due, seen.num_free, seen.fresh, stuck)
+        return seen._replace(floor=floor, last=last, until=until, due=due, stuck=stuck)
 
 
 class _Offers:
@@ -165,30 +170,23 @@ class _Offers:
 class _Ranking:
     """Running jobs by queue and submission, and when the next of them changes its queue; made when it is asked for."""
 
-    __slots__ = ("_behind", "_entries", "_fresh", "_las", "_last", "_view", "until")
+    __slots__ = ("_behind", "_entries", "_fresh", "_las", "_last", "_running", "_seen", "_view")
 
     def __init__(self, las: Las, view: Snapshot, fresh: dict[JobId, float], seen: _Seen) -> None:
         self._las = las
         self._view = view
         self._fresh = fresh
-        self._last = seen.last if view.at < seen.until else (len(las.thresholds) + 1, 0)  # nobody is behind this
+        self._seen = seen if view.at < seen.until else _Seen()
         self._behind: tuple[int, int] | None = None  # the waiting job that asked
+        self._running: list[Entry] = []
         self._entries: list[Entry] = []
-        self.until = seen.until  # nobody changes its queue before; looked for anew when that is over
-
-    def last_but(self, released: Container[JobId]) -> tuple[int, int]:
-        """What no running job is behind, after some have left."""
-        if self._behind is None:
-            return self._last
-        stayed = next((entry for entry in reversed(self._entries) if entry[2] not in released), None)
-        return self._behind if stayed is None else (stayed[0], stayed[1])
 
     def __call__(self, behind: Entry) -> list[Entry]:
         """Rank those that come after a waiting job."""
-        if behind[:2] > self._last:
+        if behind[:2] > self._seen.last:
             return []
         self._behind = behind[0], behind[1]
-        running = [entry for entry in self._view.roster.entries() if entry[2] not in self._fresh]
+        self._running = running = [entry for entry in self._view.roster.entries() if entry[2] not in self._fresh]
         for job in self._fresh:
             record = self._view.jobs[job]
             if record.desired is not None:
@@ -199,16 +197,28 @@ class _Ranking:
         else:
             after = [e for e in running if e[0][0] <= at or e[1] > least]
         self._entries = sorted([(bisect_right(times, at), seq, job) for times, seq, job in after])
-        if at >= self.until:
-            self.until = min([times[bisect_right(times, at)] for times, _, _ in running], default=inf)
         return self._entries
+
+    def outlook(self, floor: int, released: Container[JobId]) -> tuple[int, tuple[int, int], float]:
+        """From which queue on waiting jobs matter, what no running job is behind, and until when that is so."""
+        seen = self._seen
+        if self._behind is None:
+            return seen.floor, seen.last, seen.until
+        stayed = next((entry for entry in reversed(self._entries) if entry[2] not in released), None)
+        last = self._behind if stayed is None else (stayed[0], stayed[1])
+        if floor >= seen.floor:
+            return seen.floor, max(last, (seen.floor - 1, _ANY)), seen.until
+        at, least = self._view.at, max(0, floor - 1)  # falling back to a queue before `floor` puts nobody behind
+        until = min([times[max(bisect_right(times, at), least)] for times, _, _ in self._running], default=inf)
+        return floor, max(last, (floor - 1, _ANY)), until
 
 
 class _Seen(NamedTuple):
     """What a plan knows of the one before; it saves going through all jobs when nothing can have changed."""
 
-    last: tuple[int, int] = (-1, -1)  # (queue, submission) that no running job is behind
-    until: float = 0.0  # no running job changes its queue before
+    floor: int = 1_000  # no waiting job is in a queue before this one
+    last: tuple[int, int] = (1_000, 0)  # (queue, submission) that no running job is behind
+    until: float = 0.0  # no running job falls back to `floor` or further before
     due: float = 0.0  # no waiting job is promoted before
     num_free: int = -1  # free devices when it was done
     fresh: dict[JobId, float] = {}  # device-seconds a promoted job had at its promotion
@@ -224,9 +234,9 @@ class _Seen(NamedTuple):
         """From the last plan's note; at first nothing is known."""
         if view.note is None:
             return cls()
-        last, until, due, num_free, fresh, stuck = cast(Any, view.note)
+        floor, last, until, due, num_free, fresh, stuck = cast(Any, view.note)
         known = {(width, tuple(kinds)): (queue, seq, short) for width, kinds, queue, seq, short in stuck}
-        return cls(tuple(last), inf if until is None else until, inf if due is None else due, num_free, fresh, known)
+        return cls(floor, tuple(last), inf if until is None else until, inf if due is None else due, num_free, fresh, known)
 
     def still_stuck(self, view: Snapshot) -> dict[Demand, tuple[int, int, int]]:
         """Demands for which no room can have come up: too few devices came free, and no running job fell back."""
@@ -239,7 +249,7 @@ class _Seen(NamedTuple):
         """As JSON, which knows no infinity."""
         until, due = (None if time == inf else time for time in (self.until, self.due))
         stuck = [[width, list(kinds), *entry] for (width, kinds), entry in self.stuck.items()]
-        return [list(self.last), until, due, self.num_free, self.fresh, stuck]
+        return [self.floor, list(self.last), until, due, self.num_free, self.fresh, stuck]
 
 
 def _attained(job: Job) -> float:

@@ -28,12 +28,13 @@ class Outcome:
     """Who started, who had to leave, and for whom there was no room.
 
     `refused` has the first job of each demand that did not fit, and how many more devices would have to come free at
-    least before it, or a later one of its demand, can.
+    least before it, or a later one of its demand, can. `stopped` is where the walk ended because nothing was left.
     """
 
     started: dict[JobId, Entry] = field(default_factory=dict)
     released: dict[JobId, Entry] = field(default_factory=dict)
     refused: dict[Demand, tuple[Entry, int]] = field(default_factory=dict)
+    stopped: Entry | None = None
 
     def words(self) -> str:
         """For the plan's reason."""
@@ -93,6 +94,7 @@ class _Contest:
         draft, refused = self._draft, set[Demand]()
         for entry in waiting(refused):
             if not draft.num_free and not self._has_behind(entry):
+                self.outcome.stopped = entry
                 return
             job = self._jobs[entry[2]]
             kinds = self._kinds(job)
@@ -222,10 +224,14 @@ class _Room:
     @property
     def short(self) -> int:
         """How many devices would have to come free at least for the gang to have room."""
-        if not self._whole_nodes or self._width > self._size:
+        if not self._whole_nodes:
             return max(1, self._lacking)
-        most = max([*self._could.values(), *self._occupancy.nodes_by_free(self._kind)], default=0)
-        return max(1, self._width - most)
+        free = [level for level, mask in self._occupancy.nodes_by_free(self._kind).items() for _ in range(mask.bit_count())]
+        could = sorted([*self._could.values(), *free], reverse=True)
+        whole = self._width // self._size
+        if not whole:
+            return max(1, self._width - max(could, default=0))
+        return max(1, self._lacking, whole * self._size - sum(could[:whole]))
 
     def _several(self) -> set[int] | None:
         """Whole nodes and one more for the rest."""

@@ -13,7 +13,7 @@ from carpool.sim.timeline import ARRIVALS, Timeline
 from carpool.sim.traces.trace import Arrival
 
 # Wake-ups and mishaps in a row, with nothing running and nobody to come, after which those who wait count as starved.
-_IDLE = 10_000
+_PATIENCE = 10_000
 
 
 class Engine:
@@ -41,25 +41,27 @@ class Engine:
     def run(self) -> None:
         """Run until every job is over, or nothing will ever happen again."""
         scheduler, timeline, machines = self._scheduler, self._timeline, self._machines
-        idle = 0
+        patience = _PATIENCE
         while True:
             next_at = timeline.next_at
             wake_at = scheduler.wake_at
-            if self._is_over(next_at, wake_at) or idle > _IDLE:
+            if self._is_over(next_at, wake_at) or patience < 0:
                 return
+            if next_at is None or (self._has_all and not scheduler.num_running):
+                patience -= 1
+            else:
+                patience = _PATIENCE + len(timeline)  # events in the heap may have been overtaken
             at = min(inf if next_at is None else next_at, inf if wake_at is None else wake_at)
             facts: Sequence[Fact] = timeline.happen(at)
             if not facts:
                 if at != wake_at:
                     continue
                 facts = (Woke(),)
-            ordered = False
             while facts:
                 orders = scheduler.handle(at, facts)
-                ordered = ordered or bool(orders)
+                if orders:
+                    patience = _PATIENCE + len(timeline)
                 facts = machines.apply(at, orders) if orders else ()
-            can_change = next_at is not None and not (self._has_all and not scheduler.num_running)
-            idle = 0 if ordered or can_change else idle + 1
 
     def _is_over(self, next_at: float | None, wake_at: float | None) -> bool:
         if next_at is None and wake_at is None:

@@ -22,8 +22,8 @@ class Timeline:
         self._heap: list[tuple[float, int, int, Happening]] = []
         self._counter = count()
 
-    def __bool__(self) -> bool:
-        return bool(self._heap)
+    def __len__(self) -> int:
+        return len(self._heap)
 
     @property
     def next_at(self) -> float | None:

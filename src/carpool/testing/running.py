@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -62,9 +62,12 @@ class Driven:
         """How a job ended; None when it never did."""
         return self.scheduler.outcome(JobId(job))
 
+    def _told(self, job: str) -> Iterator[tuple[float, str]]:
+        return story(self.records, JobId(job), self.scheduler.cluster)
+
     def story(self, job: str) -> str:
         """A job's story, one line for each thing that happened."""
-        return "\n".join(f"{at:g} s: {words}" for at, words in story(self.records, JobId(job)))
+        return "\n".join(f"{at:g} s: {words}" for at, words in self._told(job))
 
 
 class _Noting(Machines):

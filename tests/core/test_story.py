@@ -1,0 +1,105 @@
+"""Stories and errors: what people read."""
+
+import pytest
+
+from carpool.core.errors import InputError, InvalidTransition, UnknownName
+from carpool.core.messages import (
+    AssignApplied,
+    Change,
+    Fact,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobResumed,
+    JobSubmitted,
+    NodeLost,
+    Planned,
+    ProgressReported,
+    Record,
+    ReleaseApplied,
+)
+from carpool.core.model import Allocation, JobId, JobSpec, NodeId, Past
+from carpool.core.story import story
+from carpool.policies.fifo import Fifo
+from carpool.testing import drive
+from carpool.testing.scenarios import CALM
+
+A = JobId("a")
+
+
+@pytest.mark.parametrize(
+    ("fact", "words"),
+    [
+        (JobSubmitted(JobSpec(A, 2, 30.0, "vgg16")), "was submitted: 2 devices, of 30 units of work (vgg16)"),
+        (JobSubmitted(JobSpec(A)), "was submitted: 1 device, of unknown length"),
+        (AssignApplied(A, 3, 4.5), "runs under generation 3 from 4.5 units of work on"),
+        (ReleaseApplied(A, 3, 4.5), "left its devices with 4.5 units of work done"),
+        (ProgressReported(A, 3, 4.5, 2.0), "has done 4.5 units at 2/s"),
+        (ProgressReported(A, 3, 4.5, 2.0, 0.25), "has done 4.5 units at 2/s, loss 0.25"),
+        (JobCrashed(A, 3, 4.5, "killed"), "crashed with 4.5 units of work kept: killed"),
+        (JobFailed(A, 3, "bad luck"), "failed: bad luck"),
+        (JobFinished(A, 3), "finished"),
+        (JobPaused(A), "was paused by its user"),
+        (JobResumed(A), "was resumed by its user"),
+        (JobCancelled(A), "was cancelled by its user"),
+    ],
+)
+def test_facts_in_words(fact: Fact, words: str) -> None:
+    other = JobId("b")
+    records = [Record(7.0, [JobFinished(other, 1), fact, NodeLost(NodeId(0))])]
+    assert list(story(records, A)) == [(7.0, words)]
+    assert list(story(records, JobId("c"))) == []
+
+
+def test_decisions_in_words() -> None:
+    changes = (
+        Change(A, Allocation.of(0, 1, 2, 5)),
+        Change(JobId("b"), None),
+        Change(A, Allocation.of(3, fraction=0.5)),
+    )
+    records = [Record(1.0, (), Planned("it is next", changes, (2.0, 0.0, 0.5)), [JobFinished(A, 1)])]
+    assert list(story(records, A)) == [
+        (1.0, "gets devices 0–2, 5, 2 units/s expected: it is next"),
+        (1.0, "gets devices 3 at 50%, 0.5 units/s expected: it is next"),
+        (1.0, "a late JobFinished was ignored"),
+    ]
+    assert list(story(records, JobId("b"))) == [(1.0, "is taken off its devices: it is next")]
+
+
+def test_a_whole_life() -> None:
+    run = drive(Fifo(), CALM["one job"].cluster, CALM["one job"].arrivals)
+    assert run.story("a").splitlines() == [
+        "0 s: was submitted: 1 device, of 10 units of work",
+        "0 s: gets devices 0, 1 units/s expected: the next 1 in the queue fit",
+        "0 s: runs under generation 1 from 0 units of work on",
+        "10 s: finished",
+    ]
+
+
+def test_the_end_by_somebody_elses_fault_is_told() -> None:
+    """A job that fails because another did has an end in its story."""
+    records = [Record(0.0, [JobSubmitted(JobSpec(A))]), Record(1.0, [JobFailed(A, 0, "it waited for job 'b', which failed")])]
+    assert list(story(records, A))[-1] == (1.0, "failed: it waited for job 'b', which failed")
+
+
+def test_a_story_is_told_oldest_first() -> None:
+    assert Past(2.5, "was released", Past(1.0, "was submitted")).tell() == ("1.000 s was submitted", "2.500 s was released")
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (InputError("at_s is 'x'"), "at_s is 'x'"),
+        (InputError("at_s is 'x'", where="f.csv: row 2"), "f.csv: row 2: at_s is 'x'"),
+        (InputError("it ends.", where="f", way_out="Go on."), "f: it ends. Go on."),
+        (UnknownName("policy", "fifi", ["sjf", "fifo"]), "unknown policy 'fifi'. Did you mean fifo?"),
+        (UnknownName("policy", "xyz", ["sjf", "fifo"], where="f"), "f: unknown policy 'xyz'. Known: fifo, sjf."),
+        (UnknownName("policy", "xyz", []), "unknown policy 'xyz'. Known: none."),
+        (InvalidTransition("a", "over", "start", ()), "job 'a' is over and cannot start. Its story: nothing yet"),
+    ],
+)
+def test_errors_give_value_limit_and_way_out(error: Exception, words: str) -> None:
+    assert str(error) == words
