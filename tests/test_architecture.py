@@ -145,3 +145,24 @@ def test_import_is_light() -> None:
     program = f"import sys, carpool; print(*sorted({heavy!r} & sys.modules.keys()))"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     assert loaded == [], "`import carpool` must not load these; import them where they are used"
+
+
+def test_testing_is_light() -> None:
+    program = "import sys, carpool.testing; print(*sorted({'pytest', 'torch'} & sys.modules.keys()))"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert loaded == [], "`import carpool.testing` must not load these; whoever needs no torch must not wait for it"
+
+
+def test_public_names_are_found_when_used() -> None:
+    program = (
+        "import carpool; listed = set(carpool.__all__) <= set(dir(carpool)); "
+        "print(carpool.Training.__module__, carpool.Stop(epochs=1).epochs, listed)"
+    )
+    told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert told == "carpool.runtime.training 1 True\n"
+
+
+def test_a_missing_torch_is_told() -> None:
+    program = "import sys; sys.modules['torch'] = None; import carpool; carpool.Training"
+    told = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True).stderr
+    assert "carpool.Training needs torch. Install it with: pip install 'carpool[torch]'" in told

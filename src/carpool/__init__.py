@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from carpool.runtime import datasets
+    import carpool.runtime.datasets as datasets
     from carpool.runtime.digest import digest
     from carpool.runtime.goals import Stop
     from carpool.runtime.training import Training

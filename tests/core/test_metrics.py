@@ -121,7 +121,8 @@ def test_an_instant_has_no_utilisation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "fraction", "rank"), [(1, 0.5, 1), (2, 0.5, 1), (3, 0.5, 2), (100, 0.99, 99), (101, 0.99, 100), (5, 0.0, 1)]
+    ("count", "fraction", "rank"),
+    [(1, 0.5, 1), (2, 0.5, 1), (3, 0.5, 2), (100, 0.99, 99), (101, 0.99, 100), (5, 0.0, 1)],
 )
 def test_nearest_rank(count: int, fraction: float, rank: int) -> None:
     assert nearest_rank([float(each) for each in range(1, count + 1)], fraction) == rank

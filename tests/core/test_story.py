@@ -24,7 +24,8 @@ from carpool.core.model import Allocation, JobId, JobSpec, NodeId, Past
 from carpool.core.story import story
 from carpool.policies.fifo import Fifo
 from carpool.testing import drive
-from carpool.testing.scenarios import CALM
+from carpool.sim.failures import Listed
+from carpool.testing.scenarios import CALM, TROUBLE
 
 A = JobId("a")
 
@@ -78,14 +79,31 @@ def test_a_whole_life() -> None:
     ]
 
 
+def test_the_loss_of_a_node_is_told_to_those_on_it() -> None:
+    ground = TROUBLE["a node is lost and comes back"]
+    run = drive(Fifo(), ground.cluster, ground.arrivals, failures=(Listed(ground.mishaps),))
+    lost = {name: [line for line in run.story(name).splitlines() if "was lost" in line] for name in ("a", "b", "late")}
+    assert lost == {
+        "a": ["3 s: is taken off its devices: node n0 was lost"],
+        "b": ["9 s: is taken off its devices: node n1 was lost"],
+        "late": [],
+    }
+
+
 def test_the_end_by_somebody_elses_fault_is_told() -> None:
     """A job that fails because another did has an end in its story."""
-    records = [Record(0.0, [JobSubmitted(JobSpec(A))]), Record(1.0, [JobFailed(A, 0, "it waited for job 'b', which failed")])]
+    records = [
+        Record(0.0, [JobSubmitted(JobSpec(A))]),
+        Record(1.0, [JobFailed(A, 0, "it waited for job 'b', which failed")]),
+    ]
     assert list(story(records, A))[-1] == (1.0, "failed: it waited for job 'b', which failed")
 
 
 def test_a_story_is_told_oldest_first() -> None:
-    assert Past(2.5, "was released", Past(1.0, "was submitted")).tell() == ("1.000 s was submitted", "2.500 s was released")
+    assert Past(2.5, "was released", Past(1.0, "was submitted")).tell() == (
+        "1.000 s was submitted",
+        "2.500 s was released",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- errors

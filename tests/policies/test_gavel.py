@@ -1,6 +1,7 @@
 """Gavel's policy: shares of time become turns, whatever the cluster, the estimator and the cadence."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError, UnknownName
-from carpool.core.messages import JobSubmitted, Record
+from carpool.core.estimates import Estimate
+from carpool.core.messages import JobSubmitted, ProgressReported, Record
 from carpool.core.metrics import Metrics
-from carpool.core.model import JobId, JobSpec, Kind
+from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.policy import Plan
 from carpool.core.scheduler import Scheduler
-from carpool.core.topology import Cluster
+from carpool.core.topology import Cluster, Placement
 from carpool.policies.gavel import OBJECTIVES, Gavel
 from carpool.policies.registry import parse_policy
 from carpool.sim.failures import Listed, Mishap
@@ -177,6 +179,33 @@ def test_jobs_of_unknown_length_are_planned_for(objective: str) -> None:
     scheduler = Scheduler(ONE_EACH, Gavel(objective=objective))
     orders = scheduler.handle(3.0, [JobSubmitted(job("a", work=None)), JobSubmitted(job("b", work=None))])
     assert len(orders) == 2
+
+
+@dataclass
+class Disappointing:
+    """Believes 1.0 of every job, until told that some get nowhere."""
+
+    version: int = 0
+    stuck: frozenset[str] = frozenset()
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        return Estimate(0.0 if spec.id in self.stuck else 1.0)
+
+    def remaining(self, job: Job, at: float) -> Estimate:
+        return Estimate(job.remaining_at(at))
+
+    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
+        raise AssertionError("nothing is reported here")
+
+
+def test_devices_of_a_job_that_seems_stuck_are_not_given_away_twice() -> None:
+    estimator = Disappointing()
+    scheduler = Scheduler(Cluster.build([(1, 2, "V100")]), Gavel(), estimator=estimator)
+    scheduler.handle(0.0, [JobSubmitted(job("a"))])
+    estimator.stuck = frozenset({"a"})
+    scheduler.handle(1.0, [JobSubmitted(job("b")), JobSubmitted(job("c"))])
+    scheduler.check()
+    assert scheduler.num_running == 2
 
 
 def test_nothing_to_do_is_no_plan() -> None:

@@ -57,7 +57,7 @@ def test_the_plain_loop_is_what_people_write(make_training: Any) -> None:
         for first in range(0, 100, 36):
             inputs, labels = (tensor[first : first + 36] for tensor in training.dataset.tensors)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(training.model(inputs), labels).backward()
+            nn.functional.cross_entropy(training.model(inputs), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     assert digest(training.model) == plain.digest
 
@@ -90,8 +90,9 @@ def test_parts_trained_to_the_end_stay_close(make_training: Any) -> None:
         while not trainer.stopped:
             trainer.step(parts)
         ends.append(torch.cat([p.detach().flatten() for p in trainer.training.model.parameters()]))
-    assert not torch.equal(*ends)
-    assert torch.allclose(*ends, rtol=1e-3, atol=1e-4)
+    alone, together = ends
+    assert not torch.equal(alone, together)
+    assert torch.allclose(alone, together, rtol=1e-3, atol=1e-4)
 
 
 def test_unchanged_parts_give_unchanged_bits(make_training: Any) -> None:
@@ -123,7 +124,7 @@ def test_a_batch_normalised_part_holds_two_samples_or_none(make_training: Any) -
 
 
 def test_float16_overflow_leaves_the_step_out(make_training: Any) -> None:
-    blown = []
+    blown: list[float] = []
 
     def loss(model: nn.Module, batch: Any) -> Any:
         factor = 1e30 if len(blown) < 2 else 1.0

@@ -113,7 +113,7 @@ class Sometimes(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         self.last = 0.9 * self.last + 0.1 * inputs.mean()
-        outputs = self.body(inputs) * self.table
+        outputs: torch.Tensor = self.body(inputs) * self.table
         return outputs * self.rare if inputs[0, 0] > 1.0 else outputs
 
 
@@ -242,3 +242,17 @@ def test_a_batch_size_that_makes_shards_too_small_is_refused(make_training: Any)
     assert trainer.step().num_samples == 64
     with pytest.raises(InputError, match="batch size 101; the data holds 100 samples"):
         trainer.resize_batch(101)
+
+
+def test_a_shard_is_computed_by_one_thread(make_training: Any) -> None:
+    seen = []
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return model(batch[0]).sum()
+
+    torch.set_num_threads(2)
+    Trainer(make_training(loss=loss), exact=True, shards=2).step()
+    assert torch.get_num_threads() == 2, "others in the process keep theirs"
+    Trainer(make_training(loss=loss)).step()
+    assert seen == [1, 1, 2]

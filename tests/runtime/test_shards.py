@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ SHARDS = st.sampled_from([1, 2, 4, 8, 16, 32])
 
 def owners_of(cuts: list[int], num_shards: int) -> list[range]:
     edges = sorted({0, num_shards, *[cut % (num_shards + 1) for cut in cuts]})
-    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return list(itertools.starmap(range, itertools.pairwise(edges)))
 
 
 def join(left: str, right: str) -> str:
@@ -82,7 +84,7 @@ def test_shards_are_a_power_of_two(number: int) -> None:
 
 
 def test_maximal_nodes_of_a_range() -> None:
-    assert maximal_nodes(range(0, 8)) == (Node(3, 0),)
+    assert maximal_nodes(range(8)) == (Node(3, 0),)
     assert maximal_nodes(range(1, 8)) == (Node(0, 1), Node(1, 1), Node(2, 1))
     assert maximal_nodes(range(3, 6)) == (Node(0, 3), Node(1, 2))
     assert maximal_nodes(range(4, 4)) == ()

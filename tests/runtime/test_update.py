@@ -32,9 +32,8 @@ def trained(training: Any, ranges: tuple[range, ...]) -> tuple[str, list[Any]]:
     while not trainer.stopped:
         step = trainer.begin()
         total = trainer.combine(step, trainer.contribute(step, range(1)))
-        for parameters in ranges:
-            sums = trainer.apply(step, total, parameters)
-        trainer.advance(step, sums)
+        sums = [trainer.apply(step, total, parameters) for parameters in ranges]
+        trainer.advance(step, sums[0])
     return digest(training.model), [
         value.tolist() if isinstance(value, torch.Tensor) else value
         for state in training.optimizer.state_dict()["state"].values()
@@ -82,13 +81,15 @@ def test_frozen_and_foreign_parameters_stay_out(make_training: Any) -> None:
 
 
 def test_channels_last_weights_keep_their_layout(make_training: Any) -> None:
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()).to(memory_format=torch.channels_last)
+    conv = torch.nn.Conv2d(3, 4, 3)
+    model = torch.nn.Sequential(conv, torch.nn.Flatten())
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     training = make_training(
         model=model, loss=lambda m, b: m(b[0][:, :, None, None].expand(-1, -1, 3, 3)[:, :3]).mean()
     )
     trainer = Trainer(training)
     views = trainer.layout.gradient_views(trainer.layout.new().values)
-    assert views[0].stride() == model[0].weight.stride() != (27, 9, 3, 1)
+    assert views[0].stride() == conv.weight.stride() != (27, 9, 3, 1)
     trainer.step()
 
 

@@ -37,6 +37,7 @@ def story(records: Iterable[Record], job: JobId, cluster: Cluster | None = None)
             elif isinstance(fact, NodeLost) and cluster is not None and held is not None:
                 words = _of_loss(cluster, fact, held)
             if words:
+                held = None if isinstance(fact, NodeLost | JobCrashed | JobPaused) else held
                 yield record.at, words
         if record.planned is not None:
             for index, change in enumerate(record.planned.changes):

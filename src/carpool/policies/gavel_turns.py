@@ -91,7 +91,11 @@ def take_turns(
     Priority of job j on kind k: due[j, k] / (seconds received on k since the timetable was made + credit_s). A gang
     that does not fit is passed over. `only_due` leaves devices idle rather than give them to jobs not due there.
     """
-    room = capacity_of(view)
+    room = dict(view.occupancy.free_devices)  # and what these jobs hold, but not what others do
+    for job, _ in rates:
+        if job.desired is not None:
+            for kind, count in view.cluster.groups_of(job.desired):
+                room[kind] += count
     since = {job.id: _since(view, table, job) for job, _ in rates if job.id in table.due}
     chosen: dict[JobId, Kind] = {}
     for kind in kinds:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from heapq import merge
 from math import inf
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError
@@ -110,7 +110,10 @@ class Las(Policy):
         """What the next plan may rely on after this one's changes."""
         stuck: dict[Demand, tuple[int, int, int]] = {}
         if all(view.jobs[job].spec.devices == 1 for job in outcome.released):  # a displaced gang may leave room
-            stuck = {**seen.stuck, **{demand: (*entry[:2], short) for demand, (entry, short) in outcome.refused.items()}}
+            stuck = {
+                **seen.stuck,
+                **{demand: (*entry[:2], short) for demand, (entry, short) in outcome.refused.items()},
+            }
         waiting = [*outcome.released.values(), *[entry for entry, _ in outcome.refused.values()]]
         if outcome.stopped is not None:
             waiting.append(outcome.stopped)
@@ -119,12 +122,14 @@ class Las(Policy):
         due = seen.due
         for job, (queue, seq, _) in outcome.started.items():
             if max(queue, floor - 1) < len(self.thresholds):
-                left = self.thresholds[max(queue, floor - 1)] - view.attained_s(view.jobs[job]) + seen.fresh.get(job, 0.0)
+                left = (
+                    self.thresholds[max(queue, floor - 1)] - view.attained_s(view.jobs[job]) + seen.fresh.get(job, 0.0)
+                )
                 until = min(until, view.at + left / view.jobs[job].spec.devices)
             last = max(last, (queue, seq))
         for job in outcome.released if self.promote else ():
             due = min(due, view.at + self.promote * view.attained_s(view.jobs[job]) / view.jobs[job].spec.devices)
-        return seen._replace(floor=floor, last=last, until=until, due=due, stuck=stuck)
+        return replace(seen, floor=floor, last=last, until=until, due=due, stuck=stuck)
 
 
 class _Offers:
@@ -213,7 +218,8 @@ class _Ranking:
         return floor, max(last, (floor - 1, _ANY)), until
 
 
-class _Seen(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Seen:
     """What a plan knows of the one before; it saves going through all jobs when nothing can have changed."""
 
     floor: int = 1_000  # no waiting job is in a queue before this one
@@ -221,8 +227,10 @@ class _Seen(NamedTuple):
     until: float = 0.0  # no running job falls back to `floor` or further before
     due: float = 0.0  # no waiting job is promoted before
     num_free: int = -1  # free devices when it was done
-    fresh: dict[JobId, float] = {}  # device-seconds a promoted job had at its promotion
-    stuck: dict[Demand, tuple[int, int, int]] = {}  # (queue, submission, devices lacking) by demand
+    fresh: dict[JobId, float] = field(default_factory=dict)  # device-seconds a promoted job had at its promotion
+    stuck: dict[Demand, tuple[int, int, int]] = field(
+        default_factory=dict
+    )  # (queue, submission, devices lacking) by demand
 
     @property
     def wake_at(self) -> float:
@@ -236,14 +244,16 @@ class _Seen(NamedTuple):
             return cls()
         floor, last, until, due, num_free, fresh, stuck = cast(Any, view.note)
         known = {(width, tuple(kinds)): (queue, seq, short) for width, kinds, queue, seq, short in stuck}
-        return cls(floor, tuple(last), inf if until is None else until, inf if due is None else due, num_free, fresh, known)
+        return cls(
+            floor, tuple(last), inf if until is None else until, inf if due is None else due, num_free, fresh, known
+        )
 
     def still_stuck(self, view: Snapshot) -> dict[Demand, tuple[int, int, int]]:
         """Demands for which no room can have come up: too few devices came free, and no running job fell back."""
         freed = view.occupancy.num_free - self.num_free
         if view.at >= self.until or freed < 0:
             return {}
-        return {demand: (*entry, short - freed) for demand, (*entry, short) in self.stuck.items() if short > freed}
+        return {demand: (q, seq, short - freed) for demand, (q, seq, short) in self.stuck.items() if short > freed}
 
     def note(self) -> object:
         """As JSON, which knows no infinity."""

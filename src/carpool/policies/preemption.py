@@ -22,6 +22,8 @@ Kinds = Callable[[Job], Sequence[Kind]]  # kinds a job may use, the preferred on
 Waiting = Callable[[set[Demand]], Iterable[Entry]]  # entries in order, without those of refused demands
 Running = Callable[[Entry], Sequence[Entry]]  # entries in order, at least those behind the given one
 
+_Held = tuple[tuple[int, int], ...]  # (node, devices) pairs
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -64,8 +66,8 @@ def preempt(
     """Start waiting jobs in order, on free devices or in place of the least important running jobs behind them.
 
     `running` is asked only if the free devices do not suffice; it may leave out jobs that are not to be touched.
-    Running jobs stay where they are; only those whose devices are needed leave, and those that turn out not to be needed get theirs back. What
-    displaced gangs leave over goes to whom it fits, in order, the displaced ones included.
+    Running jobs stay where they are; only those whose devices are needed leave, and those that turn out not to be
+    needed get theirs back. What displaced gangs leave over goes to whom it fits, in order, the displaced included.
     """
     contest = _Contest(draft, running, rule, kinds or draft.kinds_for)
     contest.settle(waiting)
@@ -166,19 +168,19 @@ class _Contest:
         """
         cluster, running, jobs, gone = self._draft.view.cluster, self._running, self._jobs, self.outcome.released
         assert running is not None
-        tallied: list[tuple[Entry, tuple[int, ...]]] = []
+        tallied: list[tuple[Entry, _Held]] = []
         for index in range(self._last, -1, -1):
             other = running[index]
             if other < entry:
                 return None
             if other[2] in gone:
                 continue
-            held = held_nodes(cluster, jobs[other[2]], kind)
+            held = _held(cluster, jobs[other[2]], kind)
             if held:
                 tallied.append((other, held))
                 nodes = room.add(held)
                 if nodes is not None:
-                    return [victim for victim, held in tallied if not nodes.isdisjoint(held)]
+                    return [victim for victim, held in tallied if any(node in nodes for node, _ in held)]
         return None
 
 
@@ -200,19 +202,19 @@ class _Room:
             empty = occupancy.nodes_by_free(kind).get(self._size, 0)
             self._full = {node.id for node in occupancy.cluster.nodes if empty >> node.id & 1}
 
-    def add(self, held: tuple[int, ...]) -> set[int] | None:
-        """Count a job's devices in, given as the node of each; the nodes to clear once the gang fits."""
+    def add(self, held: _Held) -> set[int] | None:
+        """Count a job's devices in; the nodes to clear once the gang fits."""
         could, fits = self._could, None
-        for node in held:
-            count = could.get(node)
-            if count is None:
-                count = _free_on(self._occupancy, self._occupancy.cluster.nodes[node], self._kind)
-            could[node] = count = count + 1
+        for node, count in held:
+            before = could.get(node)
+            if before is None:
+                before = _free_on(self._occupancy, self._occupancy.cluster.nodes[node], self._kind)
+            could[node] = count = before + count
+            self._lacking += before - count
             if count >= self._width:
                 fits = node
             if count == self._size:
                 self._full.add(node)
-        self._lacking -= len(held)
         if self._lacking > 0:
             return None
         if not self._whole_nodes:
@@ -226,7 +228,9 @@ class _Room:
         """How many devices would have to come free at least for the gang to have room."""
         if not self._whole_nodes:
             return max(1, self._lacking)
-        free = [level for level, mask in self._occupancy.nodes_by_free(self._kind).items() for _ in range(mask.bit_count())]
+        free = [
+            level for level, mask in self._occupancy.nodes_by_free(self._kind).items() for _ in range(mask.bit_count())
+        ]
         could = sorted([*self._could.values(), *free], reverse=True)
         whole = self._width // self._size
         if not whole:
@@ -247,17 +251,21 @@ class _Room:
         return None if more is None else {*nodes, more}
 
 
-def held_nodes(cluster: Cluster, job: Job, kind: Kind) -> tuple[int, ...]:
-    """The node of every device of a kind that a job holds."""
+def _held(cluster: Cluster, job: Job, kind: Kind) -> _Held:
+    """How many devices of a kind a job holds on which nodes."""
     assert job.desired is not None
     shares = job.desired.shares
     if len(shares) == 1:
         run = shares[0].devices
         node, bank = cluster.spot(run.start)
         if run.stop <= bank.devices.stop:
-            return (node.id,) * len(run) if bank.kind == kind else ()
-    spots = [cluster.spot(device) for device in job.desired.devices()]
-    return tuple([node.id for node, bank in spots if bank.kind == kind])
+            return ((node.id, len(run)),) if bank.kind == kind else ()
+    counts: dict[int, int] = {}
+    for device in job.desired.devices():
+        node, bank = cluster.spot(device)
+        if bank.kind == kind:
+            counts[node.id] = counts.get(node.id, 0) + 1
+    return tuple(counts.items())
 
 
 def _free_on(occupancy: Occupancy, node: Node, kind: Kind) -> int:
@@ -282,7 +290,7 @@ def arrange(draft: Draft, ordered: Sequence[Job], kinds: Kinds, *, rule: Placing
     cluster = draft.view.cluster
     dealt = _dealt(draft, ordered, kinds)
     for job, kind in dealt:
-        if job.desired is not None and (kind is None or not held_nodes(cluster, job, kind)):
+        if job.desired is not None and (kind is None or not _held(cluster, job, kind)):
             draft.release(job)
     late: list[Job] = []
     for job, kind in dealt:
@@ -304,12 +312,12 @@ def _dealt(draft: Draft, ordered: Sequence[Job], kinds: Kinds) -> list[tuple[Job
     left = dict(draft.view.occupancy.free_devices)
     for job in ordered:
         if job.desired is not None:
-            for kind, count in draft.view.cluster.groups_of(job.desired):
-                left[kind] += count
+            for held, count in draft.view.cluster.groups_of(job.desired):
+                left[held] += count
     dealt: list[tuple[Job, Kind | None]] = []
     for job in ordered:
         width = job.spec.devices
-        kind = next((kind for kind in kinds(job) if left.get(kind, 0) >= width), None)
+        kind: Kind | None = next((kind for kind in kinds(job) if left.get(kind, 0) >= width), None)
         if kind is not None:
             left[kind] -= width
         dealt.append((job, kind))

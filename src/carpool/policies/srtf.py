@@ -1,4 +1,4 @@
-"""Shortest remaining time first, by gangs and preemptive: plain (`srtf`) and by remaining time over weight (`wsrtf`)."""
+"""Shortest remaining time first, gangs, preemptive: plain (`srtf`) and by remaining time over weight (`wsrtf`)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class Wsrtf(Policy):
             seconds = seconds_left(view, job, speeds[0][0] if speeds else 0.0)
             if job.desired is None:
                 seconds += _TIE_S
-            ranks[job.desired is None].append((seconds / job.spec.weight if self.weighted else seconds, job.seq, job.id))
+            ranks[job.desired is None].append(
+                (seconds / job.spec.weight if self.weighted else seconds, job.seq, job.id)
+            )
         waiting, running = sorted(ranks[True]), sorted(ranks[False])
         rule = placing(self.placement)
         if len(view.cluster.kinds) == 1:
@@ -60,7 +62,10 @@ class Wsrtf(Policy):
         held = kind_held(view, job)
         if held is None:
             return [kind for _, kind in speeds]
-        return [kind for _, kind in sorted(speeds, key=lambda s: (-s[0] * (self.stay if s[1] == held else 1.0), s[1] != held))]
+        return [
+            kind
+            for _, kind in sorted(speeds, key=lambda s: (-s[0] * (self.stay if s[1] == held else 1.0), s[1] != held))
+        ]
 
     def _finished(self, draft: Draft, outcome: Outcome) -> Plan:
         if not outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
+from carpool.core.errors import CarpoolError
 from carpool.core.messages import Fact, JobSubmitted, Woke
 from carpool.core.scheduler import Scheduler
 from carpool.sim.failures import Failures
@@ -34,6 +35,7 @@ class Engine:
         self._arrivals: Iterator[Arrival] = iter(arrivals)
         self._progress = progress
         self._has_all = False  # whether every job of the trace has arrived
+        self._submitted_s = 0.0  # of the newest arrival in the heap
         self._arrive_next()
         for plan in failures:
             plan.start(scheduler, machines, timeline)
@@ -74,6 +76,12 @@ class Engine:
         if arrival is None:
             self._has_all = True
             return
+        if arrival.submit_s < self._submitted_s:
+            raise CarpoolError(
+                f"job {arrival.spec.id!r} is submitted at {arrival.submit_s} s but listed after one of "
+                f"{self._submitted_s} s. Sort the arrivals."
+            )
+        self._submitted_s = arrival.submit_s
         self._timeline.add(arrival.submit_s, ARRIVALS, lambda at: self._arrive(arrival))
 
     def _arrive(self, arrival: Arrival) -> Fact:

@@ -175,7 +175,9 @@ def _shard(
             changed.add(name)
         buffers[name] = buffer.to(wide) * share if buffer.is_floating_point() else buffer.clone()
     return _Made(
-        gradients=[torch.zeros_like(p, dtype=wide) if p.grad is None else p.grad.to(wide, copy=True) for p in parameters],
+        gradients=[
+            torch.zeros_like(p, dtype=wide) if p.grad is None else p.grad.to(wide, copy=True) for p in parameters
+        ],
         used=[p.grad is not None for p in parameters],
         buffers=buffers,
         changed=changed,

@@ -1,0 +1,156 @@
+"""AFS: elastic shares, the next device always to the job where it shortens the sum of completion times most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from carpool.core.draft import Draft
+from carpool.core.model import Job, Kind
+from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.policies.registry import register
+from carpool.policies.resizing import resize
+from carpool.policies.speeds import by_rate, kind_held, placed_on, seconds_left
+
+
+@register("afs")
+@dataclass(frozen=True, slots=True)
+class Afs(Policy):
+    """At every arrival and ending, deal all devices out anew, one by one, from nothing.
+
+    Of two jobs let a be the one that would end first at its present share, p the rate now and p' with one device
+    more. The device goes to b iff (p_b' - p_b) / p_b' > (p_a' - p_a) / p_a; of two jobs without devices, to the one
+    with less remaining time; each side is multiplied by the job's weight. The test is not transitive: jobs meet in a
+    knock-out in order of submission. Hwang et al., "Elastic Resource Sharing for Distributed Deep Learning", NSDI 2021.
+
+    `optimism` looks further ahead: to b iff (p_a' - p_a) / p_a < (p_b' - p_b) / (2 R - p_b'), R the rate of b with
+    that share of a's devices besides, which b inherits when a ends (0: AFS; 1: exact for two jobs).
+    """
+
+    optimism: float = 0.0
+
+    def plan(self, view: Snapshot) -> Plan:
+        """Deal devices out, then let jobs shrink before others grow."""
+        stakes = [_Stake(view, job) for job in sorted(view.active(), key=lambda job: job.seq)]
+        self._deal(stakes, _all_there_is(view))
+        draft = Draft(view)
+        for stake in stakes:
+            if not stake.count:
+                draft.release(stake.job)
+        shrinking_first = sorted([stake for stake in stakes if stake.count], key=lambda stake: stake.count - stake.held)
+        late = [stake for stake in shrinking_first if not resize(draft, stake.job, stake.kind, stake.count)]
+        for stake in late:  # those that were waiting for each other's devices of another kind
+            if resize(draft, stake.job, stake.kind, stake.count):
+                continue
+            draft.release(stake.job)
+        plan = draft.finish(f"{len(shrinking_first)} of {len(stakes)} jobs share the devices")
+        return plan if plan.changes else Plan.NOTHING
+
+    def _deal(self, stakes: list[_Stake], left: dict[Kind, int]) -> None:
+        """Hand devices out until nobody can use one more."""
+        size = 1 << max(0, len(stakes) - 1).bit_length()
+        tree: list[_Stake | None] = [None] * (2 * size)
+        tree[size : size + len(stakes)] = stakes
+        for place in range(size - 1, 0, -1):
+            tree[place] = self._better(tree[2 * place], tree[2 * place + 1])
+        while (winner := tree[1]) is not None:
+            place = size + stakes.index(winner)
+            if not winner.grow(left):
+                tree[place] = None
+            while place > 1:
+                place //= 2
+                tree[place] = self._better(tree[2 * place], tree[2 * place + 1])
+
+    def _better(self, first: _Stake | None, second: _Stake | None) -> _Stake | None:
+        """To whom the next device is worth more."""
+        if first is None or second is None:
+            return first or second
+        if not first.count and not second.count:
+            return first if first.priority <= second.priority else second
+        a, b = (first, second) if (first.seconds, -first.rate) <= (second.seconds, -second.rate) else (second, first)
+        to_a = a.weight * (a.next_rate - a.rate) / a.rate
+        ahead = b.rate_of(b.next_count + self.optimism * a.count) if self.optimism else b.next_rate
+        to_b = b.weight * (b.next_rate - b.rate) / (2.0 * ahead - b.next_rate)
+        return b if to_b > to_a else a
+
+
+class _Stake:
+    """A job in the dealing: what it has got so far, and what one more would bring."""
+
+    __slots__ = (
+        "_kinds",
+        "_rates",
+        "_remaining",
+        "_view",
+        "count",
+        "held",
+        "job",
+        "kind",
+        "next_count",
+        "next_rate",
+        "priority",
+        "rate",
+        "seconds",
+        "weight",
+    )
+
+    def __init__(self, view: Snapshot, job: Job) -> None:
+        self.job = job
+        self.weight = job.spec.weight
+        self.held = 0 if job.desired is None else job.desired.num_devices
+        self.count = 0
+        self.rate = 0.0
+        self.seconds = inf  # to its end, at the present count
+        self.next_count = job.spec.narrowest
+        self._view = view
+        self._rates: dict[int, float] = {}
+        self._remaining = view.estimates.remaining(job, view.at).mean
+        held = kind_held(view, job)
+        speeds = by_rate(view, job.spec, self.next_count)
+        self._kinds = [kind for rate, kind in sorted(speeds, key=lambda speed: (-speed[0], speed[1] != held))]
+        self.next_rate = speeds[0][0] if speeds else 0.0
+        self.priority = seconds_left(view, job, self.next_rate) / self.weight
+        if self._kinds:
+            self.kind = self._kinds[0]
+
+    def grow(self, left: dict[Kind, int]) -> bool:
+        """Take the next devices if there are any and they help."""
+        lacking = self.next_count - self.count
+        options = [self.kind] if self.count else self._kinds
+        kind = next((kind for kind in options if left[kind] >= lacking), None)
+        if kind is None or self.next_count > self.job.spec.widest:
+            return False
+        if not self.count and kind != self.kind:
+            self.kind = kind
+            self.next_rate = self.rate_of(self.next_count)
+        if self.next_rate <= self.rate:
+            return False
+        left[kind] -= lacking
+        self.count, self.rate = self.next_count, self.next_rate
+        self.seconds = self._remaining / self.rate
+        self.next_count += 1
+        self.next_rate = self.rate_of(self.next_count)
+        return True
+
+    def rate_of(self, count: float) -> float:
+        """The rate on so many devices of its kind, in proportion between whole numbers, up to what it can use."""
+        most = min(self.job.spec.widest, self._view.cluster.capacity[self.kind])
+        low = min(int(count), most)
+        part = count - low if low < most else 0.0
+        return self._rate(low) if not part else (1.0 - part) * self._rate(low) + part * self._rate(low + 1)
+
+    def _rate(self, count: int) -> float:
+        if count not in self._rates:
+            placement = placed_on(self._view.cluster, self.kind, count)
+            self._rates[count] = self._view.estimates.rate(self.job.spec, placement).mean
+        return self._rates[count]
+
+
+def _all_there_is(view: Snapshot) -> dict[Kind, int]:
+    """Devices of each kind that are free or held."""
+    left = dict(view.occupancy.free_devices)
+    for job in view.running():
+        assert job.desired is not None
+        for kind, count in view.cluster.groups_of(job.desired):
+            left[kind] += count
+    return left

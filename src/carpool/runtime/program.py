@@ -1,0 +1,29 @@
+"""What a job runs: an entry that returns a Training, or any command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Everything a worker has to know about a job, as plain JSON values; where it runs is not part of it."""
+
+    entry: str = ""  # file.py:function or package.module:function; empty for a command
+    args: Mapping[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] = ()  # any program: placed and shared, not elastic
+    folder: str = ""  # working folder; entries and relative paths are looked up from here
+    environment: Mapping[str, str] = field(default_factory=dict)
+    python: str = ""  # interpreter for `command` entries that begin with "python"; empty: this one
+    seed: int = 0
+    exact: bool = False
+    shards: int = 8  # logical shards of an exact job, a power of two
+    batch_size: int = 0  # 0: the training's own
+    batch_per_device: bool = False  # keep the batch per device when the number of devices changes
+    sync_batchnorm: bool = False
+    checkpoint_s: float = 60.0  # seconds between checkpoints on disk
+    keep: int = 2  # checkpoints kept, beside the best
+    time_limit_s: float = 0.0  # 0: none
+    retries: int = 3  # deaths without a completed step before the job fails

@@ -1,0 +1,248 @@
+"""What an executor and its workers say to each other: one JSON object a line, file descriptors beside it.
+
+The life of a worker:
+
+1. It is forked, gets `Begin`, loads the entry, answers `Ready`. If it joins a running job it gets `Load` with the state
+   in a memory file and answers `Loaded`.
+2. `Proceed` puts it into a *formation*: who takes which pieces of every step. Alone (size 1) it makes steps freely and
+   looks at its socket between them. In company every step is: contribute into the shared segment, say `Contributed`,
+   wait for `Apply`, add all contributions in tree order, update, go on.
+3. A new formation (`Proceed` with a higher number) ends the old one at once: a step not yet applied is begun again.
+   `Halt` ends it at the next step boundary, answered by `Halted`.
+4. `Publish` (state into a memory file: the mirror) and `Save` (a checkpoint on disk) are carried out at a boundary.
+5. The training's end is `Done` from every member, with the digest; anything else that ends it is `Broke`.
+
+Facts about steps are numbered by steps done. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from carpool.core.errors import CarpoolError
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Anything that is said."""
+
+
+# ------------------------------------------------------------------------------------------------ executor to worker
+@dataclass(frozen=True, slots=True)
+class Begin(Message):
+    """Become the worker of a job on a device. Beside it: the log's descriptor."""
+
+    job: str
+    program: dict[str, Any]  # fields of a Program
+    device: str  # "cpu", "cuda:0"
+    cores: tuple[int, ...] = ()  # the device's own; empty: all
+    threads: int = 1  # intra-op threads that the share allows
+    checkpoints: str = ""  # folder for checkpoints and final weights
+    heartbeat_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Message):
+    """Take over a state. Beside it: a memory file that a `Publish` filled, or none to read `path`."""
+
+    path: str = ""  # a checkpoint on disk
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed(Message):
+    """Work in this formation from the present step on. Beside it, for size above 1: the segment's descriptor."""
+
+    formation: int
+    rank: int = 0  # 0 reports, evaluates, publishes and saves for all
+    size: int = 1
+    owners: tuple[tuple[int, int], ...] = ()  # pieces [first, stop) of every rank; empty: rank 0 has all
+    parts: tuple[int, ...] = ()  # default mode: samples per rank; empty: equal
+    updates: tuple[tuple[int, int], ...] = ()  # parameters [first, stop) that each rank updates; empty: all do all
+    by_token: bool = False  # ask for a `Grant` before each step
+
+
+@dataclass(frozen=True, slots=True)
+class Apply(Message):
+    """All contributions to a step are there."""
+
+    formation: int
+    step: int  # steps done before it
+    halt: bool = False  # stop after it, at the boundary
+
+
+@dataclass(frozen=True, slots=True)
+class Halt(Message):
+    """Stop at the next boundary and say where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish(Message):
+    """Write the state into the memory file beside this, at the next boundary, and go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Save(Message):
+    """Write a checkpoint to disk at the next boundary, and go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Message):
+    """The metrics that rank 0 measured: every rank records the same."""
+
+    step: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant(Message):
+    """Make so many steps; then ask again."""
+
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Message):
+    """Exit now, politely."""
+
+
+# ------------------------------------------------------------------------------------------------ worker to executor
+@dataclass(frozen=True, slots=True)
+class Ready(Message):
+    """The entry is loaded; every worker of a job must give the same digest."""
+
+    digest: str
+    segment_bytes: int  # of one contribution in the shared segment
+    batch_size: int
+    total_steps: int | None  # None: only a target ends it
+    num_samples: int
+    sizes: tuple[int, ...] = ()  # elements of each parameter, in the layout's order
+    has_batch_norm: bool = False
+    notes: tuple[str, ...] = ()  # for the job's story
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Message):
+    """The state was taken over; so many steps are done."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contributed(Message):
+    """This rank's pieces of a step lie in the segment."""
+
+    formation: int
+    step: int
+    seconds: float  # the pass took, for balancing
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped(Message):
+    """A report, a few times a second at most, from rank 0."""
+
+    step: int
+    epoch: int
+    loss: float
+    samples_per_s: float
+    steps_per_s: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    noise: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated(Message):
+    """Rank 0 evaluated after this step; the executor passes it on as `Measured`."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Halted(Message):
+    """At a boundary, waiting."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published(Message):
+    """The memory file holds the state after so many steps."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saved(Message):
+    """A checkpoint was written."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Message):
+    """Asks for leave to make a step."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Message):
+    """The training is over and its final weights are saved (by rank 0)."""
+
+    step: int
+    epoch: int
+    loss: float
+    digest: str
+    reason: str  # in words
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Broke(Message):
+    """Something went wrong in this worker."""
+
+    kind: str  # "user", "diverged", "memory" (the step can be tried again), "disk" (training goes on), "input"
+    error: str
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Alive(Message):
+    """From a thread of its own, so that a long step is not taken for a stopped process."""
+
+
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind
+    for kind in list(vars().values())
+    if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
+}
+
+
+class ProtocolError(CarpoolError):
+    """A line that is no message: a bug, or somebody else on the socket."""
+
+
+def encode(message: Message) -> bytes:
+    """A message as one line."""
+    return json.dumps({"say": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """The inverse of `encode`."""
+    try:
+        value = json.loads(line)
+        kind = _KINDS[value.pop("say")]
+        return kind(**{spot.name: _frozen(value[spot.name]) for spot in fields(kind)})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ProtocolError(f"{line[:200]!r} is no message: {type(error).__name__}: {error}") from None
+
+
+def _frozen(item: Any) -> Any:
+    """Lists back into the tuples they were."""
+    return tuple(_frozen(part) for part in item) if isinstance(item, list) else item

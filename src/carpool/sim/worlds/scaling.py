@@ -1,0 +1,76 @@
+"""A small parametric truth: rates grow as a power of the number of devices and with the speed of the kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from carpool.core.errors import CarpoolError
+from carpool.core.estimates import Estimate, Estimator
+from carpool.core.messages import ProgressReported
+from carpool.core.model import Job, JobSpec
+from carpool.core.topology import Placement
+from carpool.sim.world import Pace, Signs
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingWorld:
+    """rate = (devices held / devices asked for) ** exponent x speed of the slowest kind held x share of it.
+
+    Shares count as in the plain world: the fraction, scaled down where fractions on a device sum past one.
+    """
+
+    exponent: float = 1.0
+    speeds: dict[str, float] = field(default_factory=dict)  # by kind; 1.0 for kinds not named
+    start_s: float = 0.0  # standstill when a job starts
+    resize_s: float = 0.0  # standstill when it moves or is resized
+
+    def rate(self, spec: JobSpec, placement: Placement) -> float:
+        """Units of work per second there."""
+        speed = min([self.speeds.get(kind, 1.0) for kind, _ in placement.groups])
+        rate = float((placement.num_devices / spec.devices) ** self.exponent) * speed
+        return rate * placement.fraction / max(1.0, placement.load)
+
+    def work(self, spec: JobSpec) -> float:
+        """What the spec says."""
+        if spec.work is None:
+            raise CarpoolError(f"job {spec.id!r} has no length; the scaling world needs one.")
+        return spec.work
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        """The same from beginning to end."""
+        return Pace(self.rate(spec, placement))
+
+    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        """Fixed prices."""
+        return self.start_s if before is None else self.resize_s
+
+    def signs(self, spec: JobSpec, done: float) -> Signs:
+        """Nothing to see."""
+        return Signs()
+
+    def kept(self, spec: JobSpec, done: float) -> float:
+        """Nothing is lost in a crash."""
+        return done
+
+    def estimator(self) -> Estimator:
+        """One that knows the truth."""
+        return ScalingOracle(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingOracle:
+    """Believes exactly what is true in a scaling world."""
+
+    world: ScalingWorld
+    version: int = 0
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        """The true rate."""
+        return Estimate(self.world.rate(spec, placement))
+
+    def remaining(self, job: Job, at: float) -> Estimate:
+        """Declared work less work done."""
+        return Estimate(job.remaining_at(at))
+
+    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
+        """Nothing to learn."""

@@ -1,0 +1,110 @@
+"""The same promises on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from carpool.runtime.checkpoint import load, save
+from carpool.runtime.datasets import synthetic
+from carpool.runtime.digest import digest
+from carpool.runtime.goals import Stop
+from carpool.runtime.passes import Gathered
+from carpool.runtime.seeding import seed_entry
+from carpool.runtime.trainer import Trainer
+from carpool.runtime.training import Training
+from carpool.testing import plain_loop
+
+pytestmark = pytest.mark.gpu
+
+CASES: dict[str, dict[str, Any]] = {
+    "adam": {},
+    "sgd, clip, cosine": {
+        "optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        "schedule": lambda o: lr_scheduler.CosineAnnealingLR(o, 6),
+        "clip_norm": 0.1,
+    },
+    "bf16": {"autocast": "bf16"},
+    "fp16": {"autocast": "fp16"},
+}
+
+
+def mean_loss(model: nn.Module, batch: Any) -> Any:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def convolutional(**changes: Any) -> Training:
+    seed_entry(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(4),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(512, 10),
+    )  # fmt: skip
+    optimizer = changes.pop("optimizer", lambda p: torch.optim.Adam(p, lr=0.01))(model.parameters())
+    if "schedule" in changes:
+        changes["schedule"] = changes["schedule"](optimizer)
+    return Training(
+        model=model,
+        optimizer=optimizer,
+        dataset=synthetic((3, 16, 16), size=100).train,
+        batch_size=36,
+        stop=Stop(epochs=2),
+        **{"loss": mean_loss} | changes,
+    )
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_owners_and_the_plain_loop_agree(case: dict[str, Any]) -> None:
+    plain = plain_loop(convolutional(**case), shards=8, device="cuda")
+    for cuts in ((0, 8), (0, 3, 4, 8), (0, 1, 8)):
+        trainer = Trainer(convolutional(**case), exact=True, device="cuda")
+        losses = []
+        while not trainer.stopped:
+            step = trainer.begin()
+            gathered: Gathered = []
+            for start, stop in itertools.pairwise(cuts):
+                gathered += trainer.contribute(step, range(start, stop))
+            total = trainer.combine(step, gathered)
+            losses.append(trainer.advance(step, trainer.apply(step, total)).loss)
+        assert (digest(trainer.training.model), losses) == (plain.digest, plain.losses)
+        assert trainer.caveats.operations == []
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_default_mode_and_resuming(case: dict[str, Any], tmp_path: Any) -> None:
+    plain = plain_loop(convolutional(**case), device="cuda")
+    first = Trainer(convolutional(**case), device="cuda")
+    losses = [first.step().loss for _ in range(2)]
+    save(tmp_path / "a.ckpt", first.state_dict())
+    second = Trainer(convolutional(**case), device="cuda")
+    second.load_state_dict(load(tmp_path / "a.ckpt"))
+    losses += [done.loss for done in second.steps()]
+    assert (digest(second.training.model), losses) == (plain.digest, plain.losses)
+
+
+def test_a_checkpoint_moves_between_gpu_and_cpu(tmp_path: Any) -> None:
+    trainer = Trainer(convolutional(), device="cuda")
+    trainer.step()
+    save(tmp_path / "a.ckpt", trainer.state_dict())
+    here = Trainer(convolutional(), device="cpu")
+    here.load_state_dict(load(tmp_path / "a.ckpt"))
+    assert digest(here.training.model) == digest(trainer.training.model)
+    here.step()
+    save(tmp_path / "b.ckpt", here.state_dict())
+    trainer.load_state_dict(load(tmp_path / "b.ckpt"))
+    trainer.step()
+
+
+def test_adaptive_pooling_is_named() -> None:
+    pool = nn.AdaptiveAvgPool2d(2)
+
+    def pooled(model: nn.Module, batch: Any) -> Any:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]) + pool(next(model.parameters())).mean()
+
+    trainer = Trainer(convolutional(loss=pooled), device="cuda")
+    trainer.step()
+    assert trainer.caveats.operations == ["adaptive_avg_pool2d_backward_cuda"]
