@@ -32,7 +32,7 @@ def test_only_triggers_make_it_plan() -> None:
     d.say(0.0, submit("a"))
     d.say(1.0, Woke())
     assert policy.at == []
-    assert d.scheduler.wake_at is None
+    assert d.wakes() is None
 
 
 def test_ignored_facts_trigger_nothing() -> None:
@@ -47,12 +47,12 @@ def test_plans_keep_their_distance() -> None:
     policy = Asked()
     d = Desk(policy, cadence=Cadence(min_interval_s=10.0))
     d.say(0.0, submit("a"))
-    assert d.scheduler.wake_at is None
+    assert d.wakes() is None
     d.say(3.0, submit("b"))
     d.say(4.0, submit("c"))
-    assert (policy.at, d.scheduler.wake_at) == ([0.0], 10.0)
+    assert (policy.at, d.wakes()) == ([0.0], 10.0)
     d.say(10.0, Woke())
-    assert (policy.at, d.scheduler.wake_at) == ([0.0, 10.0], None)
+    assert (policy.at, d.wakes()) == ([0.0, 10.0], None)
     d.say(30.0, submit("e"))
     assert policy.at == [0.0, 10.0, 30.0]
 
@@ -61,13 +61,13 @@ def test_a_policy_is_woken_when_it_wishes() -> None:
     policy = Asked([Plan((), "look again soon", 7.0), Plan((), "and again", 9.0), Plan.NOTHING])
     d = Desk(policy)
     d.say(0.0, submit("a"))
-    assert d.scheduler.wake_at == 7.0
+    assert d.wakes() == 7.0
     d.say(5.0, Woke())
-    assert (policy.at, d.scheduler.wake_at) == ([0.0], 7.0), "waking too early asks nobody"
+    assert (policy.at, d.wakes()) == ([0.0], 7.0), "waking too early asks nobody"
     d.say(7.0, Woke())
-    assert (policy.at, d.scheduler.wake_at) == ([0.0, 7.0], 9.0)
+    assert (policy.at, d.wakes()) == ([0.0, 7.0], 9.0)
     d.say(8.0, submit("b"))
-    assert (policy.at, d.scheduler.wake_at) == ([0.0, 7.0, 8.0], None), "the newest plan alone says when"
+    assert (policy.at, d.wakes()) == ([0.0, 7.0, 8.0], None), "the newest plan alone says when"
 
 
 def test_the_sooner_of_wish_and_interval() -> None:
@@ -75,7 +75,7 @@ def test_the_sooner_of_wish_and_interval() -> None:
     d = Desk(policy, cadence=Cadence(min_interval_s=10.0))
     d.say(0.0, submit("a"))
     d.say(1.0, submit("b"))
-    assert d.scheduler.wake_at == 4.0
+    assert d.wakes() == 4.0
     d.say(4.0, Woke())
     assert policy.at == [0.0, 4.0], "a wish counts even within the interval"
 
@@ -83,12 +83,11 @@ def test_the_sooner_of_wish_and_interval() -> None:
 def test_rounds() -> None:
     policy = Asked()
     d = Desk(policy, cadence=Cadence(round_s=0.1))
-    assert d.scheduler.wake_at is None
+    assert d.wakes() is None
     d.say(0.05, submit("a"))
-    assert (policy.at, d.scheduler.wake_at) == ([], 0.1)
+    assert (policy.at, d.wakes()) == ([], 0.1)
     for _ in range(50):
-        assert d.scheduler.wake_at is not None
-        d.say(d.scheduler.wake_at, Woke())
+        d.say(d.wakes() or 0.0, Woke())
     assert len(policy.at) == 50, "whatever rounding does, each round comes once"
     assert abs(policy.at[-1] - 5.0) < 1e-9
     d.say(policy.at[-1], submit("b"))
@@ -99,14 +98,14 @@ def test_the_first_round_is_at_zero() -> None:
     policy = Asked()
     d = Desk(policy, cadence=Cadence(round_s=360.0))
     d.say(0.0, submit("a"))
-    assert (policy.at, d.scheduler.wake_at) == ([0.0], 360.0)
+    assert (policy.at, d.wakes()) == ([0.0], 360.0)
 
 
 def test_no_rounds_without_jobs() -> None:
     policy = Asked()
     d = Desk(policy, cadence=Cadence(round_s=360.0))
     d.say(360.0, Woke())
-    assert (policy.at, d.scheduler.wake_at) == ([], None)
+    assert (policy.at, d.wakes()) == ([], None)
 
 
 def test_notes_come_back() -> None:

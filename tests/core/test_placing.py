@@ -97,5 +97,5 @@ def test_the_first_kind_that_has_them() -> None:
 
 
 def test_unknown_rule() -> None:
-    with pytest.raises(UnknownName, match="unknown placement 'pool'. Did you mean pooled"):
+    with pytest.raises(UnknownName, match=r"unknown placement 'pool'\. Did you mean pooled"):
         placing("pool")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -130,7 +131,7 @@ def test_what_cannot_be_a_fact_changes_nothing() -> None:
     d.say(0.0, submit("a"))
     d.answered(0.0)
     finished = d.backend.finish("a")
-    with pytest.raises(InputError, match="job 'a' exists already. Give every job a name of its own"):
+    with pytest.raises(InputError, match=r"job 'a' exists already\. Give every job a name of its own"):
         d.say(1.0, finished, submit("a"))
     with pytest.raises(InputError, match="job 'b' exists already"):
         d.say(1.0, finished, submit("b"), submit("b"))
@@ -324,7 +325,7 @@ def test_a_failed_dependency_fails_those_behind_it(end: Fact) -> None:
 def test_long_chains_fail_as_one() -> None:
     d = Desk()
     names = [f"j{index}" for index in range(3000)]
-    chain = [submit(name, after=(JobId(before),)) for before, name in zip(names, names[1:], strict=False)]
+    chain = [submit(name, after=(JobId(before),)) for before, name in pairwise(names)]
     d.say(0.0, submit("j0"), *chain)
     d.say(1.0, JobCancelled(JobId("j0")))
     assert d.scheduler.jobs == {}

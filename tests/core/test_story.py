@@ -23,8 +23,8 @@ from carpool.core.messages import (
 from carpool.core.model import Allocation, JobId, JobSpec, NodeId, Past
 from carpool.core.story import story
 from carpool.policies.fifo import Fifo
-from carpool.testing import drive
 from carpool.sim.failures import Listed
+from carpool.testing import drive
 from carpool.testing.scenarios import CALM, TROUBLE
 
 A = JobId("a")

@@ -1,5 +1,7 @@
 """Clusters: numbering, look-ups, and what an allocation looks like to a rate model."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,4 +81,4 @@ def test_wrong_numbers_are_our_own_bug() -> None:
 def test_runs_are_maximal_and_ascending(devices: set[int]) -> None:
     runs = as_runs(tuple(devices))
     assert [device for run in runs for device in run] == sorted(devices)
-    assert all(one.stop < other.start for one, other in zip(runs, runs[1:], strict=False))
+    assert all(one.stop < other.start for one, other in pairwise(runs))

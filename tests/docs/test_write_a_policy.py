@@ -45,7 +45,9 @@ def test_it_beats_fifo_on_its_own_jobs(folder: Path) -> None:
 
 
 def test_its_programs_run(folder: Path) -> None:
-    commands = [line.split() for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("carpool ")]
+    commands = [
+        line.split() for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("carpool simulate ")
+    ]
     assert len(commands) == 2
     run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py")
     assert "was submitted: 2 devices" in run(folder, "look.py")

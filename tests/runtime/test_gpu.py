@@ -42,7 +42,8 @@ def convolutional(**changes: Any) -> Training:
     seed_entry(0)
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(4),
-        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(512, 10),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Dropout(0.2),
+        nn.Flatten(), nn.Linear(512, 10),
     )  # fmt: skip
     optimizer = changes.pop("optimizer", lambda p: torch.optim.Adam(p, lr=0.01))(model.parameters())
     if "schedule" in changes:

@@ -13,10 +13,11 @@ from carpool.policies.fifo import Fifo
 from carpool.sim.failures import Listed
 from carpool.testing import Driven, Wishes, drive
 from carpool.testing.invariants import check_books
+from carpool.testing.scenarios import job
 from carpool.testing.strategies import Ground, grounds
 
 
-def worked(run: Driven, ground: Ground) -> dict[str, float]:
+def worked(run: Driven, ground: Ground) -> dict[JobId, float]:
     """Σ rate × time of every job, from its orders alone; the plain world does count/asked units a second."""
     asked = {arrival.spec.id: arrival.spec.devices for arrival in ground.arrivals}
     done = dict.fromkeys(asked, 0.0)
@@ -28,12 +29,12 @@ def worked(run: Driven, ground: Ground) -> dict[str, float]:
         *[(at, order.job, getattr(order, "allocation", None)) for at, order in run.orders],
         *ends,
     ]
-    for at, job, allocation in sorted(changes, key=lambda change: change[0]):
-        if job in since:
-            start, rate = since.pop(job)
-            done[job] += rate * (at - start)
+    for at, name, allocation in sorted(changes, key=lambda change: change[0]):
+        if name in since:
+            start, rate = since.pop(name)
+            done[name] += rate * (at - start)
         if allocation is not None:
-            since[job] = (at, allocation.num_devices / asked[job])
+            since[name] = (at, allocation.num_devices / asked[name])
     return done
 
 
@@ -77,8 +78,6 @@ def test_fifo_without_bypass_starts_in_order(ground: Ground) -> None:
 
 def test_the_makespan_of_a_full_cluster_is_the_work_over_the_devices() -> None:
     cluster = Cluster.build([(1, 2, "V100")])
-    from carpool.testing.scenarios import job
-
     run = drive(Fifo(bypass=True), cluster, [job(f"j{index}", work=3.0) for index in range(10)])
     assert run.summary.makespan_s == 15.0
     assert run.summary.utilisation == 1.0

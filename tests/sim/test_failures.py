@@ -57,7 +57,7 @@ def test_a_bad_file_is_named_with_row_and_value(tmp_path: Path, text: str, words
 
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read: .*No such file"):
+    with pytest.raises(InputError, match=r"cannot be read: .*No such file"):
         read_failures(tmp_path / "none.csv", TWO)
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="Give a UTF-8 CSV file"):

@@ -1,5 +1,7 @@
 """The heap: in order of time, then priority, then of being added."""
 
+from functools import partial
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,11 +9,15 @@ from carpool.core.messages import Fact, NodeJoined
 from carpool.sim.timeline import ARRIVALS, FAILURES, MACHINES, Timeline
 
 
+def joined(index: int, at: float) -> Fact:
+    return NodeJoined(str(index))
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from((MACHINES, FAILURES, ARRIVALS)))))
 def test_order(events: list[tuple[int, int]]) -> None:
     timeline = Timeline()
     for index, (at, priority) in enumerate(events):
-        timeline.add(at, priority, lambda now, index=index: NodeJoined(str(index)))
+        timeline.add(at, priority, partial(joined, index))
     expected = sorted(range(len(events)), key=lambda index: (*events[index], index))
     assert len(timeline) == len(events)
     assert timeline.next_at == min((at for at, _ in events), default=None)

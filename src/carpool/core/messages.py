@@ -82,6 +82,8 @@ class ProgressReported(Fact):
     rate: float
     loss: float | None = None
     noise: float | None = None  # gradient noise scale, in samples
+    step_s: float | None = None  # seconds of one step, synchronisation included
+    sync_s: float | None = None  # of these, seconds of synchronisation that nothing hid
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -12,9 +13,9 @@ from carpool.core.errors import InputError
 from carpool.core.model import Job, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.registry import register
-from carpool.policies.speeds import kind_held, rate_on
+from carpool.policies.speeds import by_rate, kind_held, kinds_of, rate_on
 
-_NEVER = 1e18  # seconds: a place that a job cannot take
+_UNKNOWN_S = 1e12  # stands for a length that nobody knows
 _STAY = 1.0 - 1e-9  # what a job pays where it is: ties move nobody
 
 
@@ -51,12 +52,12 @@ class Allox(Policy):
         for job in jobs:
             if job.id not in stays:
                 draft.release(job)
-        late = [job for job, kind in now if job.id not in stays and not self._place(draft, job, kind)]
-        for job in [*late, *jobs]:  # whom the nodes' borders kept out, and whom a matching by count left idle
-            if draft.num_free and draft.holding(job) is None and not (job.desired is not None and draft.restore(job)):
-                for kind in draft.kinds_for(job) if self.gang else ():
-                    if self._place(draft, job, kind):
-                        break
+        for job, kind in now:
+            if job.id not in stays:
+                draft.place(job, self._width(job), kinds=(kind,))
+        for job in jobs if self.gang else ():  # whom the borders of nodes kept out, and what a matching by count left
+            if draft.num_free and draft.holding(job) is None and (job.desired is None or not draft.restore(job)):
+                draft.place(job, kinds=[kind for _, kind in by_rate(view, job.spec)])
         plan = draft.finish(f"{len(now)} of {len(jobs)} jobs matched to a first place")
         return plan if plan.changes else Plan.NOTHING
 
@@ -70,9 +71,6 @@ class Allox(Policy):
                 way_out="Use allox:gang=true, or let the job run on one device (min_devices = 1).",
             )
         return 1
-
-    def _place(self, draft: Draft, job: Job, kind: Kind) -> bool:
-        return draft.place(job, self._width(job), kinds=(kind,))
 
     def _first(self, draft: Draft, kind: Kind, queue: list[Job]) -> list[Job]:
         """Those of a kind's queue that run now, by count."""
@@ -90,27 +88,34 @@ class Allox(Policy):
 
     def _matched(self, view: Snapshot, jobs: list[Job]) -> dict[Kind, list[Job]]:
         """The jobs of each kind in the order of their places, first place first."""
-        mean_width = sum(self._width(job) for job in jobs) / len(jobs)
-        columns: list[tuple[Kind, int]] = []
-        for kind, capacity in view.cluster.capacity.items():
-            num_places = max(1, int(capacity / mean_width))
-            columns.extend((kind, 1 + place // num_places) for place in range(len(jobs) + num_places - 1))
-        seconds = {kind: np.array([self._seconds(view, job, kind) for job in jobs]) for kind in view.cluster.kinds}
-        cost = np.stack([k * seconds[kind] for kind, k in columns], axis=1)
+        seconds = np.array([[self._seconds(view, job, kind) for kind in view.cluster.kinds] for job in jobs])
+        possible = np.isfinite(seconds).any(axis=1)
+        rows = [job for job, fits in zip(jobs, possible, strict=True) if fits]
         queues: dict[Kind, list[tuple[int, float, int, Job]]] = {kind: [] for kind in view.cluster.kinds}
-        for row, column in zip(*linear_sum_assignment(np.minimum(cost, _NEVER)), strict=True):
-            kind, k = columns[column]
-            if seconds[kind][row] < _NEVER:
-                queues[kind].append((-k, float(seconds[kind][row]), jobs[row].seq, jobs[row]))
+        if rows:
+            seconds = seconds[possible]
+            columns = self._columns(view, rows)
+            cost = np.stack([k * seconds[:, number] for number, k in columns], axis=1)
+            for row, column in zip(*linear_sum_assignment(cost), strict=True):
+                number, k = columns[column]
+                job = rows[row]
+                queues[view.cluster.kinds[number]].append((-k, float(seconds[row, number]), job.seq, job))
         return {kind: [job for *_, job in sorted(queue)] for kind, queue in queues.items()}
 
+    def _columns(self, view: Snapshot, jobs: list[Job]) -> list[tuple[int, int]]:
+        """(number of the kind, place from the end) of every place there may be use for."""
+        mean_width = sum(self._width(job) for job in jobs) / len(jobs)
+        columns: list[tuple[int, int]] = []
+        for number, capacity in enumerate(view.cluster.capacity.values()):
+            num_places = max(1, int(capacity / mean_width))
+            columns.extend((number, 1 + place // num_places) for place in range(len(jobs) + num_places - 1))
+        return columns
+
     def _seconds(self, view: Snapshot, job: Job, kind: Kind) -> float:
-        """Remaining time on devices of a kind."""
+        """Remaining time on devices of a kind; infinite where the job cannot run."""
         width = self._width(job)
-        if width > view.cluster.capacity[kind] or (job.spec.kinds and kind not in job.spec.kinds):
-            return _NEVER
+        if kind not in kinds_of(view, job.spec, width):
+            return inf
         rate = rate_on(view, job.spec, kind, width)
-        remaining = view.estimates.remaining(job, view.at).mean
-        if rate <= 0.0:
-            return _NEVER
-        return min(remaining / rate * (_STAY if kind_held(view, job) == kind else 1.0), _NEVER / 1e3)
+        seconds = min(view.estimates.remaining(job, view.at).mean, _UNKNOWN_S) / rate if rate > 0.0 else inf
+        return seconds * _STAY if kind_held(view, job) == kind else seconds

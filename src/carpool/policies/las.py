@@ -114,10 +114,8 @@ class Las(Policy):
                 **seen.stuck,
                 **{demand: (*entry[:2], short) for demand, (entry, short) in outcome.refused.items()},
             }
-        waiting = [*outcome.released.values(), *[entry for entry, _ in outcome.refused.values()]]
-        if outcome.stopped is not None:
-            waiting.append(outcome.stopped)
-        floor = min([entry[0] for entry in (*waiting, *seen.stuck.values())], default=len(self.thresholds) + 1)
+        waiting = [*outcome.released.values(), *seen.stuck.values(), *([outcome.left] if outcome.left else [])]
+        floor = min([entry[0] for entry in waiting], default=len(self.thresholds) + 1)
         floor, last, until = ranking.outlook(floor, outcome.released)
         due = seen.due
         for job, (queue, seq, _) in outcome.started.items():

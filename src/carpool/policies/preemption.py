@@ -30,13 +30,13 @@ class Outcome:
     """Who started, who had to leave, and for whom there was no room.
 
     `refused` has the first job of each demand that did not fit, and how many more devices would have to come free at
-    least before it, or a later one of its demand, can. `stopped` is where the walk ended because nothing was left.
+    least before it, or a later one of its demand, can. `left` is the first that stays waiting.
     """
 
     started: dict[JobId, Entry] = field(default_factory=dict)
     released: dict[JobId, Entry] = field(default_factory=dict)
     refused: dict[Demand, tuple[Entry, int]] = field(default_factory=dict)
-    stopped: Entry | None = None
+    left: Entry | None = None
 
     def words(self) -> str:
         """For the plan's reason."""
@@ -96,18 +96,20 @@ class _Contest:
         draft, refused = self._draft, set[Demand]()
         for entry in waiting(refused):
             if not draft.num_free and not self._has_behind(entry):
-                self.outcome.stopped = entry
+                self.outcome.left = self.outcome.left or entry
                 return
             job = self._jobs[entry[2]]
             kinds = self._kinds(job)
             short = 0
             if not draft.num_free or not draft.place(job, kinds=kinds, rule=self._rule):
                 short = self._displace(job, entry, kinds)
-            if short:
+            if not short:
+                self.outcome.started[job.id] = entry
+                continue
+            self.outcome.left = self.outcome.left or entry
+            if not job.spec.memory_bytes:  # memory is no part of a demand
                 refused.add(demand_of(job))
                 self.outcome.refused[demand_of(job)] = (entry, short)
-            else:
-                self.outcome.started[job.id] = entry
 
     def fill_up(self, waiting: Waiting) -> None:
         """Place whoever fits into what is left."""
@@ -121,7 +123,7 @@ class _Contest:
             if draft.place(job, kinds=self._kinds(job), rule=self._rule):
                 outcome.started[job.id] = entry
                 outcome.released.pop(job.id, None)
-            else:
+            elif not job.spec.memory_bytes:
                 refused.add(demand_of(job))
 
     def _has_behind(self, entry: Entry) -> bool:

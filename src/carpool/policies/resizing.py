@@ -14,7 +14,7 @@ def resize(draft: Draft, job: Job, kind: Kind, count: int) -> bool:
     whole nodes), else it is spread over as few nodes as possible. False, with nothing changed, if there are too few.
     """
     held = draft.holding(job)
-    mine = [] if held is None else [d for d in held.devices() if draft.view.cluster.kind_of(d) == kind]
+    mine: list[int] = [] if held is None else [d for d in held.devices() if draft.view.cluster.kind_of(d) == kind]
     if held is not None and len(mine) == count == held.num_devices:
         return True
     if len(mine) >= count:

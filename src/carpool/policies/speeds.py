@@ -20,9 +20,13 @@ def rate_on(view: Snapshot, spec: JobSpec, kind: Kind, count: int = 0) -> float:
 
 
 def kinds_of(view: Snapshot, spec: JobSpec, count: int = 0) -> list[Kind]:
-    """Kinds the job may use that have enough devices for it, in the cluster's order."""
-    capacity, width = view.cluster.capacity, count or spec.devices
-    return [kind for kind in spec.kinds or capacity if capacity.get(kind, 0) >= width]
+    """Kinds the job may use that have enough devices and memory for it, in its own order, else in the cluster's."""
+    capacity, least, width = view.cluster.capacity, view.cluster.least_memory, count or spec.devices
+    return [
+        kind
+        for kind in spec.kinds or capacity
+        if capacity.get(kind, 0) >= width and not 0 < least.get(kind, 0) < spec.memory_bytes
+    ]
 
 
 def by_rate(view: Snapshot, spec: JobSpec, count: int = 0) -> list[tuple[float, Kind]]:

@@ -52,6 +52,7 @@ class Passes:
         self._layout = layout
         self._seed = seed
         self._scale = scale
+        self._parameters = list(training.model.parameters())  # frozen and foreign to the optimizer ones too
         self._samples = Samples(training.dataset, seed=seed, augment=training.augment, collate=training.collate)
 
     def contribute(self, step: Step, pieces: range) -> Gathered:
@@ -66,21 +67,25 @@ class Passes:
         start, end = step.bounds[piece]
         if start == end:
             return None
-        layout, model = self._layout, self._training.model
+        layout = self._layout
         batch = self._samples.fetch(step.draw.at.epoch, step.draw.samples[start:end], layout.device)
         seed_pass(self._seed, step.number, piece)
         kept = layout.buffers()
         made = layout.new()
         try:
-            model.zero_grad(set_to_none=True)
+            self._clear()
             self._backward(batch, end - start, step.num_samples, made.values)
             with torch.no_grad():
                 self._take_gradients(made.values)
                 self._take_buffers(made, before, (end - start) / step.num_samples)
         finally:
             layout.put_back(kept, before)
-            model.zero_grad(set_to_none=True)
+            self._clear()
         return made
+
+    def _clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def _backward(self, batch: Any, num_samples: int, of: int, values: Tensor) -> None:
         """Differentiate the piece's share of the step's loss, and note the loss."""

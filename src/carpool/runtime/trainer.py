@@ -84,6 +84,7 @@ class Trainer:
         self.notes = settle()  # freedoms that torch could not be denied, for the job's story
         self.caveats = Caveats()  # operations without a deterministic form, for the job's story
         self._reached = ""
+        self._least = 2 if training.batch_norms else 1  # samples in a part
         self._order = DataOrder(training.num_samples, seed, training.shuffle)
         self._check_cut(self.batch_size)
         self._place()
@@ -114,8 +115,7 @@ class Trainer:
         num_samples = len(draw.samples)
         if self.shards is not None:
             return Step(draw, cut_into_shards(num_samples, self.shards))
-        least = 2 if self.training.has_batch_norm else 1
-        return Step(draw, cut_into_parts(num_samples, parts or (1,), least))
+        return Step(draw, cut_into_parts(num_samples, parts or (1,), self._least))
 
     def contribute(self, step: Step, pieces: range) -> Gathered:
         """What a range of pieces contributes, as maximal aligned subtrees; the trainer stays as it was."""

@@ -78,11 +78,6 @@ class Training:
         return _AUTOCAST[self.autocast] if isinstance(self.autocast, str) else self.autocast
 
     @property
-    def has_batch_norm(self) -> bool:
-        """Whether a layer takes statistics over the batch."""
-        return bool(self.batch_norms)
-
-    @property
     def batch_norms(self) -> list[str]:
         """The layers that take statistics over the batch, by name (those in eval mode do not)."""
         return [

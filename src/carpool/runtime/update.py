@@ -33,6 +33,9 @@ def settle_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> 
             group["fused"] = None
         if "capturable" in group:
             group["capturable"] = cuda
+            for state in [optimizer.state[p] for p in group["params"] if p in optimizer.state]:
+                if isinstance(state.get("step"), Tensor):  # counted where it is used; a loaded one may lie elsewhere
+                    state["step"] = state["step"].to(device)
         if cuda:
             group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
         elif isinstance(group["lr"], Tensor):

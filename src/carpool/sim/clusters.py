@@ -10,11 +10,11 @@ from typing import Any
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Kind, NodeId
 from carpool.core.topology import Bank, Cluster, Link, Node
+from carpool.core.units import parse_bytes
 
 _GROUP = re.compile(r"(\d+)x(\d+)x([A-Za-z][\w.\-]*)")
 _GRAMMAR = "Write NODESxDEVICESxKIND, such as 64x8xV100 or 2x4xV100,4x4xP100, or name a TOML file."
 _MOST_DEVICES = 10_000_000
-_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def parse_cluster(text: str) -> Cluster:
@@ -99,16 +99,6 @@ def _link(table: dict[str, Any], where: str) -> Link:
     if not isinstance(speed, int | float) or speed <= 0:
         raise InputError(f"bytes_per_s is {speed!r}", where=where, way_out="Give a number above 0.")
     return Link((str(ends[0]), str(ends[1])), float(speed), float(table.get("latency_s", 0.0)))
-
-
-def parse_bytes(value: object, where: str) -> int:
-    """A number of bytes, or text such as ``16GiB``."""
-    if isinstance(value, int) and value >= 0:
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)?\s*", value) if isinstance(value, str) else None
-    if match is None or (match[2] or "") not in _UNITS:
-        raise InputError(f"{value!r} is not an amount of memory", where=where, way_out="Write bytes, or such as 16GiB.")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
 def _whole(table: dict[str, Any], key: str, where: str, default: int | None = None) -> int:

@@ -82,9 +82,7 @@ def perform(request: Request, progress: Callable[[float], None] | None = None) -
     trace = read_trace(request.trace, request.format, skip_invalid=request.skip_invalid, max_jobs=request.max_jobs)
     one_kind = max(cluster.capacity.values())  # a gang sits on devices of one kind
     trace = check_capacity(trace, one_kind, cluster.capacity, skip_invalid=request.skip_invalid)
-    check = getattr(world, "check", None)
-    if check is not None:
-        check([arrival.spec for arrival in trace.arrivals], cluster)
+    arrivals, cluster = world.prepare(trace.arrivals, cluster)
     recorder = Recorder(cluster) if request.record else None
     observers: list[Observer] = [recorder] if recorder else []
     header = Header(__version__, request.policy, cluster, request.seed)
@@ -92,7 +90,7 @@ def perform(request: Request, progress: Callable[[float], None] | None = None) -
     def run() -> Summary:
         told = _per_mille(progress, len(trace)) if progress else None
         return simulate(
-            trace.arrivals,
+            arrivals,
             cluster,
             policy,
             world,

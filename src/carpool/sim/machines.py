@@ -263,8 +263,9 @@ class Machines:
         return self._report(stint) if changed else None
 
     def _report(self, stint: Stint) -> Fact:
-        signs = self._world.signs(stint.spec, stint.done)
-        return ProgressReported(stint.spec.id, stint.generation, stint.done, stint.rate, signs.loss, signs.noise)
+        assert stint.placement is not None
+        signs = self._world.signs(stint.spec, stint.done, stint.placement)
+        return ProgressReported(stint.spec.id, stint.generation, stint.done, stint.rate, *signs)
 
     # ------------------------------------------------------------------------------------------------ neighbours
     def _enter(self, stint: Stint, disturbed: dict[JobId, Stint]) -> Placement:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
 
-from carpool.core.errors import CarpoolError
+from carpool.core.errors import InputError
 from carpool.core.estimates import Declared, Estimator
 from carpool.core.model import JobSpec
-from carpool.core.topology import Placement
+from carpool.core.topology import Cluster, Placement
+from carpool.sim.traces.trace import Arrival
 
 
 class Pace(NamedTuple):
@@ -20,14 +22,20 @@ class Pace(NamedTuple):
 
 
 class Signs(NamedTuple):
-    """What a training shows of itself at some point of its work."""
+    """What a training shows of itself at some point of its work, where it runs."""
 
     loss: float | None = None
     noise: float | None = None  # gradient noise scale, in samples
+    step_s: float | None = None  # seconds of one step, synchronisation included
+    sync_s: float | None = None  # of these, seconds of synchronisation that nothing hid
 
 
 class World(Protocol):
     """Answers for the truth. Policies never see it, only an estimator made from it and the facts it causes."""
+
+    def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
+        """Jobs and devices with what this world knows of them filled in; InputError for those it does not know."""
+        ...
 
     def work(self, spec: JobSpec) -> float:
         """Units of work the job really needs."""
@@ -41,8 +49,8 @@ class World(Protocol):
         """Seconds of standstill when the job starts (`before` is None), moves or is resized."""
         ...
 
-    def signs(self, spec: JobSpec, done: float) -> Signs:
-        """What the training shows after `done` units of work."""
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+        """What the training shows there after `done` units of work."""
         ...
 
     def kept(self, spec: JobSpec, done: float) -> float:
@@ -65,10 +73,19 @@ class PlainWorld:
     start_s: float = 0.0  # standstill when a job starts
     resize_s: float = 0.0  # standstill when it moves
 
+    def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
+        """Everything as it is; a job without a length cannot be run here."""
+        for _, spec in arrivals:
+            if spec.work is None:
+                raise InputError(
+                    f"job {spec.id!r} has no length, and the plain world knows none",
+                    way_out="Use a --world that knows how long its model runs.",
+                )
+        return arrivals, cluster
+
     def work(self, spec: JobSpec) -> float:
         """What the trace says."""
-        if spec.work is None:
-            raise CarpoolError(f"job {spec.id!r} has no length; the plain world needs one. Use a world that knows it.")
+        assert spec.work is not None, "`prepare` refuses jobs without a length"
         return spec.work
 
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
@@ -83,7 +100,7 @@ class PlainWorld:
         """Fixed prices."""
         return self.start_s if before is None else self.resize_s
 
-    def signs(self, spec: JobSpec, done: float) -> Signs:
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
         """Nothing to see."""
         return Signs()
 

@@ -52,6 +52,10 @@ class Desk:
         """Let the backend answer everything that is open."""
         return self.say(at, *self.backend.answer())
 
+    def wakes(self) -> float | None:
+        """When the scheduler wants to be called even if nothing happens."""
+        return self.scheduler.wake_at
+
     def job(self, name: str) -> Job:
         """How a job stands."""
         return self.scheduler.jobs[JobId(name)]

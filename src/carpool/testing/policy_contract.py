@@ -38,6 +38,7 @@ class PolicyContract:
     examples: ClassVar[int] = 25  # random runs of each sort
     max_jobs: ClassVar[int] = 8  # in a random run
     patience: ClassVar[float] = 10.0  # all ends within this many times the time of one job after another
+    widest: ClassVar[int] = 0  # devices of the widest job it serves, others are made narrower; 0: any
 
     def make_policy(self) -> Policy:
         """The policy under test; a new copy each time."""
@@ -142,6 +143,7 @@ class PolicyContract:
     def run(self, ground: Ground, world: World | None = None, report_every_s: float = 0.0) -> Driven:
         """Simulate, checking the books after every decision; assert that every job ends, and in time."""
         policy = Questioned(self.make_policy())
+        ground = replace(ground, arrivals=[self._narrowed(arrival) for arrival in ground.arrivals])
         run = drive(
             policy,
             ground.cluster,
@@ -156,6 +158,13 @@ class PolicyContract:
         last, limit = run.records[-1].at, self._limit(ground, policy)
         assert last <= limit, f"the last job ended at {last} s, although {limit} s are {self.patience} times enough"
         return run
+
+    def _narrowed(self, arrival: Arrival) -> Arrival:
+        spec = arrival.spec
+        if not self.widest or spec.devices <= self.widest:
+            return arrival
+        narrowest, widest = min(spec.min_devices, self.widest), spec.max_devices and max(spec.max_devices, self.widest)
+        return arrival._replace(spec=replace(spec, devices=self.widest, min_devices=narrowest, max_devices=widest))
 
     def _limit(self, ground: Ground, policy: Policy) -> float:
         """When all must be over: some multiple of running one job after another, once nothing new happens."""

@@ -22,6 +22,7 @@ from carpool.sim.worlds.traits import KindTraits, ModelTraits, Prices
 from carpool.sim.worlds.worldfile import Setting
 
 V100, K80 = Kind("V100"), Kind("K80")
+ALONE = Placement(((V100, 1),))
 H200 = Path(__file__).resolve().parents[3] / "docs" / "worlds" / "h200.toml"
 GIB = 1 << 30
 
@@ -241,17 +242,17 @@ def test_a_model_may_have_a_cold_start_of_its_own() -> None:
 @given(st.floats(0.0, 100.0), st.floats(0.0, 100.0))
 def test_loss_falls_and_noise_grows(one: float, other: float) -> None:
     truth = world()
-    early, late = truth.signs(job(), min(one, other)), truth.signs(job(), max(one, other))
+    early, late = truth.signs(job(), min(one, other), ALONE), truth.signs(job(), max(one, other), ALONE)
     assert (early.loss or 0.0) >= (late.loss or 0.0) > 0.02
     assert 0.0 < (early.noise or 0.0) <= (late.noise or 0.0)
 
 
 def test_loss_goes_from_start_to_end() -> None:
     truth = world(loss=(2.3, 0.1, 0.02))
-    assert truth.signs(job(), 0.0).loss == pytest.approx(2.3)
-    assert truth.signs(job(), 100.0).loss == pytest.approx(0.1)
+    assert truth.signs(job(), 0.0, ALONE).loss == pytest.approx(2.3)
+    assert truth.signs(job(), 100.0, ALONE).loss == pytest.approx(0.1)
     middle = 1.0 / ((1 / 0.08 - 1 / 2.28) * 0.5 + 1 / 2.28) + 0.02
-    assert truth.signs(job(), 50.0).loss == pytest.approx(middle)
+    assert truth.signs(job(), 50.0, ALONE).loss == pytest.approx(middle)
 
 
 def test_checkpoints_keep_what_was_saved() -> None:
@@ -284,7 +285,7 @@ def test_the_estimator_learns_the_noise_scale() -> None:
     running = Job(spec, 0, 0.0, Phase.RUNNING, done=60.0)
     before = oracle.rate(spec, on(batch_size=512)).mean
     assert before == truth.pace(spec, 0.0, on(batch_size=512)).rate
-    oracle.learn(5.0, running, ProgressReported(spec.id, 1, 60.0, 1.0, noise=truth.signs(spec, 60.0).noise))
+    oracle.learn(5.0, running, ProgressReported(spec.id, 1, 60.0, 1.0, noise=truth.signs(spec, 60.0, ALONE).noise))
     assert oracle.version == 1
     assert oracle.rate(spec, on(batch_size=512)).mean == truth.pace(spec, 60.0, on(batch_size=512)).rate > before
     assert oracle.remaining(running, 0.0).mean == 40.0

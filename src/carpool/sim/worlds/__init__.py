@@ -21,7 +21,7 @@ def parse_world(text: str, seed: int = 0) -> World:
     if text.endswith(".toml"):
         from carpool.sim.worlds.parametric import ParametricWorld
 
-        return ParametricWorld.load(Path(text))
+        return ParametricWorld.load(Path(text), seed=seed or None)  # 0: as the file says
     if name == "plain" and not rest:
         return PlainWorld()
     if name in ("gavel", "pollux"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,6 +16,7 @@ from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobSpec, Kind
 from carpool.core.topology import Cluster, Neighbour, Placement
+from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, Signs
 
 _ALONE = "null"  # the table's name for no neighbour
@@ -83,6 +84,11 @@ class GavelWorld:
                 widths.setdefault(model, set()).add(width)
         return cls(solo, pairs, {model: tuple(sorted(measured)) for model, measured in widths.items()})
 
+    def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
+        """Everything as it is, once all of it is found in the table."""
+        self.check([spec for _, spec in arrivals], cluster)
+        return arrivals, cluster
+
     def check(self, specs: Iterable[JobSpec], cluster: Cluster) -> None:
         """InputError unless every kind and every job type is in the table and every job can run somewhere."""
         for kind in cluster.kinds:
@@ -147,7 +153,7 @@ class GavelWorld:
         """Nothing costs anything."""
         return 0.0
 
-    def signs(self, spec: JobSpec, done: float) -> Signs:
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
         """Nothing to see."""
         return Signs()
 

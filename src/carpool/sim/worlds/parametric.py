@@ -13,6 +13,7 @@ from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.uses import Use
+from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, Signs
 from carpool.sim.worlds.contention import Contention, Tenant
 from carpool.sim.worlds.mixes import draw_kinds, draw_models
@@ -90,7 +91,7 @@ class ParametricWorld:
         ]
         return max(changes) if any(changes) else prices.resize_s
 
-    def signs(self, spec: JobSpec, done: float) -> Signs:
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
         """Loss and gradient noise scale."""
         traits, work = self.traits(spec), self.work(spec)
         return Signs(traits.loss_at(done / work), traits.noise_at(_phase(done, work) / _PHASES))
@@ -189,6 +190,10 @@ class ParametricWorld:
         return traits.memory + int(traits.memory_per_sample * batch / width)
 
     # ------------------------------------------------------------------------------------------------- preparing
+    def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
+        """Jobs and devices with their memory filled in, so that nobody books more than a device has."""
+        return [Arrival(at, self.declared(spec)) for at, spec in arrivals], self.furnished(cluster)
+
     def declared(self, spec: JobSpec) -> JobSpec:
         """The spec with its memory filled in, so that nobody books more than a device has."""
         return spec if spec.memory_bytes else replace(spec, memory_bytes=self.memory(spec))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from carpool.core.errors import CarpoolError
 from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobSpec
-from carpool.core.topology import Placement
+from carpool.core.topology import Cluster, Placement
+from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, Signs
 
 
@@ -30,6 +32,10 @@ class ScalingWorld:
         rate = float((placement.num_devices / spec.devices) ** self.exponent) * speed
         return rate * placement.fraction / max(1.0, placement.load)
 
+    def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
+        """Everything as it is."""
+        return arrivals, cluster
+
     def work(self, spec: JobSpec) -> float:
         """What the spec says."""
         if spec.work is None:
@@ -44,7 +50,7 @@ class ScalingWorld:
         """Fixed prices."""
         return self.start_s if before is None else self.resize_s
 
-    def signs(self, spec: JobSpec, done: float) -> Signs:
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
         """Nothing to see."""
         return Signs()
 

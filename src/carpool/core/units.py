@@ -1,0 +1,34 @@
+"""Amounts that people write in job, cluster and world files: ``16GiB`` and ``90min`` as numbers."""
+
+from __future__ import annotations
+
+import re
+from math import isfinite
+
+from carpool.core.errors import InputError
+
+_BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(value: object, where: str) -> int:
+    """A number of bytes, or text such as ``16GiB``."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in _BYTES:
+        raise InputError(f"{value!r} is not an amount of memory", where=where, way_out="Write bytes, or such as 16GiB.")
+    return int(float(match[1]) * _BYTES[match[2]])
+
+
+def parse_seconds(value: object, where: str) -> float:
+    """A number of seconds, or text such as ``90min``."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value and isfinite(value):
+        return float(value)
+    match = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in _SECONDS:
+        raise InputError(
+            f"{value!r} is not a length of time", where=where, way_out="Write seconds, or such as 90min or 2h."
+        )
+    return float(match[1]) * _SECONDS[match[2]]
