@@ -197,7 +197,7 @@ def test_unwritable_report_is_an_input_error(trace: Path, tmp_path: Path, capsys
     assert "out.html" in capsys.readouterr().err
 
 
-FAULTY_POLICY = '''
+FAULTY_POLICY = """
 from dataclasses import dataclass
 from carpool.core.policy import Plan, Policy
 
@@ -205,7 +205,7 @@ from carpool.core.policy import Plan, Policy
 class Faulty(Policy):
     def plan(self, view):
         return 1 / 0
-'''
+"""
 
 
 @pytest.mark.parametrize("also", [[], ["--policy", "fifo"]])

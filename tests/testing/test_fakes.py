@@ -1,5 +1,7 @@
 """The fakes, and the doors of the package."""
 
+import sys
+
 import pytest
 
 import carpool.testing
@@ -58,13 +60,12 @@ def test_every_name_is_there(name: str) -> None:
 
 def test_no_other_name_is() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Contract'"):
-        _ = carpool.testing.Contract  # type: ignore[attr-defined]
+        _ = carpool.testing.Contract
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    for module in ("hypothesis", "carpool.testing.strategies", "carpool.testing.policy_contract"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"carpool.testing.PolicyContract needs hypothesis. Install it with: pip"):
+    for module in ("scenarios", "strategies", "policy_contract"):
+        monkeypatch.delitem(sys.modules, f"carpool.testing.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(ImportError, match=r"carpool\.testing\.PolicyContract needs hypothesis\. Install it with: pip"):
         _ = carpool.testing.PolicyContract

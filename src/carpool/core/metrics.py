@@ -36,7 +36,7 @@ class Summary:
     avg_wait_s: float  # jct − time holding a device
     makespan_s: float  # last end − first submit
     weighted_jct_s: float  # Σ w·jct / Σ w
-    utilisation: float  # Σ held device-seconds / (devices × makespan)
+    utilisation: float  # Σ held device-seconds / (devices × makespan); a share counts by its fraction
     preemptions: int  # involuntary losses of all devices
     resizes: int  # changes of the devices of a job that held some
 
@@ -60,7 +60,7 @@ class Stay:
         if held is not None:
             elapsed = at - self.since
             self.held_s += elapsed
-            device_s = elapsed * held.num_devices
+            device_s = elapsed * held.num_held
         self.held = allocation
         self.since = at
         return device_s

@@ -115,6 +115,14 @@ class Allocation:
         shares = self.shares
         return (shares[0].fraction,) if len(shares) == 1 else tuple(sorted({share.fraction for share in shares}))
 
+    @property
+    def num_held(self) -> float:
+        """Devices held, each counted by the fraction of it."""
+        shares = self.shares
+        if len(shares) == 1:
+            return len(shares[0].devices) * shares[0].fraction
+        return sum([len(share.devices) * share.fraction for share in shares])
+
     def devices(self) -> Iterator[DeviceId]:
         """Every device, in the order of the shares."""
         for share in self.shares:

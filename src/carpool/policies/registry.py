@@ -36,7 +36,9 @@ POLICIES: dict[str, Listing] = {
     "allox": Listing("allox", "matching of jobs to places on unlike devices by completion time (AlloX)"),
     "sched-homo": Listing("sched_homo", "shortest over weight first with the speeds of all kinds averaged"),
     "themis": Listing("themis", "devices go to the jobs that are treated worst (finish-time fairness), on leases"),
-    "gavel": Listing("gavel", "shares of time over unlike kinds from a linear program: max-min, ftf, makespan, throughput"),
+    "gavel": Listing(
+        "gavel", "shares of time over unlike kinds from a linear program: max-min, ftf, makespan, throughput"
+    ),
     "gavel-fifo": Listing("gavel_fifo", "in order of submission, each on the fastest kind with room; jobs may move"),
 }
 

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+
+from carpool.core.errors import InputError
+from carpool.core.model import Kind, NodeId
+from carpool.core.topology import Bank, Cluster, Node
+from carpool.runtime.gpus import Gpu, list_gpus
+
+NODE_NAME = "local"
+_GRAMMAR = "Write cpu:4 (four devices), cpu:2x1,1x2 (two of one core, one of two), cuda, or cuda:0,1."
+_GROUP = re.compile(r"(\d+)x(\d+)")
+_MOST_DEVICES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +29,125 @@ class LocalDevice:
     cores: tuple[int, ...] = ()
     cuda: int | None = None  # index of the GPU
     memory_bytes: int = 0  # 0: unknown, not checked
+
+
+def parse_devices(
+    text: str = "",
+    *,
+    oversubscribe: bool = False,
+    cores: Sequence[int] | None = None,
+    gpus: Sequence[Gpu] | None = None,
+) -> list[LocalDevice]:
+    """The devices that ``cpu:N``, ``cpu:CxK,…``, ``cuda`` or ``cuda:I,…`` name; empty: GPUs if any, else every core.
+
+    ``cores`` and ``gpus`` are those of this machine that this process may use, unless given.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if cores is None else cores
+    kind, _, rest = text.strip().partition(":")
+    if not kind:
+        found = list_gpus() if gpus is None else gpus
+        return _cuda(found, "", text) if found else _dealt(len(cores), cores)
+    if kind == "cuda":
+        return _cuda(list_gpus() if gpus is None else gpus, rest, text)
+    if kind != "cpu":
+        raise InputError(f"devices {text!r} are of no known kind", way_out=_GRAMMAR)
+    if not rest:
+        return _dealt(len(cores), cores)
+    if rest.isdecimal():
+        return _dealt(_count(rest, text), cores)
+    return _grouped(rest, text, cores, oversubscribe=oversubscribe)
+
+
+def overlap_note(devices: Sequence[LocalDevice]) -> str:
+    """What to tell people when devices have cores in common; empty when they have none."""
+    owners: dict[int, int] = {}
+    for device in devices:
+        for core in device.cores:
+            owners[core] = owners.get(core, 0) + 1
+    most = max(owners.values(), default=1)
+    if most == 1:
+        return ""
+    return f"{len(devices)} devices on {len(owners)} cores: up to {most} devices take turns on one core"
+
+
+def as_cluster(devices: Sequence[LocalDevice], name: str = NODE_NAME) -> Cluster:
+    """One node with a bank for every run of like devices."""
+    banks = []
+    for (kind, memory_bytes), run in groupby(devices, key=lambda device: (device.kind, device.memory_bytes)):
+        ids = [device.id for device in run]
+        banks.append(Bank(Kind(kind), range(ids[0], ids[-1] + 1), memory_bytes))
+    return Cluster((Node(NodeId(0), name, tuple(banks)),))
+
+
+def _count(digits: str, text: str) -> int:
+    count = int(digits)
+    if not 1 <= count <= _MOST_DEVICES:
+        raise InputError(
+            f"devices {text!r} are {count}", way_out=f"Give at least 1 and at most {_MOST_DEVICES} devices."
+        )
+    return count
+
+
+def _dealt(count: int, cores: Sequence[int]) -> list[LocalDevice]:
+    """Cores dealt round-robin over `count` devices; where there are too few, devices share them."""
+    hands = [tuple(cores[place % len(cores) :: count]) for place in range(count)]
+    return [_of_cores(place, hand) for place, hand in enumerate(hands)]
+
+
+def _grouped(rest: str, text: str, cores: Sequence[int], *, oversubscribe: bool) -> list[LocalDevice]:
+    sizes: list[int] = []
+    for part in rest.split(","):
+        match = _GROUP.fullmatch(part.strip())
+        if match is None:
+            raise InputError(f"{part!r} in devices {text!r} is not understood", way_out=_GRAMMAR)
+        size = int(match[2])
+        if not 1 <= size <= len(cores):
+            raise InputError(
+                f"{part!r} in devices {text!r} asks {size} cores for one device; there are {len(cores)}",
+                way_out=f"Give every device 1 to {len(cores)} cores.",
+            )
+        sizes += [size] * _count(match[1], text)
+    if sum(sizes) > len(cores) and not oversubscribe:
+        raise InputError(
+            f"devices {text!r} ask {sum(sizes)} cores; there are {len(cores)}",
+            way_out="Ask for fewer, or let devices share cores with --oversubscribe.",
+        )
+    devices, first = [], 0
+    for place, size in enumerate(sizes):
+        hand = tuple(sorted(cores[(first + offset) % len(cores)] for offset in range(size)))
+        devices.append(_of_cores(place, hand))
+        first += size
+    return devices
+
+
+def _of_cores(place: int, cores: tuple[int, ...]) -> LocalDevice:
+    return LocalDevice(place, f"cpu:{place}", f"cpu{len(cores)}", cores)
+
+
+def _cuda(gpus: Sequence[Gpu], rest: str, text: str) -> list[LocalDevice]:
+    if not gpus:
+        raise InputError(
+            f"devices {text!r} are GPUs; none is visible here",
+            way_out="Check the driver and CUDA_VISIBLE_DEVICES, or use --devices cpu:N.",
+        )
+    named = {gpu.index: gpu for gpu in gpus}
+    wanted = list(named)
+    if rest:
+        parts = [part.strip() for part in rest.split(",")]
+        if not all(part.isdecimal() for part in parts):
+            raise InputError(f"devices {text!r} are not understood", way_out=_GRAMMAR)
+        wanted = [int(part) for part in parts]
+    for index in wanted:
+        if index not in named:
+            raise InputError(
+                f"devices {text!r} name GPU {index}; there are {', '.join(map(str, named))}",
+                way_out="Name those that are there.",
+            )
+    if len(set(wanted)) < len(wanted):
+        raise InputError(f"devices {text!r} name a GPU twice", way_out="Name each GPU once.")
+    # Like ones side by side, so that each kind is one bank.
+    wanted.sort(key=lambda index: list(dict.fromkeys(gpu.model for gpu in gpus)).index(named[index].model))
+    return [
+        LocalDevice(place, f"cuda:{index}", named[index].model, (), index, named[index].memory_bytes)
+        for place, index in enumerate(wanted)
+    ]

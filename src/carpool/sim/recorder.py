@@ -41,7 +41,7 @@ class Recorder:
         self._numbers: dict[JobId, int] = {}  # jobs that are not over, by their number in the recording
         self._holding: dict[JobId, _Held] = {}
         self._held_s: dict[JobId, float] = {}
-        self._busy = 0
+        self._busy = 0.0
 
     def record(self, record: Record) -> None:
         """Take in one record."""
@@ -79,13 +79,13 @@ class Recorder:
     def _hold(self, at: float, job: JobId, allocation: Allocation | None) -> None:
         held = self._holding.pop(job, None)
         if held is not None:
-            self._busy -= held.allocation.num_devices
+            self._busy -= held.allocation.num_held
             self._held_s[job] = self._held_s.get(job, 0.0) + at - held.since
             for share in held.allocation.shares:
                 run = share.devices
                 self.recording.held(self._numbers[job], run.start, run.stop, held.since, at, share.fraction)
         if allocation is not None:
-            self._busy += allocation.num_devices
+            self._busy += allocation.num_held
             self._holding[job] = _Held(allocation, at)
 
     def _end(self, at: float, job: JobId, phase: Phase) -> None:

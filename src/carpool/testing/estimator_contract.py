@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from math import isfinite, isnan
 from typing import ClassVar
 
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Neighbour, Placement
+from carpool.testing.strategies import random_runs
 
 Answers = list[Estimate]
 
@@ -24,6 +24,7 @@ class EstimatorContract:
     models: ClassVar[Sequence[str]] = ("",)
     kinds: ClassVar[Sequence[str]] = ("V100", "K80")
     shares: ClassVar[bool] = True  # whether it answers for shared devices
+    shrinks: ClassVar[bool] = True  # whether a failure is made as small as possible, which takes a while
 
     def make_estimator(self) -> Estimator:
         """A fresh estimator."""
@@ -139,8 +140,7 @@ class EstimatorContract:
 
     # ------------------------------------------------------------------------------------------------------ inside
     def _try(self, check: Callable[[st.DataObject], None]) -> None:
-        quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
-        settings(max_examples=self.examples, deadline=None, suppress_health_check=quiet)(given(st.data())(check))()
+        random_runs(st.data(), check, self.examples, shrinks=self.shrinks)
 
     def _teach(self, estimator: Estimator, lessons: Sequence[tuple[Job, float]]) -> None:
         for index, (job, rate) in enumerate(lessons):

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from carpool.core.journal import record_from_json, record_to_json
 from carpool.core.messages import Record
@@ -24,7 +23,7 @@ from carpool.testing.invariants import check_books
 from carpool.testing.questioning import Questioned, check_plan
 from carpool.testing.running import Driven, Wishes, drive
 from carpool.testing.scenarios import CALM, TROUBLE, job
-from carpool.testing.strategies import GIB, Ground, grounds
+from carpool.testing.strategies import GIB, Ground, grounds, random_runs
 
 
 class PolicyContract:
@@ -38,6 +37,7 @@ class PolicyContract:
     examples: ClassVar[int] = 25  # random runs of each sort
     max_jobs: ClassVar[int] = 8  # in a random run
     patience: ClassVar[float] = 10.0  # all ends within this many times the time of one job after another
+    shrinks: ClassVar[bool] = True  # whether a failing run is made as small as possible, which takes a while
     widest: ClassVar[int] = 0  # devices of the widest job it serves, others are made narrower; 0: any
 
     def make_policy(self) -> Policy:
@@ -135,9 +135,7 @@ class PolicyContract:
         self._try(check, trouble=True)
 
     def _try(self, check: Callable[[Ground], None], *, trouble: bool) -> None:
-        quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
-        wrapped = given(grounds(self.max_jobs, trouble=trouble))(check)
-        settings(max_examples=self.examples, deadline=None, suppress_health_check=quiet)(wrapped)()
+        random_runs(grounds(self.max_jobs, trouble=trouble), check, self.examples, shrinks=self.shrinks)
 
     # ----------------------------------------------------------------------------------------------------- inside
     def run(self, ground: Ground, world: World | None = None, report_every_s: float = 0.0) -> Driven:
@@ -152,6 +150,7 @@ class PolicyContract:
             failures=(Listed(ground.mishaps), Wishes(ground.wishes)),
             report_every_s=report_every_s,
             check=check_books,
+            max_records=5_000,
         )
         for left in run.scheduler.jobs:
             pytest.fail(f"{left} never ended; it is {run.scheduler.jobs[left].phase}:\n{run.story(left)}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from carpool.core.model import JobId, JobSpec, Kind, NodeId
@@ -12,6 +14,8 @@ from carpool.core.topology import Bank, Cluster, Node
 from carpool.sim.failures import Mishap
 from carpool.sim.traces.trace import Arrival
 from carpool.testing.running import Wish
+
+_T = TypeVar("_T")
 
 KINDS = ("V100", "P100", "K80")
 GIB = 1 << 30
@@ -131,3 +135,13 @@ def grounds(draw: st.DrawFn, max_jobs: int = 8, *, elastic: bool = True, trouble
         return Ground(cluster, found)
     jobs = [arrival.spec.id for arrival in found]
     return Ground(cluster, found, draw(mishaps(cluster, jobs)), draw(wishes(jobs)))
+
+
+def random_runs(
+    strategy: st.SearchStrategy[_T], check: Callable[[_T], None], examples: int, *, shrinks: bool = True
+) -> None:
+    """Try a check on that many random values; a contract's method cannot be decorated before its class is complete."""
+    phases = set(Phase) if shrinks else {Phase.explicit, Phase.reuse, Phase.generate}
+    quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    try_all = settings(max_examples=examples, deadline=None, phases=phases, suppress_health_check=quiet)
+    try_all(given(strategy)(check))()

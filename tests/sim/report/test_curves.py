@@ -8,7 +8,6 @@ from carpool.sim.report.curves import (
     class_bounds,
     completion_times,
     distribution,
-    nearest_rank,
     waiting_times,
 )
 from carpool.sim.report.recording import Recording
@@ -24,11 +23,6 @@ def test_a_thinned_curve_keeps_both_ends_and_stays_small() -> None:
     curve = distribution(map(float, range(100_000)), 100_000, 500)
     assert (curve.value[0], curve.value[-1], curve.share[-1], curve.num_values) == (0.0, 99_999.0, 1.0, 100_000)
     assert len(curve.value) <= 500 + 128
-
-
-def test_percentiles_are_nearest_rank() -> None:
-    ordered = [float(value) for value in range(1, 101)]
-    assert (nearest_rank(ordered, 0.5), nearest_rank(ordered, 0.99), nearest_rank([5.0], 0.5)) == (50.0, 99.0, 5.0)
 
 
 def test_times_count_finished_jobs_only() -> None:

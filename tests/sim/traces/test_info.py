@@ -7,7 +7,7 @@ import json
 import pytest
 
 from carpool.core.model import JobId, JobSpec
-from carpool.sim.traces.info import lines, nearest_rank, summarise
+from carpool.sim.traces.info import lines, summarise
 from carpool.sim.traces.trace import Arrival, DroppedRow, Trace, WorkUnit
 
 TRACE = Trace(
@@ -75,8 +75,3 @@ def test_jobs_that_come_at_once_offer_no_finite_load() -> None:
     info = summarise(Trace("t", "canonical", (Arrival(0.0, JobSpec(JobId("a"), 1, 5.0)),)), devices=1)
 
     assert (info.gpu_seconds, info.mean_gpus_busy, info.load) == (5.0, None, None)
-
-
-@pytest.mark.parametrize(("percent", "value"), [(0, 1.0), (20, 1.0), (21, 2.0), (50, 3.0), (99, 5.0), (100, 5.0)])
-def test_nearest_rank(percent: float, value: float) -> None:
-    assert nearest_rank([1.0, 2.0, 3.0, 4.0, 5.0], percent) == value

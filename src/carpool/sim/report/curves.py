@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from carpool.core.metrics import nearest_rank
 from carpool.sim.report.recording import Recording
 
 TAIL = 64  # ranks at each end that are always drawn
@@ -48,11 +49,6 @@ def waiting_times(recording: Recording) -> list[float]:
     """Waiting time of every finished job: completion time − time holding a device."""
     end_s, submit_s, held_s = recording.end_s, recording.submit_s, recording.held_s
     return [max(0.0, end_s[job] - submit_s[job] - held_s[job]) for job in recording.finished()]
-
-
-def nearest_rank(ordered: Sequence[float], share: float) -> float:
-    """The percentile of ascending values, by nearest rank."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from carpool.core.metrics import nearest_rank
 from carpool.sim.traces.trace import DroppedRow, Trace, WorkUnit
 
 SCHEMA = 1
@@ -81,7 +82,7 @@ def summarise(trace: Trace, devices: int | None = None) -> TraceInfo:
         span_s=span_s,
         gpus=dict(sorted(Counter([spec.devices for spec in specs]).items())),
         work_mean=math.fsum(works) / len(works) if works else None,
-        work_percentiles={percent: nearest_rank(works, percent) for percent in _PERCENTILES} if works else {},
+        work_percentiles={percent: nearest_rank(works, percent / 100) for percent in _PERCENTILES} if works else {},
         gpu_seconds=gpu_seconds,
         mean_gpus_busy=busy,
         devices=devices,
@@ -92,11 +93,6 @@ def summarise(trace: Trace, devices: int | None = None) -> TraceInfo:
         dropped_rows=trace.dropped_rows,
         notes=trace.notes,
     )
-
-
-def nearest_rank(values: Sequence[float], percent: float) -> float:
-    """The smallest of the sorted values that at least `percent` % of them do not exceed."""
-    return values[max(0, math.ceil(percent / 100 * len(values)) - 1)]
 
 
 def _most_common(names: Sequence[str]) -> dict[str, int]:

@@ -10,6 +10,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from carpool.core.errors import InputError, UnknownName
+from carpool.core.units import parse_bytes
 from carpool.sim.worlds.contention import Contention
 from carpool.sim.worlds.traits import KindTraits, Limits, ModelTraits, Prices, number
 

@@ -1,0 +1,82 @@
+"""The GPUs this process may use, found without starting CUDA."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_BRAND = re.compile(r"^(NVIDIA|Tesla|GeForce|Quadro)\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as CUDA will number it in a process of ours."""
+
+    index: int
+    model: str  # without the maker's name: H200, V100-SXM2-16GB
+    memory_bytes: int = 0
+    uuid: str = ""
+
+
+def list_gpus() -> list[Gpu]:
+    """What the driver lists and CUDA_VISIBLE_DEVICES lets through; nothing where there is no driver."""
+    try:
+        import pynvml  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        return _by_torch()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        found = [_described(pynvml, place) for place in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible(gpus: Sequence[Gpu], setting: str | None) -> list[Gpu]:
+    """The GPUs that CUDA will see, numbered as it will: it stops at the first name it does not know."""
+    if setting is None:
+        return list(gpus)
+    chosen: list[Gpu] = []
+    for name in filter(None, (part.strip() for part in setting.split(","))):
+        found = next((gpu for gpu in gpus if _is_named(gpu, name)), None)
+        if found is None:
+            break
+        chosen.append(Gpu(len(chosen), found.model, found.memory_bytes, found.uuid))
+    return chosen
+
+
+def short_model(name: str) -> str:
+    """A model's name as one word without its maker: ``NVIDIA H200`` is ``H200``."""
+    while (shorter := _BRAND.sub("", name)) != name:
+        name = shorter
+    return re.sub(r"[^\w.\-]+", "-", name.strip())
+
+
+def _is_named(gpu: Gpu, name: str) -> bool:
+    return gpu.index == int(name) if name.isdecimal() else bool(gpu.uuid) and gpu.uuid.startswith(name)
+
+
+def _described(pynvml: Any, place: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(place)
+    name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
+    name, uuid = (text.decode() if isinstance(text, bytes) else text for text in (name, uuid))
+    return Gpu(place, short_model(name), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), uuid)
+
+
+def _by_torch() -> list[Gpu]:
+    """Where nvidia-ml-py is missing; torch starts CUDA for this, which is harmless in a process that forks nobody."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    gpus = []
+    for place in range(torch.cuda.device_count()):
+        told = torch.cuda.get_device_properties(place)
+        gpus.append(Gpu(place, short_model(told.name), int(told.total_memory)))
+    return gpus
