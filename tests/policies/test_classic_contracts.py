@@ -54,6 +54,11 @@ class TestAfsOptimistic(Classic):
     text = "afs:optimism=0.25"
 
 
+class TestAllox(Scaled):
+    text = "allox:preempt=false"
+    widest = 1
+
+
 class TestAlloxGang(Scaled):
     text = "allox:gang=true"
 

@@ -38,11 +38,12 @@ class Header:
 
 
 class JournalWriter:
-    """An observer that appends records to a text stream."""
+    """An observer that appends records to a text stream; without a header, to one that has its header already."""
 
-    def __init__(self, stream: TextIO, header: Header) -> None:
+    def __init__(self, stream: TextIO, header: Header | None) -> None:
         self._stream = stream
-        self._write({"schema": SCHEMA, **header_to_json(header)})
+        if header is not None:
+            self._write({"schema": SCHEMA, **header_to_json(header)})
 
     def record(self, record: Record) -> None:
         """Append one record."""

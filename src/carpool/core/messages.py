@@ -200,8 +200,7 @@ Order = Assign | Release
 
 
 # ---------------------------------------------------------------------------------------------------------- plans
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One job's new desired allocation; None takes it off its devices."""
 
     job: JobId

@@ -68,8 +68,7 @@ class JobSpec:
         return self.max_devices or self.devices
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """A fraction of each device in a run of consecutive devices.
 
     Shares are virtual: fractions on one device may sum past 1.0 where the policy allows it. ``turn`` orders jobs that
@@ -81,8 +80,7 @@ class Share:
     turn: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(NamedTuple):
     """What one job holds: shares of devices, and how its step is cut over them."""
 
     shares: tuple[Share, ...]

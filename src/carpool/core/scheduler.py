@@ -322,7 +322,7 @@ class Scheduler:
     def _store(self, job: Job) -> None:
         """File a job under its phase."""
         self._jobs[job.spec.id] = job
-        if job.phase is Phase.RUNNING:
+        if job.desired is not None:
             key = self.policy.running_key(job, self._estimator) if self._roster.is_ordered else 0
             self._roster.put(job, key)
         elif job.phase is Phase.WAITING:

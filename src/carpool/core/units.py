@@ -24,7 +24,7 @@ def parse_bytes(value: object, where: str) -> int:
 
 def parse_seconds(value: object, where: str) -> float:
     """A number of seconds, or text such as ``90min``."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value and isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and isfinite(value):
         return float(value)
     match = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2] not in _SECONDS:

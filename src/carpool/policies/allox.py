@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -13,26 +15,34 @@ from carpool.core.errors import InputError
 from carpool.core.model import Job, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.registry import register
-from carpool.policies.speeds import by_rate, kind_held, kinds_of, rate_on
+from carpool.policies.speeds import best_rate, by_rate, kind_held, kinds_of, rate_on, seconds_left
 
 _UNKNOWN_S = 1e12  # stands for a length that nobody knows
 _STAY = 1.0 - 1e-9  # what a job pays where it is: ties move nobody
+_TIE = 1e-11  # of two equal jobs the one submitted first goes first
+
+
+class _Place(NamedTuple):
+    """The k-th place from the end on one device of a kind, which is free after a wait."""
+
+    kind: int
+    device: int
+    k: int
+    wait_s: float
 
 
 @register("allox")
 @dataclass(frozen=True, slots=True)
 class Allox(Policy):
-    """At every plan, match all jobs to (device, k-th place from the end); who stands first on a device runs.
+    """At every plan, match jobs to (device, k-th place from the end); who stands first on a free device runs.
 
-    In the k-th place from the end a job delays itself and the k - 1 behind it, so it costs k x remaining / rate (and
-    the time it has waited, the same in every place). The least sum is a bipartite matching. Like devices are one
-    column each: a kind of N devices has N places of every k, and its jobs run shortest first. Le et al., "AlloX",
-    EuroSys 2020.
+    In the k-th place from the end a job delays itself and the k - 1 behind it, so it costs k x remaining / rate, and
+    the time until the device is free. The least sum is a bipartite matching. Le et al., "AlloX", EuroSys 2020.
 
-    Jobs change devices only when a plan is made; with `preempt=false` those that run stay to their end. The matching
-    is for jobs on single devices; those that ask for more and accept one get one. With `gang=true` (ours) every job
-    keeps its width, a kind of N devices counts as N / (mean width) places, and the jobs of a kind start in the order
-    of the matching wherever they fit. The head of the queue does not block.
+    Jobs leave devices only when a plan is made: then running jobs are matched like waiting ones, or, with
+    `preempt=false`, stay to their end. The matching is for jobs on single devices; those that ask for more and accept
+    one get one. With `gang=true` (ours) every job keeps its width, a kind of N devices counts as N / (mean width)
+    devices, and what the matching leaves free is filled with the shortest. The head of the queue does not block.
     """
 
     gang: bool = False
@@ -46,7 +56,7 @@ class Allox(Policy):
         jobs.sort(key=lambda job: job.seq)
         draft = Draft(view)
         now = [
-            (job, kind) for kind, queue in self._matched(view, jobs).items() for job in self._first(draft, kind, queue)
+            (job, kind) for kind, first in self._matched(view, jobs).items() for job in self._fitting(view, kind, first)
         ]
         stays = {job.id for job, kind in now if kind_held(view, job) == kind}
         for job in jobs:
@@ -55,11 +65,20 @@ class Allox(Policy):
         for job, kind in now:
             if job.id not in stays:
                 draft.place(job, self._width(job), kinds=(kind,))
-        for job in jobs if self.gang else ():  # whom the borders of nodes kept out, and what a matching by count left
-            if draft.num_free and draft.holding(job) is None and (job.desired is None or not draft.restore(job)):
-                draft.place(job, kinds=[kind for _, kind in by_rate(view, job.spec)])
+        if self.gang:
+            self._fill(draft, jobs)
         plan = draft.finish(f"{len(now)} of {len(jobs)} jobs matched to a first place")
         return plan if plan.changes else Plan.NOTHING
+
+    def _fill(self, draft: Draft, jobs: list[Job]) -> None:
+        """Gangs that the matching left out, shortest first, where there is room."""
+        rest = [job for job in jobs if draft.holding(job) is None]
+        rest.sort(key=lambda job: (seconds_left(draft.view, job, best_rate(draft.view, job.spec)), job.seq))
+        for job in rest:
+            if not draft.num_free:
+                return
+            if job.desired is None or not draft.restore(job):
+                draft.place(job, kinds=[kind for _, kind in by_rate(draft.view, job.spec)])
 
     def _width(self, job: Job) -> int:
         """Devices a job gets."""
@@ -72,44 +91,54 @@ class Allox(Policy):
             )
         return 1
 
-    def _first(self, draft: Draft, kind: Kind, queue: list[Job]) -> list[Job]:
-        """Those of a kind's queue that run now, by count."""
-        left = draft.view.occupancy.free_devices[kind]
+    def _fitting(self, view: Snapshot, kind: Kind, first: list[Job]) -> list[Job]:
+        """Those of a kind's first jobs that fit by count."""
+        left = view.occupancy.free_devices[kind]
         if self.preempt:
-            for job in draft.view.running():
-                if kind_held(draft.view, job) == kind and job.desired is not None:
-                    left += job.desired.num_devices
+            left += sum(
+                job.desired.num_devices for job in view.running() if job.desired and kind_held(view, job) == kind
+            )
         now: list[Job] = []
-        for job in queue:
+        for job in first:
             if self._width(job) <= left:
                 left -= self._width(job)
                 now.append(job)
         return now
 
     def _matched(self, view: Snapshot, jobs: list[Job]) -> dict[Kind, list[Job]]:
-        """The jobs of each kind in the order of their places, first place first."""
-        seconds = np.array([[self._seconds(view, job, kind) for kind in view.cluster.kinds] for job in jobs])
-        possible = np.isfinite(seconds).any(axis=1)
-        rows = [job for job, fits in zip(jobs, possible, strict=True) if fits]
-        queues: dict[Kind, list[tuple[int, float, int, Job]]] = {kind: [] for kind in view.cluster.kinds}
-        if rows:
-            seconds = seconds[possible]
-            columns = self._columns(view, rows)
-            cost = np.stack([k * seconds[:, number] for number, k in columns], axis=1)
-            for row, column in zip(*linear_sum_assignment(cost), strict=True):
-                number, k = columns[column]
-                job = rows[row]
-                queues[view.cluster.kinds[number]].append((-k, float(seconds[row, number]), job.seq, job))
-        return {kind: [job for *_, job in sorted(queue)] for kind, queue in queues.items()}
+        """The jobs in the first places of each kind's free devices, shortest first."""
+        kinds = view.cluster.kinds
+        seconds = np.array([[self._seconds(view, job, kind) for kind in kinds] for job in jobs])
+        seconds *= 1.0 + _TIE * np.arange(len(jobs))[:, None]
+        possible = np.flatnonzero(np.isfinite(seconds).any(axis=1))
+        if not len(possible):
+            return {}
+        places = self._places(view, [jobs[row] for row in possible])
+        cost = np.stack([place.k * seconds[possible, place.kind] + place.wait_s for place in places], axis=1)
+        free: dict[int, list[tuple[int, float, int]]] = {}  # kind -> (place from the end, seconds, job) on free devices
+        for row, column in zip(*linear_sum_assignment(cost), strict=True):
+            place, job = places[int(column)], int(possible[row])
+            if place.wait_s == 0.0:
+                free.setdefault(place.kind, []).append((-place.k, float(seconds[job, place.kind]), job))
+        num_free = Counter([place.kind for place in places if place.k == 1 and place.wait_s == 0.0])
+        return {kinds[kind]: [jobs[job] for *_, job in sorted(queue)[: num_free[kind]]] for kind, queue in free.items()}
 
-    def _columns(self, view: Snapshot, jobs: list[Job]) -> list[tuple[int, int]]:
-        """(number of the kind, place from the end) of every place there may be use for."""
+    def _places(self, view: Snapshot, jobs: list[Job]) -> list[_Place]:
+        """Every place there may be use for: on each device one for each job, within reason."""
         mean_width = sum(self._width(job) for job in jobs) / len(jobs)
-        columns: list[tuple[int, int]] = []
-        for number, capacity in enumerate(view.cluster.capacity.values()):
-            num_places = max(1, int(capacity / mean_width))
-            columns.extend((number, 1 + place // num_places) for place in range(len(jobs) + num_places - 1))
-        return columns
+        places: list[_Place] = []
+        for number, (kind, capacity) in enumerate(view.cluster.capacity.items()):
+            waits: list[float] = []
+            for job in view.running() if not self.preempt else ():
+                if kind_held(view, job) == kind and job.desired is not None:
+                    count = max(1, round(job.desired.num_devices / mean_width))
+                    waits += [seconds_left(view, job, job.believed if job.is_starting else job.rate)] * count
+            num_devices = max(1, int(capacity / mean_width))
+            waits = sorted(waits, reverse=True)[:num_devices]
+            waits = [min(wait_s, _UNKNOWN_S) for wait_s in waits] + [0.0] * (num_devices - len(waits))
+            most = min(len(jobs), 1 + 2 * -(-len(jobs) // num_devices))
+            places += [_Place(number, d, k, wait_s) for d, wait_s in enumerate(waits) for k in range(1, most + 1)]
+        return places
 
     def _seconds(self, view: Snapshot, job: Job, kind: Kind) -> float:
         """Remaining time on devices of a kind; infinite where the job cannot run."""

@@ -9,7 +9,7 @@ from carpool.core.model import Allocation, Job
 from carpool.core.placing import placing
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.registry import register
-from carpool.policies.speeds import kinds_of, rate_on, seconds_left
+from carpool.policies.speeds import rate_on, seconds_left
 
 
 @register("sched-homo")
@@ -41,8 +41,12 @@ class SchedHomo(Policy):
         return draft.finish(f"{started} shortest per weight fit, kinds not looked at") if started else Plan.NOTHING
 
     def _key(self, view: Snapshot, job: Job) -> float:
-        rates = [rate_on(view, job.spec, kind) for kind in kinds_of(view, job.spec)]
-        return seconds_left(view, job, sum(rates) / len(rates) if rates else 0.0) / job.spec.weight
+        rates = [
+            rate_on(view, job.spec, kind)
+            for kind in job.spec.kinds or view.cluster.kinds
+            if kind in view.cluster.capacity
+        ]
+        return seconds_left(view, job, sum(rates) / max(1, len(rates))) / job.spec.weight
 
     def _place(self, draft: Draft, job: Job) -> bool:
         if draft.place(job, rule=placing(self.placement)):

@@ -62,6 +62,8 @@ class Proceed(Message):
     parts: tuple[int, ...] = ()  # default mode: samples per rank; empty: equal
     updates: tuple[tuple[int, int], ...] = ()  # parameters [first, stop) that each rank updates; empty: all do all
     by_token: bool = False  # ask for a `Grant` before each step
+    batch_size: int = 0  # samples per step from here on; 0: as before
+    threads: int = 0  # intra-op threads from here on; 0: as before
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,36 @@ class Broke(Message):
 @dataclass(frozen=True, slots=True)
 class Alive(Message):
     """From a thread of its own, so that a long step is not taken for a stopped process."""
+
+
+# ------------------------------------------------------------------------------------------- executor and nursery
+@dataclass(frozen=True, slots=True)
+class Fork(Message):
+    """Make a worker. Beside it: the worker's end of its channel, and its log's descriptor if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forked(Message):
+    """The worker asked for is there; requests are answered in their order."""
+
+    pid: int
+    error: str = ""  # why there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Kill(Message):
+    """Send a worker a signal; one that has ended already is not confused with whoever has its number now."""
+
+    pid: int
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited(Message):
+    """A worker has ended and is reaped; what it had started itself is killed."""
+
+    pid: int
+    code: int  # as in subprocess: an exit code, or the negative number of the signal that ended it
 
 
 _KINDS: dict[str, type[Message]] = {

@@ -1,0 +1,1 @@
+"""Where orders are carried out: this machine, a Ray cluster, a federation."""

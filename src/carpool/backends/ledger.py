@@ -1,0 +1,137 @@
+"""What has become of every job of a run: followed record by record, for the live table, the JSON and the folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from carpool.core.messages import (
+    AssignApplied,
+    Fact,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobSubmitted,
+    NodeLost,
+    ProgressReported,
+    Record,
+    ReleaseApplied,
+)
+from carpool.core.model import Allocation, JobId, JobSpec, Phase
+from carpool.runtime.reports import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One decision about a job: what it got, when, and why."""
+
+    at: float
+    allocation: Allocation | None
+    reason: str
+
+
+@dataclass(slots=True)
+class Account:
+    """One job from its submission to its end."""
+
+    spec: JobSpec
+    submitted_at: float
+    phase: Phase = Phase.WAITING
+    ended_at: float | None = None
+    held: Allocation | None = None
+    held_since: float = 0.0
+    held_s: float = 0.0  # time holding any device, up to `held_since`
+    done: float = 0.0  # steps, at `as_of`
+    rate: float = 0.0
+    as_of: float = 0.0
+    loss: float | None = None
+    error: str = ""
+    outcome: Outcome | None = None
+    decisions: list[Given] = field(default_factory=list)
+    story: list[tuple[float, str]] = field(default_factory=list)  # what the executor told
+
+    @property
+    def jct_s(self) -> float | None:
+        """End less submission."""
+        return None if self.ended_at is None else self.ended_at - self.submitted_at
+
+    @property
+    def wait_s(self) -> float | None:
+        """Time without any device."""
+        return None if self.jct_s is None else max(0.0, self.jct_s - self.held_s)
+
+    def hold(self, at: float, allocation: Allocation | None) -> None:
+        """Hold something else, or nothing, from now on."""
+        if self.held is not None:
+            self.held_s += at - self.held_since
+        self.held, self.held_since = allocation, at
+
+
+class Ledger:
+    """An observer of the scheduler with an account for every job, in order of submission."""
+
+    def __init__(self) -> None:
+        self.accounts: dict[JobId, Account] = {}
+        self.reason = ""  # of the newest decision
+        self.at = 0.0
+
+    def record(self, record: Record) -> None:
+        """Take in one record."""
+        self.at = record.at
+        for fact in record.facts:
+            self._take(record.at, fact)
+        if record.planned is None or not record.planned.changes:
+            return
+        self.reason = record.planned.reason
+        for change in record.planned.changes:
+            account = self.accounts[change.job]
+            account.hold(record.at, change.allocation)
+            account.phase = Phase.WAITING if change.allocation is None else Phase.RUNNING
+            account.rate = 0.0 if change.allocation is None else account.rate
+            account.decisions.append(Given(record.at, change.allocation, record.planned.reason))
+
+    def tell(self, at: float, job: JobId, words: str) -> None:
+        """Note what the executor says about a job."""
+        self.accounts[job].story.append((at, words))
+
+    def close(self, outcome: Outcome) -> None:
+        """Note how a training ended."""
+        account = self.accounts[outcome.job]
+        account.outcome = outcome
+        account.done = float(outcome.steps)
+
+    def _take(self, at: float, fact: Fact) -> None:
+        match fact:
+            case JobSubmitted(spec=spec):
+                phase = Phase.BLOCKED if spec.after else Phase.WAITING
+                self.accounts[spec.id] = Account(spec, at, phase, as_of=at)
+            case AssignApplied(job=job, done=done) | ReleaseApplied(job=job, done=done):
+                account = self.accounts[job]
+                account.done, account.as_of = done, at
+            case ProgressReported(job=job, done=done, rate=rate, loss=loss):
+                account = self.accounts[job]
+                account.done, account.rate, account.as_of = done, rate, at
+                account.loss = account.loss if loss is None else loss
+            case JobFinished(job=job):
+                self._end(at, job, Phase.FINISHED)
+            case JobCancelled(job=job):
+                self._end(at, job, Phase.CANCELLED)
+            case JobFailed(job=job, error=error):
+                self._end(at, job, Phase.FAILED)
+                self.accounts[job].error = error
+            case JobCrashed(job=job) | JobPaused(job=job):
+                self._take_off(at, self.accounts[job])
+            case NodeLost():
+                for account in self.accounts.values():
+                    if account.held is not None:
+                        self._take_off(at, account)
+
+    def _take_off(self, at: float, account: Account) -> None:
+        account.hold(at, None)
+        account.phase, account.rate = Phase.WAITING, 0.0
+
+    def _end(self, at: float, job: JobId, phase: Phase) -> None:
+        account = self.accounts[job]
+        account.hold(at, None)
+        account.phase, account.ended_at, account.rate = phase, at, 0.0

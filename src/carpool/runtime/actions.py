@@ -1,0 +1,121 @@
+"""What a team of workers wants done: values that the executor carries out, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from carpool.core.messages import Fact
+from carpool.runtime.protocol import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The shared memory of a formation, made when it is first named."""
+
+    formation: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """A memory file for a job's state, made when it is first named and kept until it is dropped."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Start a worker on a device and let it begin."""
+
+    worker: int
+    device: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Say something to a worker."""
+
+    worker: int
+    message: Message
+    beside: Segment | Mirror | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End a worker's process now."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A mirror is no longer needed."""
+
+    mirror: Mirror
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Words for the job's story."""
+
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """A fact for the scheduler."""
+
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Let every other job on a device stand still until `Unpark`, and answer with `Team.parked`."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unpark:
+    """The neighbours may go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How steps are cut over the devices from a step on: default mode replays with the same parts."""
+
+    step: int
+    devices: tuple[int, ...]
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Keep a cut durably, beside the checkpoints."""
+
+    cut: Cut
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The job is over and has no process left."""
+
+    reason: str
+    steps: int = 0
+    epochs: int = 0
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    digest: str | None = None
+    samples_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The team was stopped and has no process left; its job is not over."""
+
+    steps: int
+
+
+Action = Fork | Send | Kill | Drop | Tell | Emit | Park | Unpark | Write | Ended | Stopped

@@ -1,0 +1,306 @@
+"""Reads a job file: TOML tables to specs and programs; each mistake is told with file, job, key, value and way out."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from carpool.core.errors import InputError, UnknownName
+from carpool.core.model import JobId, JobSpec, Kind
+from carpool.core.topology import Cluster
+from carpool.core.units import parse_bytes, parse_seconds
+from carpool.runtime.entryfile import check_entry
+from carpool.runtime.program import Program
+from carpool.runtime.reading import Table
+
+KEYS = (
+    *("name", "entry", "args", "sweep", "command", "python", "folder", "environment"),
+    *("devices", "min_devices", "max_devices", "kinds", "memory", "weight", "user", "after"),
+    *("batch", "exact", "shards", "sync_batchnorm", "seed"),
+    *("checkpoint_every", "keep", "time_limit", "retries"),
+)
+_OWN = frozenset({"name", "entry", "command", "after", "sweep"})  # what a job cannot take from [defaults]
+_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,99}")
+_DEFAULT_SHARDS = 8
+
+
+class Listed(NamedTuple):
+    """One job of a file: what the scheduler knows of it, and what its workers do."""
+
+    spec: JobSpec
+    program: Program
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """A file that was read and found in order."""
+
+    path: Path
+    jobs: tuple[Listed, ...]
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending: what a run of it is called."""
+        return self.path.stem
+
+
+def read_jobs(path: Path) -> JobFile:
+    """Read and check a job file, without importing any entry."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", where=str(path), way_out="Name a job file.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"is not TOML: {error}", where=str(path)) from None
+    return JobFile(path, parse_jobs(data, path.parent, str(path)))
+
+
+def parse_jobs(data: Mapping[str, Any], folder: Path, where: str) -> tuple[Listed, ...]:
+    """The jobs of a file's content; relative paths are looked up from `folder`."""
+    for key in data:
+        if key not in {"job", "defaults"}:
+            raise UnknownName("table", key, ["job", "defaults"], where=where)
+    defaults = data.get("defaults", {})
+    Table(defaults, f"{where}: defaults").only([key for key in KEYS if key not in _OWN])
+    tables = data.get("job", [])
+    if not isinstance(tables, list) or not tables:
+        raise InputError("has no [[job]]", where=where, way_out='Add one: [[job]] name = "a" entry = "train.py:main".')
+    jobs: list[Listed] = []
+    sweeps: dict[str, list[JobId]] = {}  # a swept job's name stands for all of them in `after`
+    for place, table in enumerate(tables, start=1):
+        made = _expanded(table, defaults, place, folder, where)
+        if len(made) > 1 or "sweep" in table:
+            sweeps[str(table.get("name"))] = [job.spec.id for job in made]
+        jobs += made
+    _refuse_twins(jobs, where)
+    return tuple(_in_order([_with_sweeps(job, sweeps) for job in jobs], where))
+
+
+def check_fit(jobs: Sequence[Listed], cluster: Cluster) -> list[str]:
+    """InputError where a job can never run on these devices; notes where it cannot have all it may use."""
+    notes = []
+    for spec, _ in jobs:
+        unknown = next((kind for kind in spec.kinds if kind not in cluster.capacity), None)
+        if unknown is not None:
+            raise UnknownName("device kind", unknown, cluster.capacity, where=f"job {spec.id!r}: kinds")
+        there = sum(count for kind, count in cluster.capacity.items() if not spec.kinds or kind in spec.kinds)
+        if spec.narrowest > there:
+            of_kind = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
+            raise InputError(
+                f"job {spec.id!r} asks {spec.narrowest} devices{of_kind}; there are {there}",
+                way_out="Lower devices or min_devices, or give more with --devices.",
+            )
+        if spec.widest > there:
+            notes.append(f"job {spec.id!r} could use {spec.widest} devices; there are {there}")
+        sizes = [cluster.least_memory[kind] for kind in cluster.kinds if not spec.kinds or kind in spec.kinds]
+        if sizes and all(0 < size < spec.memory_bytes for size in sizes):
+            raise InputError(
+                f"job {spec.id!r} asks {spec.memory_bytes} bytes of memory on a device; the largest has {max(sizes)}",
+                way_out="Lower memory, or leave it out.",
+            )
+    return notes
+
+
+# ---------------------------------------------------------------------------------------------------------- one job
+def _expanded(given: object, defaults: Mapping[str, Any], place: int, folder: Path, where: str) -> list[Listed]:
+    """A table as one job, or as one for every combination of its sweep."""
+    if not isinstance(given, dict):
+        raise InputError(f"job {place} is {given!r}", where=where, way_out="Write it as a [[job]] table.")
+    name = _name(given, place, where)
+    where = f"{where}: job {name!r}"
+    table = Table({**defaults, **given}, where)
+    table.only(KEYS)
+    sweep = table.mapping("sweep")
+    if not sweep:
+        return [_job(name, table, folder)]
+    for key, values in sweep.items():
+        if not isinstance(values, list) or not values:
+            raise InputError(f"sweep.{key} is {values!r}", where=where, way_out="Give a list of values to try.")
+    jobs = []
+    for number, values in enumerate(itertools.product(*sweep.values()), start=1):
+        args = {**table.mapping("args"), **dict(zip(sweep, values, strict=True))}
+        jobs.append(_job(f"{name}-{number}", Table({**table.values, "args": args}, where), folder))
+    return jobs
+
+
+def _name(table: Mapping[str, Any], place: int, where: str) -> str:
+    name = table.get("name")
+    if name is None:
+        raise InputError(f"job {place} has no name", where=where, way_out='Give it one: name = "mlp".')
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InputError(
+            f"job {place} is named {name!r}",
+            where=where,
+            way_out="A name begins with a letter or digit and holds letters, digits, '.', '_' and '-', at most 100.",
+        )
+    return name
+
+
+def _job(name: str, table: Table, folder: Path) -> Listed:
+    home = folder / table.text("folder")
+    if not home.is_dir():
+        raise InputError(f"folder is {str(home)!r}, which is no folder", where=table.where, way_out="Name one.")
+    entry, command = table.text("entry"), table.texts("command")
+    if bool(entry) == bool(command):
+        problem = "has both entry and command" if entry else "has neither entry nor command"
+        way_out = 'Give one of them: entry = "digits.py:mlp" or command = ["python", "train.py"].'
+        raise InputError(problem, where=table.where, way_out=way_out)
+    program = _program(table, home, entry, command)
+    spec = _spec(name, table, program)
+    if command:
+        _check_command(table, spec)
+    else:
+        check_entry(entry, program.args, home, table.where)
+    if program.exact and "shards" not in table.values and spec.widest == 1:
+        program = replace(program, shards=1)  # one device for life: nothing is gained by cutting its steps
+    return Listed(spec, program)
+
+
+def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> Program:
+    exact = table.flag("exact")
+    shards = table.whole("shards", _DEFAULT_SHARDS)
+    if shards & (shards - 1):
+        raise InputError(f"shards is {shards}", where=table.where, way_out="Give a power of two: 1, 2, 4, 8, 16 …")
+    if "shards" in table.values and not exact:
+        raise InputError("shards is given, exact is not", where=table.where, way_out="Add exact = true.")
+    batch = _batch(table)
+    return Program(
+        entry=entry,
+        args=table.mapping("args"),
+        command=command,
+        folder=str(home.resolve()),
+        environment=table.settings("environment"),
+        python=table.text("python"),
+        seed=table.whole("seed", 0, least=0),
+        exact=exact,
+        shards=shards,
+        batch_size=batch.whole("size", 0, least=0),
+        batch_per_device=batch.choice("per", ("step", "device")) == "device",
+        sync_batchnorm=table.flag("sync_batchnorm"),
+        checkpoint_s=parse_seconds(table.values.get("checkpoint_every", 60.0), f"{table.where}: checkpoint_every"),
+        keep=table.whole("keep", 2),
+        time_limit_s=parse_seconds(table.values.get("time_limit", 0.0), f"{table.where}: time_limit"),
+        retries=table.whole("retries", 3, least=0),
+    )
+
+
+def _batch(table: Table) -> Table:
+    """``batch = 64`` or ``batch = { size, tune, min, max, per }``."""
+    given = table.values.get("batch", {})
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = {"size": given}
+    batch = Table(given, f"{table.where}: batch")
+    batch.only(["size", "tune", "min", "max", "per"])
+    if batch.flag("tune") and not {"min", "max"} <= batch.values.keys():
+        raise InputError(
+            "tune is on without a range",
+            where=batch.where,
+            way_out="Say how far: { tune = true, min = 32, max = 512 }.",
+        )
+    if batch.flag("tune") and table.flag("exact"):
+        raise InputError(
+            "tune is on and the job is exact", where=batch.where, way_out="Tuning changes the training: choose one."
+        )
+    if batch.whole("min", 1) > batch.whole("max", 1 << 31):
+        raise InputError(
+            f"min is {batch.values['min']}, max is {batch.values['max']}", where=batch.where, way_out="Swap them."
+        )
+    return batch
+
+
+def _spec(name: str, table: Table, program: Program) -> JobSpec:
+    devices, least, most = (table.whole(key, 0, least=0) for key in ("devices", "min_devices", "max_devices"))
+    least = least or (1 if most else devices)
+    devices = devices or max(1, least)
+    least, most = least or devices, most or max(devices, least)
+    if not least <= devices <= most:
+        raise InputError(
+            f"min_devices is {least}, devices {devices}, max_devices {most}",
+            where=table.where,
+            way_out="They must not fall: min_devices <= devices <= max_devices.",
+        )
+    if program.exact and most > program.shards and "shards" in table.values:
+        raise InputError(
+            f"max_devices is {most}, shards is {program.shards}",
+            where=table.where,
+            way_out="A shard is never cut: raise shards, or lower max_devices.",
+        )
+    batch = _batch(table)
+    return JobSpec(
+        JobId(name),
+        devices,
+        model=program.entry or program.command[0],
+        batch_size=program.batch_size,
+        weight=table.number("weight", 1.0),
+        user=table.text("user"),
+        min_devices=least,
+        max_devices=most,
+        batch_range=(batch.whole("min", 1), batch.whole("max", 1)) if batch.flag("tune") else None,
+        memory_bytes=parse_bytes(table.values.get("memory", 0), f"{table.where}: memory"),
+        kinds=tuple(Kind(kind) for kind in table.texts("kinds")),
+        exact=program.exact,
+        after=tuple(JobId(other) for other in table.texts("after")),
+        retries=program.retries,
+    )
+
+
+def _check_command(table: Table, spec: JobSpec) -> None:
+    """A program of any kind is placed and shared, and that is all."""
+    for key in ("args", "sweep", "exact", "batch", "sync_batchnorm"):
+        if table.values.get(key):
+            raise InputError(
+                f"{key} is given for a command", where=table.where, way_out="Only jobs with an entry know it."
+            )
+    if spec.narrowest != spec.widest:
+        raise InputError(
+            f"min_devices is {spec.narrowest}, max_devices {spec.widest}; a command cannot be resized",
+            where=table.where,
+            way_out="Give devices only.",
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- all jobs
+def _refuse_twins(jobs: Sequence[Listed], where: str) -> None:
+    names = [spec.id for spec, _ in jobs]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two jobs are named {name!r}", where=where, way_out="Give every job a name of its own.")
+
+
+def _with_sweeps(job: Listed, sweeps: Mapping[str, Sequence[JobId]]) -> Listed:
+    after = tuple(name for needed in job.spec.after for name in sweeps.get(needed, [needed]))
+    return Listed(replace(job.spec, after=after), job.program) if after != job.spec.after else job
+
+
+def _in_order(jobs: Sequence[Listed], where: str) -> list[Listed]:
+    """The jobs as given, after a check that what they wait for exists and that nobody waits for himself."""
+    after = {job.spec.id: job.spec.after for job in jobs}
+    for name, needed in after.items():
+        for other in needed:
+            if other not in after:
+                raise UnknownName("job", other, after, where=f"{where}: job {name!r}: after")
+    settled: set[JobId] = set()
+    left = dict(after)
+    while ready := [name for name, needed in left.items() if settled.issuperset(needed)]:
+        settled.update(ready)
+        for name in ready:
+            del left[name]
+    if left:
+        raise InputError(
+            f"jobs wait for each other in a circle: {_circle(left)}", where=where, way_out="Take one 'after' away."
+        )
+    return list(jobs)
+
+
+def _circle(after: Mapping[JobId, Sequence[JobId]]) -> str:
+    walked = [next(iter(after))]
+    while True:
+        following = next(name for name in after[walked[-1]] if name in after)
+        if following in walked:
+            return " after ".join([*walked[walked.index(following) :], following])
+        walked.append(following)

@@ -1,0 +1,289 @@
+"""The nursery: a process that has torch imported and forks workers, so that a new one takes milliseconds.
+
+It is started by fork and exec (``python -m carpool.runtime.nursery``), not by a plain fork of the executor: so it has
+none of the executor's descriptors, threads and event loop, can be started at any time, and the executor itself need not
+import torch. It has a single thread and never touches CUDA, which is what makes forking it safe. Every worker leads a
+session of its own and dies with the nursery; the nursery dies with the executor and takes along what workers started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from carpool.core.errors import CarpoolError
+from carpool.runtime.channel import AsyncChannel, Channel, Closed, close_all, pair
+from carpool.runtime.deathbed import call_oneself, die_with
+from carpool.runtime.protocol import Alive, Exited, Fork, Forked, Kill
+
+_START_S = 120.0  # importing torch from a cold disk takes its time
+_STOP_S = 10.0
+# Libraries that would start threads of their own when imported; workers set their threads themselves.
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class NurseryGone(CarpoolError):
+    """The nursery has ended, and all its workers with it."""
+
+
+class Nursery:
+    """The executor's handle on its nursery.
+
+    ``on_exit`` is called in the loop with every worker that has ended; ``on_gone`` once if the nursery itself ends
+    without being asked to.
+    """
+
+    def __init__(
+        self,
+        on_exit: Callable[[Exited], object],
+        on_gone: Callable[[str], object] = lambda reason: None,
+        *,
+        preload: Sequence[str] = (),  # modules to import beforehand, beside torch: what most entries import
+    ) -> None:
+        self._on_exit = on_exit
+        self._on_gone = on_gone
+        self._preload = tuple(preload)
+        self._forks: deque[asyncio.Future[int]] = deque()
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Start it and wait until it can fork."""
+        ours, theirs = pair()
+        with theirs:
+            program = [sys.executable, "-P", "-m", "carpool.runtime.nursery"]
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - exec takes a millisecond, and no thread may be started
+                [*program, str(theirs.fileno()), str(os.getpid()), *self._preload],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | dict.fromkeys(_ONE_THREAD, "1"),
+                process_group=0,  # Ctrl-C in the terminal is the executor's business
+            )
+        self._channel = AsyncChannel(ours)
+        try:
+            await asyncio.wait_for(self._channel.receive(), _START_S)
+        except (Closed, TimeoutError) as error:
+            await self.stop()
+            raise NurseryGone(f"the nursery did not start: {error}. What it said stands on stderr.") from error
+        self._listener = asyncio.create_task(self._listen())
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    async def fork(self, channel: socket.socket, log: int | None = None) -> int:
+        """Make a worker that serves this end of a channel (which may be closed here afterwards); its pid."""
+        if self._stopping or self._listener.done():
+            raise NurseryGone("the nursery has ended")
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._forks.append(answer)
+        self._channel.send(Fork(), [channel.fileno()] if log is None else [channel.fileno(), log])
+        return await answer
+
+    def kill(self, pid: int, sign: signal.Signals = signal.SIGKILL) -> None:
+        """Send a worker a signal; nothing happens if it has ended."""
+        self._channel.send(Kill(pid, int(sign)))
+
+    async def stop(self) -> None:
+        """End it and all workers that are left; returns when they are gone."""
+        self._stopping = True
+        self._channel.close()
+        try:
+            await asyncio.wait_for(_ended(self._process), _STOP_S)
+        except TimeoutError:
+            self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(AttributeError):
+            await self._listener
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                match (await self._channel.receive()).message:
+                    case Forked(pid, error):
+                        _settle(self._forks.popleft(), pid, error)
+                        await asyncio.sleep(0)  # whoever asked hears of the worker before it hears of its end
+                    case Exited() as exited:
+                        self._on_exit(exited)
+        except Closed as error:
+            for answer in self._forks:
+                if not answer.done():
+                    answer.set_exception(NurseryGone(f"the nursery has ended: {error}"))
+            if not self._stopping:
+                self._on_gone(str(error))
+
+
+def _settle(answer: asyncio.Future[int], pid: int, error: str) -> None:
+    if answer.cancelled():
+        return
+    if error:
+        answer.set_exception(CarpoolError(f"no worker could be forked: {error}"))
+    else:
+        answer.set_result(pid)
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a child without a thread."""
+    handle = os.pidfd_open(process.pid)
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    loop.add_reader(handle, lambda: ended.done() or ended.set_result(None))
+    try:
+        await ended
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
+
+
+# -------------------------------------------------------------------------------------------------- the process itself
+
+
+class _Server:
+    """Forks on request, reaps, reports; ends when the executor does."""
+
+    def __init__(self, channel: Channel, inbox: int) -> None:
+        self._channel = channel
+        self._inbox = inbox
+        self._workers: dict[int, int] = {}  # handle to pid
+        self._poll = select.poll()
+        self._poll.register(inbox, select.POLLIN)
+
+    def serve(self) -> None:
+        """Go on until the executor is gone."""
+        try:
+            while True:
+                for ready, _ in self._poll.poll():
+                    if ready == self._inbox:
+                        self._hear()
+                    else:
+                        self._bury(ready)
+        except Closed:
+            pass
+        finally:
+            for handle, pid in self._workers.items():
+                _kill_family(pid)
+                os.waitpid(pid, 0)
+                os.close(handle)
+
+    def _hear(self) -> None:
+        while self._channel.poll():
+            received = self._channel.receive()
+            assert received is not None
+            match received.message:
+                case Fork():
+                    self._fork(received.fds)
+                case Kill(pid, sign):
+                    if pid in self._workers.values():
+                        os.kill(pid, sign)
+
+    def _fork(self, fds: tuple[int, ...]) -> None:
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the child has a handler of its own
+        try:
+            pid = os.fork()
+            if not pid:
+                os._exit(self._become_worker(parent, fds))
+        except OSError as error:
+            self._channel.send(Forked(0, error.strerror or str(error)))
+            return
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            close_all(fds)
+        handle = os.pidfd_open(pid)
+        self._workers[handle] = pid
+        self._poll.register(handle, select.POLLIN)
+        self._channel.send(Forked(pid))
+
+    def _bury(self, handle: int) -> None:
+        pid = self._workers.pop(handle)
+        self._poll.unregister(handle)
+        os.close(handle)
+        _kill_family(pid)  # while its number cannot be anybody else's yet
+        _, status = os.waitpid(pid, 0)
+        self._channel.send(Exited(pid, os.waitstatus_to_exitcode(status)))
+
+    def _become_worker(self, parent: int, fds: tuple[int, ...]) -> int:
+        """In the child: shed what is the nursery's, and work."""
+        try:
+            die_with(parent)
+            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            if len(fds) > 1:
+                os.dup2(fds[1], 1)
+                os.dup2(fds[1], 2)
+            self._channel.close()  # also takes its number from the socket, which must not close another's later
+            _close_all_but(fds[0])
+            from carpool.runtime.worker import main as work
+
+            return work(Channel(socket.socket(fileno=fds[0])))
+        except BaseException:  # noqa: BLE001 - nothing may climb into the nursery's own frames
+            traceback.print_exc()
+            return 1
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+
+def _kill_family(pid: int) -> None:
+    """Kill a worker and what it started and left in its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)  # it may not have come to lead a group of its own yet
+
+
+def _close_all_but(kept: int) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != kept:
+            with contextlib.suppress(OSError):  # the one that the listing itself had open
+                os.close(int(name))
+
+
+def _warm_up(preload: Sequence[str]) -> None:
+    """Import all that workers need, without ever computing (that would start threads) or touching CUDA."""
+    import torch
+
+    importlib.import_module("carpool.runtime.worker")
+    # The first optimizer a process builds imports some 800 modules of torch.
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    for name in preload:
+        importlib.import_module(name)
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    assert threads == 1, f"the nursery has {threads} threads and must not fork"
+    for name in _ONE_THREAD:
+        del os.environ[name]
+
+
+def main() -> int:
+    """``python -m carpool.runtime.nursery FD PARENT [MODULE …]``: serve the executor at the other end of FD."""
+    die_with(int(sys.argv[2]), signal.SIGTERM)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    call_oneself("carpool-nursery")
+    end = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(end.fileno(), False)
+    channel = Channel(end)
+    _warm_up(sys.argv[3:])
+    gc.freeze()  # workers share these pages; a collection would write to all of them
+    channel.send(Alive())
+    _Server(channel, end.fileno()).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

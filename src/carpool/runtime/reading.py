@@ -1,0 +1,85 @@
+"""Typed reading of one TOML table: a value of the wrong kind is told with its place, and so is the right kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from typing import Any, NoReturn
+
+from carpool.core.errors import InputError, UnknownName
+
+
+class Table:
+    """A table and where it stands, for errors."""
+
+    def __init__(self, values: object, where: str) -> None:
+        if not isinstance(values, Mapping):
+            raise InputError(f"is {values!r}", where=where, way_out="Write a table: { key = value }.")
+        self.values: Mapping[str, Any] = values
+        self.where = where
+
+    def only(self, keys: Iterable[str]) -> None:
+        """Refuse keys that nobody reads."""
+        known = list(keys)
+        for key in self.values:
+            if key not in known:
+                raise UnknownName("key", key, known, where=self.where)
+
+    def text(self, key: str) -> str:
+        """A text; empty where it is not given."""
+        value = self.values.get(key, "")
+        return value if isinstance(value, str) else self._refuse(key, 'Write a text: "…".')
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts, or one text that stands for a list of itself."""
+        value = self.values.get(key, [])
+        items = [value] if isinstance(value, str) and key != "command" else value
+        if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
+            self._refuse(key, 'Write a list of texts: ["…", "…"].')
+        return tuple(items)
+
+    def flag(self, key: str) -> bool:
+        """True or false; false where it is not given."""
+        value = self.values.get(key, False)
+        return value if isinstance(value, bool) else self._refuse(key, "Write true or false.")
+
+    def whole(self, key: str, default: int, *, least: int = 1) -> int:
+        """A whole number of at least `least`."""
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or (value < least and key in self.values):
+            self._refuse(key, f"Give a whole number of at least {least}.")
+        return int(value)
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number above 0."""
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+            self._refuse(key, "Give a number above 0.")
+        return float(value)
+
+    def choice(self, key: str, among: Sequence[str]) -> str:
+        """One of a few words; the first where it is not given."""
+        value = self.values.get(key, among[0])
+        return str(value) if value in among else self._refuse(key, f"Choose {' or '.join(map(repr, among))}.")
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """A table inside the table, of values that JSON knows."""
+        value = self.values.get(key, {})
+        if not isinstance(value, Mapping):
+            self._refuse(key, "Write a table: { lr = 0.1 }.")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            self._refuse(key, "Use texts, finite numbers, true, false, lists and tables only.")
+        return dict(value)
+
+    def settings(self, key: str) -> dict[str, str]:
+        """A table of texts; numbers are taken as they are written."""
+        given = self.mapping(key)
+        if not all(isinstance(value, str | int | float) for value in given.values()):
+            self._refuse(key, 'Write a table of texts: { NAME = "…" }.')
+        return {name: str(value) for name, value in given.items()}
+
+    def _refuse(self, key: str, way_out: str) -> NoReturn:
+        raise InputError(f"{key} is {self.values.get(key)!r}", where=self.where, way_out=way_out)
