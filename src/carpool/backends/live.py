@@ -64,7 +64,9 @@ class Live:
             guess = self._prior(placement.groups, placement.fraction)
             return Estimate(guess, guess * _UNSURE)
         _, groups, fraction, _ = near
-        guess = self._rates[near].mean * self._prior(placement.groups, placement.fraction) / self._prior(groups, fraction)
+        guess = (
+            self._rates[near].mean * self._prior(placement.groups, placement.fraction) / self._prior(groups, fraction)
+        )
         return Estimate(guess, guess * _UNSURE)
 
     def remaining(self, job: Job, at: float) -> Estimate:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
 from carpool.core.errors import CarpoolError
-from carpool.core.messages import Fact, JobFailed, Order, Woke
+from carpool.core.messages import Fact, JobFailed, JobFinished, Order, Woke
 from carpool.core.model import JobId, Phase
 from carpool.core.scheduler import Scheduler
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Gone, Outcome, Report
 
 _LAST_WORDS_S = 5.0  # how long outcomes may lag behind the facts that jobs are over
+
+
+class ExecutorGone(CarpoolError):
+    """The executor process ended by itself; what it kept on disk can be resumed."""
 
 
 class Link(Protocol):
@@ -76,11 +81,15 @@ class Ending(StrEnum):
 class LocalBackend:
     """Runs the jobs of a scheduler on this machine until all are over or somebody interrupts.
 
-    `take` is shown every report, with its instant, after the scheduler has had the facts in it.
+    `take` is shown every report with its instant, after the scheduler has had the facts in it.
     """
 
     def __init__(
-        self, scheduler: Scheduler, link: Link, pace: Pace, take: Callable[[float, Report], None] = lambda at, report: None
+        self,
+        scheduler: Scheduler,
+        link: Link,
+        pace: Pace,
+        take: Callable[[float, Report], None] = lambda at, report: None,
     ) -> None:
         self._scheduler = scheduler
         self._link = link
@@ -88,7 +97,9 @@ class LocalBackend:
         self._take = take
         self._interrupted = asyncio.Event()
         self._hurried = asyncio.Event()
-        self._reported: set[JobId] = set()  # jobs whose outcome has come
+        self._receiving: asyncio.Task[Report] | None = None
+        self._unreported: set[JobId] = set()  # finished jobs whose outcome has not come
+        self._reported: set[JobId] = set()
 
     def interrupt(self) -> None:
         """Stop at the next step boundaries with checkpoints; called a second time, at once."""
@@ -96,101 +107,96 @@ class LocalBackend:
             self._hurried.set()
         self._interrupted.set()
 
-    async def run(self, facts: Sequence[Fact], orders: Sequence[Order] = ()) -> Ending:
-        """Begin with these facts and these orders, and go on to the end."""
-        self._link.carry(orders)
-        self._handle(facts)
-        receiving = asyncio.create_task(self._link.receive())
+    async def run(self, facts: Sequence[Fact]) -> Ending:
+        """Begin with these facts and go on to the end."""
+        self._handle(self._now(), facts)
         interrupted = asyncio.create_task(self._interrupted.wait())
         try:
             while self._scheduler.jobs:
                 if self._interrupted.is_set():
-                    await self._stop(receiving)
+                    await self._stop()
                     return Ending.INTERRUPTED
                 self._fail_the_starved()
-                await self._pace.wait({receiving, interrupted}, self._scheduler.wake_at)
-                receiving = self._step(receiving)
-            await self._hear_out(receiving)
+                await self._listen({interrupted}, self._scheduler.wake_at)
+                self._wake()
+            await self._hear_out()
             await self._link.stop(checkpoint=False)
         finally:
-            receiving.cancel()
             interrupted.cancel()
+            if self._receiving is not None:
+                self._receiving.cancel()
         return Ending.DONE
 
-    # ------------------------------------------------------------------------------------------------------- inside
-    def _step(self, receiving: asyncio.Task[Report]) -> asyncio.Task[Report]:
-        """Take in what has come, or the time that has come."""
-        if receiving.done():
-            self._hear(receiving.result())
-            return asyncio.create_task(self._link.receive())
-        wake_at = self._scheduler.wake_at
-        if wake_at is not None and self._pace.now() >= wake_at:
-            self._handle((Woke(),))
-        return receiving
+    # ------------------------------------------------------------------------------------------------------- hearing
+    async def _listen(self, others: set[asyncio.Task[Any]], until: float | None, *, carry: bool = True) -> None:
+        """Wait for a report, for one of the others, or for an instant; take the report in if one has come."""
+        if self._receiving is None:
+            self._receiving = asyncio.create_task(self._link.receive())
+        await self._pace.wait({self._receiving, *others}, until)
+        if self._receiving.done():
+            report = self._receiving.result()
+            self._receiving = None
+            self._hear(report, carry=carry)
 
-    def _hear(self, report: Report, *, carry: bool = True) -> None:
-        if isinstance(report, Gone):
-            raise CarpoolError(f"the executor has gone: {report.reason}. Jobs can be resumed from their checkpoints.")
+    def _hear(self, report: Report, *, carry: bool) -> None:
         at = self._now()
-        if isinstance(report, Facts):
-            self._handle(report.facts, at, carry=carry)
-        elif isinstance(report, Outcome):
-            self._reported.add(report.job)
+        match report:
+            case Gone(reason=reason):
+                raise ExecutorGone(f"the executor has gone: {reason}")
+            case Facts(facts=facts):
+                self._handle(at, facts, carry=carry)
+            case Outcome(job=job):
+                self._reported.add(job)
+                self._unreported.discard(job)
         self._take(at, report)
+
+    def _handle(self, at: float, facts: Sequence[Fact], *, carry: bool = True) -> None:
+        if not facts:
+            return
+        orders = self._scheduler.handle(at, facts)
+        ended = {fact.job for fact in facts if isinstance(fact, JobFinished)}
+        self._unreported |= ended - self._reported
+        if orders and carry:
+            self._link.carry(orders)
 
     def _now(self) -> float:
         """The time; never before what the scheduler has seen."""
         return max(self._pace.now(), self._scheduler.at)
 
-    def _handle(self, facts: Sequence[Fact], at: float | None = None, *, carry: bool = True) -> None:
-        if facts:
-            orders = self._scheduler.handle(self._now() if at is None else at, facts)
-            if orders and carry:
-                self._link.carry(orders)
+    def _wake(self) -> None:
+        wake_at = self._scheduler.wake_at
+        if wake_at is not None and self._now() >= wake_at:
+            self._handle(self._now(), (Woke(),))
 
     def _fail_the_starved(self) -> None:
-        """Jobs that wait while nothing runs, nothing will wake the policy and nothing else will happen never run."""
+        """Jobs that wait while nothing runs, nobody will wake the policy and nothing else will happen never run."""
         scheduler = self._scheduler
         if scheduler.num_running or scheduler.wake_at is not None:
             return
-        error = f"policy {scheduler.policy!r} gives it no devices, and nothing is left that could change its mind"
+        error = f"policy {scheduler.policy!r} gives it no devices, and nothing is left to happen that could change that"
         waiting = [job for job in scheduler.jobs.values() if job.phase is Phase.WAITING]
-        self._handle([JobFailed(job.id, job.generation, error) for job in waiting])
+        self._handle(self._now(), [JobFailed(job.id, job.generation, error) for job in waiting])
 
-    async def _hear_out(self, receiving: asyncio.Task[Report]) -> None:
+    # -------------------------------------------------------------------------------------------------------- ending
+    async def _hear_out(self) -> None:
         """Outcomes may follow the facts; wait for those of the jobs that finished, but not for ever."""
-        until = self._pace.now() + _LAST_WORDS_S
-        while self._unreported() and self._pace.now() < until:
-            await self._pace.wait({receiving}, until)
-            if receiving.done():
-                report = receiving.result()
-                if isinstance(report, Gone):
-                    return
-                self._hear(report, carry=False)
-                receiving = asyncio.create_task(self._link.receive())
-        receiving.cancel()
+        until = self._now() + _LAST_WORDS_S
+        with contextlib.suppress(ExecutorGone):
+            while self._unreported and self._now() < until:
+                await self._listen(set(), until, carry=False)
 
-    def _unreported(self) -> bool:
-        return any(job not in self._reported for job in self._finished)
-
-    async def _stop(self, receiving: asyncio.Task[Report]) -> None:
+    async def _stop(self) -> None:
         """Stop the executor while it still talks; what is decided meanwhile is not carried out any more."""
         stopping = asyncio.create_task(self._link.stop(checkpoint=True))
         hurried = asyncio.create_task(self._hurried.wait())
         try:
-            while not stopping.done() and not hurried.done():
-                await self._pace.wait({stopping, receiving, hurried}, None)
-                if receiving.done():
-                    report = receiving.result()
-                    if isinstance(report, Gone):
-                        break
-                    self._hear(report, carry=False)
-                    receiving = asyncio.create_task(self._link.receive())
-            if hurried.done():
+            with contextlib.suppress(ExecutorGone):
+                while not stopping.done() and not hurried.done():
+                    await self._listen({stopping, hurried}, None, carry=False)
+            if hurried.done() and not stopping.done():
                 stopping.cancel()
                 await self._link.stop(checkpoint=False)
             else:
                 await stopping
         finally:
-            receiving.cancel()
             hurried.cancel()

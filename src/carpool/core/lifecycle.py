@@ -55,12 +55,14 @@ def next_phase(job: Job, step: Step) -> Phase:
     return phase
 
 
+_BLOCKED, _WAITING, _ASSIGN = Phase.BLOCKED, Phase.WAITING, Step.ASSIGN  # looking members up costs more than a call
+
 Service = tuple[tuple[Kind, float], ...]
 
 
 def submitted(spec: JobSpec, seq: int, at: float, *, blocked: bool) -> Job:
     """A job at its birth."""
-    phase = Phase.BLOCKED if blocked else Phase.WAITING
+    phase = _BLOCKED if blocked else _WAITING
     return Job(spec, seq, at, phase, as_of=at, since=at, past=Past(at, "was submitted"))
 
 
@@ -96,7 +98,7 @@ def moved(job: Job, at: float, step: Step, service: Service, words: str) -> Job:
 
 def assigned(job: Job, at: float, allocation: Allocation, believed: float, service: Service) -> Job:
     """The job after it was given an allocation that is not yet seen applied; it goes on as before until then."""
-    phase = next_phase(job, Step.ASSIGN)
+    phase = next_phase(job, _ASSIGN)
     return Job(
         job.spec,
         job.seq,

@@ -162,6 +162,13 @@ class Occupancy:
     def give(self, job: JobId, allocation: Allocation) -> None:
         """Take a job's allocation back."""
         for node, bank, run, bits, _ in self._pieces(allocation):
+            if not self._num_shared:  # nobody else is on any device
+                for device in run:
+                    self._put_residents(device, ())
+                if node.id not in self.lost:
+                    mask = self.free_mask(node.id)
+                    self._recount(node, bank, mask, mask | bits)
+                continue
             emptied = bits
             for device in run:
                 residents = self.residents(device)

@@ -41,6 +41,7 @@ from carpool.core.queue import Queue, Roster
 from carpool.core.reconcile import counts, orders_to_close
 from carpool.core.topology import Cluster, Node
 
+_CHECKED = (JobSubmitted, NodeJoined)  # facts that may be refused
 _ROUNDING = 1e-9  # rounds are multiples of a float; instants this close to one are on it
 
 
@@ -143,11 +144,13 @@ class Scheduler:
         """Fold the facts of one instant, then plan at most once; the orders that follow."""
         if at < self.at:
             raise CarpoolError(f"time ran backwards: facts of {at} s after those of {self.at} s")
-        self._refuse_unusable(facts)
+        if len(facts) > 1:
+            self._refuse_unusable(facts)
+            facts = in_folding_order(facts)
+        elif facts and type(facts[0]) in _CHECKED:
+            self._refuse_unusable(facts)
         self.at = at
         orders: list[Order] = []
-        if len(facts) > 1:
-            facts = in_folding_order(facts)
         ignored: Sequence[Fact] = ()
         places = self._fold(at, facts, orders)
         if places:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import inf
 
 from carpool.core.errors import CarpoolError
 from carpool.core.messages import Fact, JobSubmitted, Woke
@@ -43,17 +42,23 @@ class Engine:
     def run(self) -> None:
         """Run until every job is over, or nothing will ever happen again."""
         scheduler, timeline, machines = self._scheduler, self._timeline, self._machines
-        patience = _PATIENCE
+        idle = 0  # wake-ups and events in a row that led to nothing while nobody runs
         while True:
             next_at = timeline.next_at
             wake_at = scheduler.wake_at
-            if self._is_over(next_at, wake_at) or patience < 0:
+            if self._is_over(next_at, wake_at):
                 return
             if next_at is None or (self._has_all and not scheduler.num_running):
-                patience -= 1
+                idle += 1
+                if idle > _PATIENCE + len(timeline):  # events in the heap may have been overtaken
+                    return
             else:
-                patience = _PATIENCE + len(timeline)  # events in the heap may have been overtaken
-            at = min(inf if next_at is None else next_at, inf if wake_at is None else wake_at)
+                idle = 0
+            if wake_at is None or (next_at is not None and next_at < wake_at):
+                assert next_at is not None
+                at = next_at
+            else:
+                at = wake_at
             facts: Sequence[Fact] = timeline.happen(at)
             if not facts:
                 if at != wake_at:
@@ -61,9 +66,10 @@ class Engine:
                 facts = (Woke(),)
             while facts:
                 orders = scheduler.handle(at, facts)
+                facts = ()
                 if orders:
-                    patience = _PATIENCE + len(timeline)
-                facts = machines.apply(at, orders) if orders else ()
+                    idle = 0
+                    facts = machines.apply(at, orders)
 
     def _is_over(self, next_at: float | None, wake_at: float | None) -> bool:
         if next_at is None and wake_at is None:

@@ -1,0 +1,150 @@
+"""The folder of one run: settings, journal, and for every job its log, checkpoints, measurements and outcome.
+
+    run.json             what was asked: policy, devices, jobs
+    journal.jsonl        every fact and plan
+    jobs/NAME/log        what the job printed
+    jobs/NAME/metrics.jsonl, story.jsonl, outcome.json, checkpoints
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from carpool.core.errors import InputError
+from carpool.core.journal import spec_from_json, spec_to_json
+from carpool.core.model import JobId
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.jobfile import Listed
+from carpool.runtime.program import Program
+from carpool.runtime.reports import Outcome
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run was asked to do."""
+
+    version: str  # of carpool
+    policy: str
+    devices: tuple[LocalDevice, ...]
+    jobs: tuple[Listed, ...]
+
+
+class RunFolder:
+    """One run on disk; only one process at a time may hold it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @property
+    def journal(self) -> Path:
+        """Where the journal is."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was ever begun here."""
+        return (self.path / "run.json").is_file()
+
+    def job(self, name: str) -> Path:
+        """A job's own folder."""
+        return self.path / "jobs" / name
+
+    # -------------------------------------------------------------------------------------------------------- holding
+    def hold(self) -> None:
+        """Make the folder and keep others out until this process ends or lets go."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise InputError(
+                f"cannot be written: {error.strerror}", where=str(self.path), way_out="Name another with --state."
+            ) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise InputError(
+                "another run is going on in it", where=str(self.path), way_out="Wait for it, or name another --state."
+            ) from None
+        self._lock = handle
+
+    def let_go(self) -> None:
+        """Let others in."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # ------------------------------------------------------------------------------------------------ what was asked
+    def begin(self, settings: Settings) -> None:
+        """Write down what this run was asked to do; the jobs' folders are made."""
+        jobs = [{"spec": spec_to_json(spec), "program": asdict(program)} for spec, program in settings.jobs]
+        devices = [asdict(device) for device in settings.devices]
+        document = {"schema": SCHEMA, "version": settings.version, "policy": settings.policy}
+        try:
+            for spec, _ in settings.jobs:
+                self.job(spec.id).mkdir(parents=True, exist_ok=True)
+            self._replace("run.json", {**document, "devices": devices, "jobs": jobs})
+        except OSError as error:
+            raise InputError(f"cannot be written: {error}", where=str(self.path), way_out="Name another --state.") from None
+
+    def settings(self) -> Settings:
+        """What this run was asked to do."""
+        path = self.path / "run.json"
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["schema"] > SCHEMA:
+                raise InputError(
+                    f"schema {data['schema']} is newer than this carpool reads ({SCHEMA})",
+                    where=str(path),
+                    way_out="Update carpool.",
+                )
+            devices = tuple(
+                LocalDevice(**{**device, "cores": tuple(device["cores"])}) for device in data["devices"]
+            )
+            jobs = tuple(Listed(spec_from_json(job["spec"]), _program(job["program"])) for job in data["jobs"])
+            return Settings(data["version"], data["policy"], devices, jobs)
+        except OSError as error:
+            raise InputError(
+                f"holds no run: {error.strerror}", where=str(self.path), way_out="Name the folder of a run."
+            ) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"is damaged: {type(error).__name__}: {error}", where=str(path)) from None
+
+    # --------------------------------------------------------------------------------------------- what became of it
+    def keep_outcome(self, outcome: Outcome) -> None:
+        """Write down how a training ended."""
+        self._replace(f"jobs/{outcome.job}/outcome.json", {"schema": SCHEMA, **asdict(outcome)})
+
+    def outcome(self, job: JobId) -> Outcome | None:
+        """How a training ended, if it is written down."""
+        try:
+            data = json.loads((self.job(job) / "outcome.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        data.pop("schema", None)
+        return Outcome(**data)
+
+    def append(self, job: JobId, file: str, row: Mapping[str, object]) -> None:
+        """Add one JSON line to a file of a job's."""
+        with (self.job(job) / file).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+    def _replace(self, name: str, value: Any) -> None:
+        """Write a file whole or not at all."""
+        path = self.path / name
+        draft = path.with_name(f".{path.name}.part")
+        draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        draft.replace(path)
+
+
+def _program(value: dict[str, Any]) -> Program:
+    return Program(**{**value, "command": tuple(value["command"])})

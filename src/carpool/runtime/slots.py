@@ -1,0 +1,55 @@
+"""Where the contributions of a formation lie in its shared segment; pure.
+
+    buffer 0: a slot for each maximal subtree of each rank's pieces, in rank order, then one for weights
+    buffer 1: the same
+
+Steps take the buffers by turns. That makes one barrier a step enough: whoever writes for step k + 1 has seen that all
+have contributed to step k, hence have read what lies in the buffer of step k - 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+
+from carpool.runtime.shards import Node, maximal_nodes
+
+_ALIGN = 64  # bytes
+Owners = tuple[tuple[int, int], ...]  # for every rank, its first piece and the one after its last
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The plan of a segment; executor and workers work it out alike from the owners."""
+
+    owners: Owners
+    slot_bytes: int  # `Ready.segment_bytes`
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """The subtree of each slot."""
+        return tuple(itertools.chain.from_iterable(maximal_nodes(range(*pieces)) for pieces in self.owners))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole segment."""
+        return 2 * (len(self.nodes) + 1) * self.slot_bytes
+
+    def offset(self, step: int, slot: int) -> int:
+        """Where a slot begins; the slot after the last node is that of the weights."""
+        return ((step % 2) * (len(self.nodes) + 1) + slot) * self.slot_bytes
+
+
+def owners_of(owners: Owners, size: int, shards: int | None) -> Owners:
+    """Who takes which pieces: as said, else a piece each, or in exact mode (``shards``) all for rank 0."""
+    if owners:
+        return owners
+    if shards is None:
+        return tuple((rank, rank + 1) for rank in range(size))
+    return ((0, shards), *[(shards, shards)] * (size - 1))
+
+
+def padded(num_bytes: int) -> int:
+    """Up to where the next tensor may begin."""
+    return -(-num_bytes // _ALIGN) * _ALIGN
