@@ -67,6 +67,12 @@ def test_a_starved_job_starts_again_in_the_first_queue() -> None:
     ]
 
 
+def test_a_gang_starts_as_soon_as_what_it_lacked_is_free() -> None:
+    three = Cluster.build([(1, 3, "V100")])
+    arrivals = [job("a", 1, 5.0), job("b", 1, 9.0), job("c", 1, 20.0), job("wide", 2, 3.0, at=1.0)]
+    assert moves(drive(Las(thresholds=(100.0,)), three, arrivals))[3:] == [(9.0, "wide", [0, 1])]
+
+
 def test_says_nothing_while_nobody_waits() -> None:
     run = drive(Las(thresholds=(1.0, 2.0, 3.0)), ONE, [job("a", work=50.0)])
     assert [record.at for record in run.records if record.planned is not None] == [0.0]

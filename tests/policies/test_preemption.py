@@ -48,7 +48,8 @@ class Ranked(Policy):
         started = [entry for entry in waiting if entry[2] in outcome.started]
         for victim in outcome.released.values():
             assert view.jobs[victim[2]].desired is not None
-            assert started and started[0] < victim, f"{victim} left for nobody before it"
+            assert started[:1] < [victim], f"{victim} left for nobody before it"
+            assert started
 
 
 @settings(max_examples=80)

@@ -141,5 +141,8 @@ def test_float16_overflow_leaves_the_step_out(make_training: Any) -> None:
     assert trainer.step().skipped
     assert all(torch.equal(p, before[name]) for name, p in training.model.named_parameters())
     assert trainer.state_dict()["scale"] == {"value": 2.0**14, "calm": 0}
+    resumed = Trainer(make_training(autocast="fp16"))
+    resumed.load_state_dict(trainer.state_dict())
+    assert resumed.state_dict()["scale"] == {"value": 2.0**14, "calm": 0}
     assert not trainer.step().skipped
     assert scheduled == [3]

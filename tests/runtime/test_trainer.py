@@ -171,6 +171,8 @@ def test_evaluation_changes_nothing(make_training: Any) -> None:
     for _ in again.steps():
         pass
     assert again.metrics == curious.metrics
+    torch.manual_seed(77)
+    assert again.evaluate() == curious.metrics, "chance starts where the step says, not where the process stands"
 
 
 def test_a_frozen_layer_stays_frozen_over_an_evaluation(make_training: Any) -> None:

@@ -37,7 +37,7 @@ class Live:
 
     def __init__(self, cluster: Cluster, speeds: Mapping[Kind, float] | None = None) -> None:
         self.version = 0
-        self._cluster = cluster
+        self.cluster = cluster  # grows with the scheduler's
         self._speeds = dict(speeds or {})
         self._rates: dict[_Key, _Measured] = {}
         self._of_job: dict[JobId, list[_Key]] = {}
@@ -82,7 +82,9 @@ class Live:
         """Take one measured rate in."""
         if job.observed is None or not 0.0 < report.rate < inf:
             return
-        key = _key(job.id, self._cluster.placement(job.observed))
+        if max(job.observed.devices()) >= self.cluster.num_devices:
+            return  # while a journal is folded, of a machine that came back with other devices
+        key = _key(job.id, self.cluster.placement(job.observed))
         known = self._rates.get(key)
         if known is None:
             self._rates[key] = _Measured(report.rate, report.rate * _UNSURE)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from carpool.core.errors import CarpoolError
 from carpool.core.messages import Fact, JobFailed, JobFinished, Order, Woke
-from carpool.core.model import JobId, Phase
+from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Gone, Outcome, Report
@@ -116,7 +116,8 @@ class LocalBackend:
                 if self._interrupted.is_set():
                     await self._stop()
                     return Ending.INTERRUPTED
-                self._fail_the_starved()
+                if self._fail_the_starved():
+                    continue
                 await self._listen({interrupted}, self._scheduler.wake_at)
                 self._wake()
             await self._hear_out()
@@ -168,14 +169,14 @@ class LocalBackend:
         if wake_at is not None and self._now() >= wake_at:
             self._handle(self._now(), (Woke(),))
 
-    def _fail_the_starved(self) -> None:
+    def _fail_the_starved(self) -> bool:
         """Jobs that wait while nothing runs, nobody will wake the policy and nothing else will happen never run."""
         scheduler = self._scheduler
         if scheduler.num_running or scheduler.wake_at is not None:
-            return
+            return False
         error = f"policy {scheduler.policy!r} gives it no devices, and nothing is left to happen that could change that"
-        waiting = [job for job in scheduler.jobs.values() if job.phase is Phase.WAITING]
-        self._handle(self._now(), [JobFailed(job.id, job.generation, error) for job in waiting])
+        self._handle(self._now(), [JobFailed(job.id, job.generation, error) for job in scheduler.jobs.values()])
+        return True
 
     # -------------------------------------------------------------------------------------------------------- ending
     async def _hear_out(self) -> None:

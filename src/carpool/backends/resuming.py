@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from carpool.core.errors import InputError
 from carpool.core.messages import Fact, JobCancelled, JobSubmitted, NodeJoined, NodeLost
 from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
-from carpool.core.topology import Cluster
+from carpool.core.topology import Cluster, Node
 from carpool.runtime.devices import NODE_NAME, LocalDevice, as_cluster
 from carpool.runtime.jobfile import Listed
+
+Banks = tuple[tuple[str, int, int], ...]  # (kind, number of devices, memory of each)
+
+
+class Return(NamedTuple):
+    """The machine as it comes back: under which name, with what, its devices numbered as the cluster numbers them."""
+
+    name: str
+    banks: Banks
+    devices: tuple[LocalDevice, ...]
 
 
 def check_unchanged(before: Sequence[Listed], now: Sequence[Listed], over: frozenset[JobId]) -> None:
@@ -28,30 +39,31 @@ def check_unchanged(before: Sequence[Listed], now: Sequence[Listed], over: froze
             )
 
 
-def facts_of_return(scheduler: Scheduler, jobs: Sequence[Listed], node: str, devices: Sequence[LocalDevice]) -> list[Fact]:
-    """What has happened since the last record: the machine went away and came back, jobs were dropped and added.
-
-    A machine that comes back with other devices is another node.
-    """
-    facts: list[Fact] = [
-        NodeLost(node_.id) for node_ in scheduler.cluster.nodes if node_.id not in scheduler.snapshot().occupancy.lost
-    ]
+def facts_of_return(scheduler: Scheduler, jobs: Sequence[Listed], back: Return) -> list[Fact]:
+    """What has happened since the last record: the machine went away and came back, jobs were dropped and added."""
+    lost = scheduler.snapshot().occupancy.lost
+    facts: list[Fact] = [NodeLost(node.id) for node in scheduler.cluster.nodes if node.id not in lost]
     listed = {spec.id for spec, _ in jobs}
     facts += [JobCancelled(job) for job in scheduler.jobs if job not in listed]
-    banks = tuple((str(bank.kind), len(bank.devices), bank.memory_bytes) for bank in as_cluster(devices).nodes[0].banks)
-    facts.append(NodeJoined(node, banks))
-    known = {*scheduler.jobs, *(spec.id for spec, _ in jobs if scheduler.outcome(spec.id) is not None)}
-    facts += [JobSubmitted(spec) for spec, _ in jobs if spec.id not in known]
+    facts.append(NodeJoined(back.name, back.banks))
+    facts += [
+        JobSubmitted(spec) for spec, _ in jobs if spec.id not in scheduler.jobs and scheduler.outcome(spec.id) is None
+    ]
     return facts
 
 
-def returned_as(cluster: Cluster, devices: Sequence[LocalDevice]) -> tuple[str, list[LocalDevice]]:
-    """Under which name the machine comes back, and its devices numbered as the cluster numbers them."""
-    banks = [(bank.kind, len(bank.devices), bank.memory_bytes) for bank in as_cluster(devices).nodes[0].banks]
+def returned(cluster: Cluster, devices: Sequence[LocalDevice]) -> Return:
+    """How the machine comes back into a cluster: with other devices than ever before it is another node."""
+    banks = _banks(as_cluster(devices).nodes[0])
     for node in reversed(cluster.nodes):
-        if [(bank.kind, len(bank.devices), bank.memory_bytes) for bank in node.banks] == banks:
-            first = node.devices.start
-            return node.name, [replace(device, id=first + place) for place, device in enumerate(devices)]
-    first = cluster.num_devices
-    name = f"{NODE_NAME}-{len(cluster.nodes) + 1}"
-    return name, [replace(device, id=first + place) for place, device in enumerate(devices)]
+        if _banks(node) == banks:
+            return Return(node.name, banks, _numbered(devices, node.devices.start))
+    return Return(f"{NODE_NAME}-{len(cluster.nodes) + 1}", banks, _numbered(devices, cluster.num_devices))
+
+
+def _banks(node: Node) -> Banks:
+    return tuple((str(bank.kind), len(bank.devices), bank.memory_bytes) for bank in node.banks)
+
+
+def _numbered(devices: Sequence[LocalDevice], first: int) -> tuple[LocalDevice, ...]:
+    return tuple(replace(device, id=first + place) for place, device in enumerate(devices))

@@ -1,9 +1,9 @@
 """The folder of one run: settings, journal, and for every job its log, checkpoints, measurements and outcome.
 
-    run.json             what was asked: policy, devices, jobs
-    journal.jsonl        every fact and plan
-    jobs/NAME/log        what the job printed
-    jobs/NAME/metrics.jsonl, story.jsonl, outcome.json, checkpoints
+run.json             what was asked: policy, devices, jobs
+journal.jsonl        every fact and plan
+jobs/NAME/log        what the job printed
+jobs/NAME/metrics.jsonl, story.jsonl, outcome.json, checkpoints
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ SCHEMA = 1
 class Settings:
     """What a run was asked to do."""
 
+    name: str  # of the job file
     version: str  # of carpool
     policy: str
     devices: tuple[LocalDevice, ...]
@@ -88,13 +89,15 @@ class RunFolder:
         """Write down what this run was asked to do; the jobs' folders are made."""
         jobs = [{"spec": spec_to_json(spec), "program": asdict(program)} for spec, program in settings.jobs]
         devices = [asdict(device) for device in settings.devices]
-        document = {"schema": SCHEMA, "version": settings.version, "policy": settings.policy}
+        document = {"schema": SCHEMA, "name": settings.name, "version": settings.version, "policy": settings.policy}
         try:
             for spec, _ in settings.jobs:
                 self.job(spec.id).mkdir(parents=True, exist_ok=True)
             self._replace("run.json", {**document, "devices": devices, "jobs": jobs})
         except OSError as error:
-            raise InputError(f"cannot be written: {error}", where=str(self.path), way_out="Name another --state.") from None
+            raise InputError(
+                f"cannot be written: {error}", where=str(self.path), way_out="Name another --state."
+            ) from None
 
     def settings(self) -> Settings:
         """What this run was asked to do."""
@@ -107,11 +110,9 @@ class RunFolder:
                     where=str(path),
                     way_out="Update carpool.",
                 )
-            devices = tuple(
-                LocalDevice(**{**device, "cores": tuple(device["cores"])}) for device in data["devices"]
-            )
+            devices = tuple(LocalDevice(**{**device, "cores": tuple(device["cores"])}) for device in data["devices"])
             jobs = tuple(Listed(spec_from_json(job["spec"]), _program(job["program"])) for job in data["jobs"])
-            return Settings(data["version"], data["policy"], devices, jobs)
+            return Settings(data["name"], data["version"], data["policy"], devices, jobs)
         except OSError as error:
             raise InputError(
                 f"holds no run: {error.strerror}", where=str(self.path), way_out="Name the folder of a run."

@@ -1,56 +1,55 @@
-"""``carpool demo``: a made-up day of jobs under several policies, nothing to prepare."""
+"""``carpool demo``: the main job of carpool on this machine, nothing to prepare."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
-_POLICIES = ("fifo", "fifo:bypass=true", "sjf", "las", "srtf")
-_CLUSTER = "8x8xV100"
+_EPILOG = """\b
+Examples:
+  carpool demo
+  carpool demo --devices cpu:4 --out shown
+  carpool demo --simulated --jobs 2000
+"""
 
 
-@click.command("demo", epilog="Example: carpool demo --out shown --jobs 2000")
+@click.command("demo", epilog=_EPILOG)
+@click.option("--out", default="out", show_default=True, metavar="DIR", help="Where timelines, page and runs go.")
+@click.option("--devices", default="", metavar="SPEC", help="cpu:4, cuda … [default: all GPUs, else all cores]")
+@click.option("--quick", is_flag=True, help="A few epochs only: to see that it works, not what it gains.")
+@click.option("--simulated", is_flag=True, help="A made-up day on 64 GPUs under five policies instead; needs no torch.")
 @click.option(
-    "--out", default="out", show_default=True, metavar="DIR", help="Where the trace, the page and the picture go."
+    "--jobs", type=click.IntRange(min=10), default=1500, show_default=True, help="With --simulated: jobs of the day."
 )
-@click.option("--jobs", type=click.IntRange(min=10), default=1500, show_default=True, help="How many jobs the day has.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Another seed, another day.")
-def command(out: str, jobs: int, seed: int) -> None:
-    """Replay a busy made-up day on 64 GPUs under five policies, and save a page to look at."""
-    from carpool.cli.simulate import write_report
-    from carpool.cli.tables import print_comparison
+@click.option("--seed", type=int, default=0, show_default=True, help="With --simulated: another seed, another day.")
+def command(out: str, devices: str, quick: bool, simulated: bool, jobs: int, seed: int) -> int:
+    """Train four small models one after another and then shared, compare times and weights, save the timelines."""
     from carpool.core.errors import InputError
-    from carpool.sim.compare import Request, compare
-    from carpool.sim.report import RunRecord, comparison_svg, write_page
-    from carpool.sim.traces.generate import Generator
-    from carpool.sim.traces.info import lines, summarise
-    from carpool.sim.traces.write import write_trace
 
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot be made: {error}", where=out, way_out="Name a folder with --out.") from None
-    trace = Generator(
-        jobs=jobs, seed=seed, load=0.95, devices=64, sizes=((1, 0.7), (2, 0.1), (4, 0.1), (8, 0.1))
-    ).generate()
-    path = folder / "demo.csv"
-    write_trace(trace, path)
-    click.echo(f"A day of {jobs} jobs on {_CLUSTER}:")
-    for line in lines(summarise(trace, 64)):
-        click.echo(f"  {line}")
-    requests = [Request(str(path), _CLUSTER, policy, seed=seed, record=True) for policy in _POLICIES]
-    results = compare(requests)
-    click.echo()
-    print_comparison(results)
-    first, best = results[0], min(results, key=lambda result: result.summary.avg_jct_s)
-    click.echo(
-        f"\nThe same jobs on the same devices: under {best.policy} the average job is done "
-        f"{first.summary.avg_jct_s / best.summary.avg_jct_s:.1f}x sooner than under {first.policy}."
-    )
-    page, picture = folder / "demo.html", folder / "demo.svg"
-    write_report(str(page), requests[0], results)
-    runs = [RunRecord(r.policy, r.as_json(), r.recording) for r in results if r.recording is not None]
-    write_page(picture, comparison_svg(runs))
-    click.echo(f"Look at it: {page} (timelines, charts) and {picture}")
+    if not simulated and find_spec("torch") is None:
+        click.echo(
+            "carpool: torch is not installed, so this is the simulated demo. "
+            "For the real one: pip install 'carpool[torch]'",
+            err=True,
+        )
+        simulated = True
+    if simulated:
+        from carpool.cli.simulated_demo import show as show_simulated
+
+        show_simulated(folder, jobs, seed)
+        return 0
+    from carpool.cli.real_demo import show
+    from carpool.cli.run import start_executor
+    from carpool.runtime.devices import overlap_note, parse_devices
+
+    found = parse_devices(devices)
+    if note := overlap_note(found):
+        click.echo(f"carpool: {note}", err=True)
+    return show(folder, found, start_executor, effort=0.5 if quick else 1.0)

@@ -13,11 +13,13 @@ from carpool import __version__
 from carpool.core.errors import CarpoolError, InputError
 
 VERBS = {  # verb -> its help in a word or two; the module of that name holds the command
+    "run": "run the jobs of a file on this machine's devices",
+    "get": "copy a job's weights and metrics out of a run",
     "simulate": "replay a trace under one or more policies",
     "trace": "make, inspect and convert traces",
     "policies": "list the policies and their parameters",
     "explain": "tell a job's story from a journal",
-    "demo": "show what policies do to a made-up day of jobs",
+    "demo": "four real trainings, one after another and shared: the gain, and a timeline to look at",
 }
 
 FINISHED, JOB_FAILED, BAD_INPUT, OUR_BUG, INTERRUPTED = 0, 1, 2, 3, 130

@@ -54,21 +54,14 @@ class Draft:
 
     def kinds_for(self, job: Job) -> Sequence[Kind]:
         """Kinds the job may run on and that have the memory it needs: in its own order, else in the cluster's."""
-        kinds = job.spec.kinds or self.view.cluster.kinds
-        return kinds if not job.spec.memory_bytes else self._with_memory(job, kinds)
-
-    def _with_memory(self, job: Job, kinds: Sequence[Kind]) -> Sequence[Kind]:
-        """Kinds whose every device holds the job: placing looks at kinds, not at single devices."""
-        least, needed = self.view.cluster.least_memory, job.spec.memory_bytes
-        return [kind for kind in kinds if not 0 < least.get(kind, 0) < needed]
+        return self.view.kinds_for(job)
 
     def find(
         self, job: Job, count: int = 0, *, kinds: Sequence[Kind] = (), rule: Placing = consolidated, batch_size: int = 0
     ) -> Allocation | None:
         """Free devices for the job (as many as it asks for, unless `count` says otherwise), or None."""
-        kinds = kinds or self.kinds_for(job)
-        if job.spec.memory_bytes:
-            kinds = self._with_memory(job, kinds)
+        allowed = self.kinds_for(job)
+        kinds = [kind for kind in kinds if kind in allowed] if kinds else allowed
         runs = place(self.occupancy, kinds, count or job.spec.devices, rule)
         return None if runs is None else Allocation.exclusive(runs, batch_size)
 

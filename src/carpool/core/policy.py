@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ from carpool.core.messages import (
     NodeJoined,
     NodeLost,
 )
-from carpool.core.model import Allocation, Job, JobId
+from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.occupancy import Occupancy
 from carpool.core.queue import Queue, Roster
 from carpool.core.topology import Cluster, Neighbour, Placement
@@ -120,6 +120,15 @@ class Snapshot:
         for job in self.waiting:
             yield self.jobs[job]
         yield from self.running()
+
+    def kinds_for(self, job: Job) -> Sequence[Kind]:
+        """Kinds the job may run on and that have the memory it needs: in its own order, else in the cluster's."""
+        kinds = job.spec.kinds or self.cluster.kinds
+        needed = job.spec.memory_bytes
+        if not needed:
+            return kinds
+        least = self.cluster.least_memory  # placing looks at kinds, not at single devices
+        return [kind for kind in kinds if not 0 < least.get(kind, 0) < needed]
 
     def placement(self, job: Job, allocation: Allocation) -> Placement:
         """What an allocation looks like to a rate model, with the present neighbours on its devices."""

@@ -47,9 +47,9 @@ def capacity_of(view: Snapshot) -> dict[Kind, int]:
 
 def rates_of(view: Snapshot, job: Job, capacity: Mapping[Kind, int]) -> dict[Kind, float]:
     """The job's believed rate on each kind with its full gang; 0 where it may not or cannot run."""
-    width, kinds = job.spec.devices, job.spec.kinds
+    width, kinds = job.spec.devices, view.kinds_for(job)
     return {
-        kind: rate_on(view, job.spec, kind) if width <= count and (not kinds or kind in kinds) else 0.0
+        kind: rate_on(view, job.spec, kind) if width <= count and kind in kinds else 0.0
         for kind, count in capacity.items()
     }
 

@@ -189,18 +189,24 @@ class _Ranking:
         if behind[:2] > self._seen.last:
             return []
         self._behind = behind[0], behind[1]
-        self._running = running = [entry for entry in self._view.roster.entries() if entry[2] not in self._fresh]
-        for job in self._fresh:
-            record = self._view.jobs[job]
-            if record.desired is not None:
-                running.append((self._las.crossings(record, self._fresh[job]), record.seq, job))
+        running = list(self._view.roster.entries())
         at, (first, least, _) = self._view.at, behind
         if first:  # comparing times is several times cheaper than finding every job's queue
             after = [e for e in running if e[0][first] <= at or (e[1] > least and e[0][first - 1] <= at)]
         else:
             after = [e for e in running if e[0][0] <= at or e[1] > least]
-        self._entries = sorted([(bisect_right(times, at), seq, job) for times, seq, job in after])
+        self._running = running
+        ranked = [(bisect_right(times, at), seq, job) for times, seq, job in self._with_fresh(after)]
+        self._entries = sorted([entry for entry in ranked if entry[:2] > self._behind])
         return self._entries
+
+    def _with_fresh(self, entries: list[Entry]) -> list[Entry]:
+        """The crossings of promoted jobs set right."""
+        if not self._fresh:
+            return entries
+        fresh = [self._view.jobs[job] for job in self._fresh]
+        own = [(self._las.crossings(job, self._fresh[job.id]), job.seq, job.id) for job in fresh if job.desired]
+        return [entry for entry in entries if entry[2] not in self._fresh] + own
 
     def outlook(self, floor: int, released: Container[JobId]) -> tuple[int, tuple[int, int], float]:
         """From which queue on waiting jobs matter, what no running job is behind, and until when that is so."""
@@ -212,7 +218,9 @@ class _Ranking:
         if floor >= seen.floor:
             return seen.floor, max(last, (seen.floor - 1, _ANY)), seen.until
         at, least = self._view.at, max(0, floor - 1)  # falling back to a queue before `floor` puts nobody behind
-        until = min([times[max(bisect_right(times, at), least)] for times, _, _ in self._running], default=inf)
+        until = min(
+            [times[max(bisect_right(times, at), least)] for times, _, _ in self._with_fresh(self._running)], default=inf
+        )
         return floor, max(last, (floor - 1, _ANY)), until
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import merge
 
 from carpool.core.draft import Draft
-from carpool.core.model import Job, JobId, Kind
+from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.occupancy import Occupancy
 from carpool.core.placing import Placing, consolidated
 from carpool.core.queue import Demand, Entry, demand_of
@@ -177,7 +177,7 @@ class _Contest:
                 return None
             if other[2] in gone:
                 continue
-            held = _held(cluster, jobs[other[2]], kind)
+            held = _held(cluster, jobs[other[2]].desired, kind)
             if held:
                 tallied.append((other, held))
                 nodes = room.add(held)
@@ -253,17 +253,18 @@ class _Room:
         return None if more is None else {*nodes, more}
 
 
-def _held(cluster: Cluster, job: Job, kind: Kind) -> _Held:
-    """How many devices of a kind a job holds on which nodes."""
-    assert job.desired is not None
-    shares = job.desired.shares
+def _held(cluster: Cluster, allocation: Allocation | None, kind: Kind) -> _Held:
+    """How many devices of a kind an allocation has on which nodes."""
+    if allocation is None:
+        return ()
+    shares = allocation.shares
     if len(shares) == 1:
         run = shares[0].devices
         node, bank = cluster.spot(run.start)
         if run.stop <= bank.devices.stop:
             return ((node.id, len(run)),) if bank.kind == kind else ()
     counts: dict[int, int] = {}
-    for device in job.desired.devices():
+    for device in allocation.devices():
         node, bank = cluster.spot(device)
         if bank.kind == kind:
             counts[node.id] = counts.get(node.id, 0) + 1
@@ -292,7 +293,7 @@ def arrange(draft: Draft, ordered: Sequence[Job], kinds: Kinds, *, rule: Placing
     cluster = draft.view.cluster
     dealt = _dealt(draft, ordered, kinds)
     for job, kind in dealt:
-        if job.desired is not None and (kind is None or not _held(cluster, job, kind)):
+        if job.desired is not None and (kind is None or not _held(cluster, job.desired, kind)):
             draft.release(job)
     late: list[Job] = []
     for job, kind in dealt:

@@ -25,7 +25,7 @@ class Mirror:
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
+class Start:
     """Start a worker on a device and let it begin."""
 
     worker: int
@@ -54,6 +54,7 @@ class Drop:
     """A mirror is no longer needed."""
 
     mirror: Mirror
+    reusable: bool = False  # nobody can be writing to it any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +119,4 @@ class Stopped:
     steps: int
 
 
-Action = Fork | Send | Kill | Drop | Tell | Emit | Park | Unpark | Write | Ended | Stopped
+Action = Start | Send | Kill | Drop | Tell | Emit | Park | Unpark | Write | Ended | Stopped

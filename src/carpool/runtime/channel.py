@@ -188,7 +188,9 @@ class _Incoming:
             raise Closed(f"the other side is gone: {error.strerror}") from error
         self._fds.extend(fds)
         if flags & socket.MSG_CTRUNC:
-            raise ProtocolError(f"descriptors were lost: more than {_MOST_DESCRIPTORS} beside a message, or too many open")
+            raise ProtocolError(
+                f"descriptors were lost: more than {_MOST_DESCRIPTORS} beside a message, or too many open"
+            )
         if not data:
             raise Closed("the other side has closed the channel")
         first, *rest = data.split(b"\n")

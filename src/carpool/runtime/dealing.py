@@ -1,7 +1,7 @@
 """How a step's pieces are dealt to devices: in proportion to speed, changed only when that is worth it; pure.
 
 A piece is a sample (default mode) or a logical shard (exact mode). Devices of one kind and share count as equally
-fast, so that like devices always get like parts and two runs on them learn the same bits; only unlike ones are measured.
+fast, so that like devices always get like parts and two runs on them learn the same bits; unlike ones are measured.
 """
 
 from __future__ import annotations

@@ -37,12 +37,11 @@ def read_mirror(fd: int) -> tuple[int, Any]:
     size = os.fstat(fd).st_size
     if size < _START:
         raise CheckpointError("the mirror is empty")
-    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as content, memoryview(content) as view:
-        magic, step, length = _HEAD.unpack_from(view)
-        if magic != _MAGIC:
-            raise CheckpointError("the mirror was not written to its end")
-        with view[_START : _START + length] as body:
-            return step, unpack(body, "the mirror", checked=False)
+    view = memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
+    magic, step, length = _HEAD.unpack_from(view)
+    if magic != _MAGIC:
+        raise CheckpointError("the mirror was not written to its end")
+    return step, unpack(view[_START : _START + length], "the mirror", checked=False)
 
 
 def _write(fd: int, chunk: memoryview, at: int) -> int:

@@ -22,6 +22,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from carpool.core.errors import CarpoolError
 from carpool.runtime.channel import AsyncChannel, Channel, Closed, close_all, pair
@@ -138,10 +139,10 @@ async def _ended(process: subprocess.Popen[bytes]) -> None:
     """Wait for a child without a thread."""
     handle = os.pidfd_open(process.pid)
     loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    loop.add_reader(handle, lambda: ended.done() or ended.set_result(None))
+    ended = asyncio.Event()
+    loop.add_reader(handle, ended.set)
     try:
-        await ended
+        await ended.wait()
     finally:
         loop.remove_reader(handle)
         os.close(handle)
@@ -248,10 +249,10 @@ def _kill_family(pid: int) -> None:
 
 
 def _close_all_but(kept: int) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != kept:
+    for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if fd > 2 and fd != kept:
             with contextlib.suppress(OSError):  # the one that the listing itself had open
-                os.close(int(name))
+                os.close(fd)
 
 
 def _warm_up(preload: Sequence[str]) -> None:
@@ -269,7 +270,7 @@ def _warm_up(preload: Sequence[str]) -> None:
         del os.environ[name]
 
 
-def main() -> int:
+def main() -> NoReturn:
     """``python -m carpool.runtime.nursery FD PARENT [MODULE …]``: serve the executor at the other end of FD."""
     die_with(int(sys.argv[2]), signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -282,8 +283,8 @@ def main() -> int:
     gc.freeze()  # workers share these pages; a collection would write to all of them
     channel.send(Alive())
     _Server(channel, end.fileno()).serve()
-    return 0
+    os._exit(0)  # taking torch apart takes seconds
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -46,7 +46,10 @@ class Begin(Message):
 
 @dataclass(frozen=True, slots=True)
 class Load(Message):
-    """Take over a state. Beside it: a memory file that a `Publish` filled, or none to read `path`."""
+    """Take over a state. Beside it: a memory file that a `Publish` filled, or none to read `path`.
+
+    Where ranks updated a range of the parameters each, the memory files of all of them, rank 0's first.
+    """
 
     path: str = ""  # a checkpoint on disk
 
@@ -76,13 +79,24 @@ class Apply(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Gather(Message):
+    """All ranks have updated their parameters (only where `Proceed.updates` divides them): take those of the others."""
+
+    formation: int
+    step: int  # steps done before it
+
+
+@dataclass(frozen=True, slots=True)
 class Halt(Message):
     """Stop at the next boundary and say where."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publish(Message):
-    """Write the state into the memory file beside this, at the next boundary, and go on."""
+    """Write the state into the memory file beside this, at the next boundary, and go on.
+
+    Where each rank updates a range of the parameters, all must publish at one boundary (`Apply.halt`).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +154,14 @@ class Contributed(Message):
     step: int
     seconds: float  # the pass took, for balancing
     samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Updated(Message):
+    """The parameters that this rank updates lie in the segment; until `Gather` its state is no step's."""
+
+    formation: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class Segment:
         self._index = {node: slot for slot, node in enumerate(slots.nodes)}
         model = layout.new()
         self._num_values, self._num_integers = model.values.numel(), model.integers.numel()
-        self._buffers = [[self._view(step, slot) for slot in range(len(slots.nodes) + 1)] for step in (0, 1)]
+        self._buffers = [[self._view(step, slot) for slot in range(slots.num_slots)] for step in (0, 1)]
         self._scratch: list[torch.Tensor] = []  # sums of subtrees; as many as the tree is deep
 
     def write(self, step: Step, gathered: Gathered) -> None:

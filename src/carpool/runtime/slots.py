@@ -1,6 +1,6 @@
 """Where the contributions of a formation lie in its shared segment; pure.
 
-    buffer 0: a slot for each maximal subtree of each rank's pieces, in rank order, then one for weights
+    buffer 0: a slot for each maximal subtree of each rank's pieces, in rank order (and one for weights, if exchanged)
     buffer 1: the same
 
 Steps take the buffers by turns. That makes one barrier a step enough: whoever writes for step k + 1 has seen that all
@@ -25,6 +25,7 @@ class Slots:
 
     owners: Owners
     slot_bytes: int  # `Ready.segment_bytes`
+    has_weights: bool = False  # where each rank updates a range of the parameters, the new ones are exchanged too
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -32,13 +33,18 @@ class Slots:
         return tuple(itertools.chain.from_iterable(maximal_nodes(range(*pieces)) for pieces in self.owners))
 
     @property
+    def num_slots(self) -> int:
+        """Slots of each buffer."""
+        return len(self.nodes) + self.has_weights
+
+    @property
     def num_bytes(self) -> int:
         """Of the whole segment."""
-        return 2 * (len(self.nodes) + 1) * self.slot_bytes
+        return 2 * self.num_slots * self.slot_bytes
 
     def offset(self, step: int, slot: int) -> int:
-        """Where a slot begins; the slot after the last node is that of the weights."""
-        return ((step % 2) * (len(self.nodes) + 1) + slot) * self.slot_bytes
+        """Where a slot begins; that of the weights is the last."""
+        return ((step % 2) * self.num_slots + slot) * self.slot_bytes
 
 
 def owners_of(owners: Owners, size: int, shards: int | None) -> Owners:

@@ -141,7 +141,6 @@ class Trainer:
             if sums.finite:
                 self._update.load_gradients(total, sums)
                 self._update.apply(parameters)
-            self._update.clear()
         return sums
 
     def advance(self, step: Step, sums: Sums) -> StepDone:

@@ -87,19 +87,14 @@ class Update:
             slot.read().copy_(view)
 
     def apply(self, parameters: range | None = None) -> None:
-        """Let the optimizer step on a range of the layout's parameters, by default on all."""
-        mine = range(len(self._layout.parameters)) if parameters is None else parameters
-        hidden = {}
+        """Let the optimizer step on a range of the layout's parameters, by default on all, and drop the gradient.
+
+        An optimizer passes over a parameter without a gradient, so the others only have to lose theirs first.
+        """
         for index, parameter in enumerate(self._layout.parameters):
-            if index not in mine:
-                hidden[parameter] = parameter.grad
+            if parameters is not None and index not in parameters:
                 parameter.grad = None
         self._optimizer.step()
-        for parameter, gradient in hidden.items():
-            parameter.grad = gradient
-
-    def clear(self) -> None:
-        """Take the gradient off the parameters."""
         for parameter in self._layout.parameters:
             parameter.grad = None
 

@@ -163,17 +163,22 @@ class Machines:
             before = stint.placement
             self._leave(stint, disturbed)
             stint.settle(at)
+        moved = stint.allocation is None or not _same_devices(stint.allocation, order.allocation)
         stint.allocation = order.allocation
         stint.generation = order.generation
         stint.placement = self._enter(stint, disturbed)
         stint.since = at
-        price = self._world.price(spec, before, stint.placement)
-        if price > 0.0:
+        if moved and before is not None and before.groups == stint.placement.groups:
+            before = stint.placement  # other devices of the same shape, whatever else changes
+        ready_at = at + self._world.price(spec, before, stint.placement)
+        if not moved:
+            ready_at = max(ready_at, stint.ready_at)  # a smaller change does not end a standstill early
+        if ready_at > at:
             stint.rate = 0.0
             stint.is_paced = False
             stint.goal = None
-            stint.ready_at = at + price
-            self._schedule(stint, stint.ready_at)
+            stint.ready_at = ready_at
+            self._schedule(stint, ready_at)
             return
         stint.ready_at = at
         facts.append(AssignApplied(job, order.generation, stint.done))
@@ -297,6 +302,13 @@ class Machines:
             beside.update(self._on_device[device])
         beside.pop(stint.spec.id, None)
         return replace(alone, neighbours=tuple(map(_neighbour, beside.values()))) if beside else alone
+
+
+def _same_devices(one: Allocation, other: Allocation) -> bool:
+    """Whether two allocations name the same devices, in whatever shares."""
+    if len(one.shares) == len(other.shares) == 1:
+        return one.shares[0].devices == other.shares[0].devices
+    return set(one.devices()) == set(other.devices())
 
 
 def _neighbour(stint: Stint) -> Neighbour:

@@ -18,7 +18,7 @@ from carpool.sim.failures import Failures
 from carpool.sim.machines import Machines
 from carpool.sim.timeline import Timeline
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.world import PlainWorld, World
+from carpool.sim.world import PlainWorld, ReportsRegularly, World
 
 
 def simulate(
@@ -29,7 +29,7 @@ def simulate(
     *,
     estimator: Estimator | None = None,
     round_s: float = 0.0,
-    report_every_s: float = 0.0,
+    report_every_s: float | None = None,
     failures: Sequence[Failures] = (),
     observers: Sequence[Observer] = (),
     progress: Callable[[float], None] | None = None,
@@ -37,9 +37,11 @@ def simulate(
     """Run a policy over a trace in a world to the end; the metrics of the run.
 
     `round_s` above 0 lets the policy decide only at multiples of it. Without `estimator` the policy is told what the
-    world itself would answer.
+    world itself would answer; without `report_every_s` running jobs report as often as the world says.
     """
     world = world or PlainWorld()
+    if report_every_s is None:
+        report_every_s = world.report_every_s if isinstance(world, ReportsRegularly) else 0.0
     metrics = Metrics(cluster)
     timeline = Timeline()
     sharing = policy.shares_devices or policy.max_virtual > 1.0

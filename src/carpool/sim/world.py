@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from carpool.core.errors import InputError
 from carpool.core.estimates import Declared, Estimator
@@ -46,7 +46,11 @@ class World(Protocol):
         ...
 
     def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """Seconds of standstill when the job starts (`before` is None), moves or is resized."""
+        """Seconds of standstill when the job starts (`before` is None), moves or is resized.
+
+        Equal groups and everything else equal: it moves to other devices of the same shape. Equal groups and something
+        else unequal: it stays on its devices, and only that changes.
+        """
         ...
 
     def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
@@ -60,6 +64,13 @@ class World(Protocol):
     def estimator(self) -> Estimator:
         """What a scheduler may know of this world."""
         ...
+
+
+@runtime_checkable
+class ReportsRegularly(Protocol):
+    """A world whose trainings report of themselves at fixed intervals, unless a run is told otherwise."""
+
+    report_every_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,174 @@
+"""One run on this machine from its parts: jobs, devices, policy, folder; begun anew or resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from carpool.backends.journal_file import JournalFile, read_whole
+from carpool.backends.ledger import Ledger
+from carpool.backends.live import Live
+from carpool.backends.local import Ending, Link, LocalBackend, Pace, WallPace
+from carpool.backends.resuming import check_unchanged, facts_of_return, returned
+from carpool.backends.runfolder import RunFolder, Settings
+from carpool.core.journal import Header
+from carpool.core.messages import Fact, JobSubmitted, NodeJoined, ProgressReported, Record
+from carpool.core.metrics import Metrics
+from carpool.core.model import JobId, Kind
+from carpool.core.policy import Policy
+from carpool.core.ports import Observer
+from carpool.core.scheduler import Scheduler
+from carpool.core.topology import Cluster
+from carpool.runtime.devices import LocalDevice, as_cluster
+from carpool.runtime.jobfile import Listed
+from carpool.runtime.reports import Evaluation, Outcome, Report, Sized, Told
+
+StartLink = Callable[[Sequence[LocalDevice], Path], Awaitable[Link]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run is to do."""
+
+    name: str  # of the job file
+    jobs: tuple[Listed, ...]
+    devices: tuple[LocalDevice, ...]
+    policy: Policy
+    policy_text: str  # as the user wrote it
+    version: str
+
+
+class LocalRun:
+    """A run with everything that follows it: journal, metrics, ledger, and the job folders."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        folder: RunFolder,
+        *,
+        resume: bool = False,
+        copy: Path | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.asked = asked
+        self.folder = folder
+        self.devices = asked.devices
+        self._resume = resume and folder.journal.is_file()
+        self.header, records = _history(asked, folder, resume=self._resume)
+        self.ledger = Ledger()
+        self.metrics = Metrics(self.header.cluster)
+        self.live = Live(self.header.cluster, _speeds(asked.devices))
+        self._journal: JournalFile | None = None
+        self._backend: LocalBackend | None = None
+        self._followers: tuple[Observer, ...] = (self.metrics, self.ledger, *observers)
+        self._copy = None if copy is None else JournalFile.create(copy, self.header)  # where the user wants one too
+        if self._copy is not None:
+            self._followers += (self._copy,)
+        self.scheduler = Scheduler(
+            self.header.cluster, asked.policy, estimator=self.live, observers=(self, *self._followers)
+        )
+        self._first: list[Fact] = [JobSubmitted(spec) for spec, _ in asked.jobs]
+        self._dropped: tuple[Listed, ...] = ()  # of the run that is resumed, no longer asked for
+        if self._resume:
+            self._return(records)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The devices there are, those of earlier sittings included."""
+        return self.scheduler.cluster
+
+    async def go(self, start_link: StartLink, pace: Pace | None = None) -> Ending:
+        """Run until all jobs are over, or until `interrupt`."""
+        asked, folder = self.asked, self.folder
+        folder.begin(Settings(asked.name, asked.version, asked.policy_text, asked.devices, asked.jobs))
+        self._journal = (
+            JournalFile.extend(folder.journal) if self._resume else JournalFile.create(folder.journal, self.header)
+        )
+        try:
+            link = await start_link(self.devices, folder.path)
+            for spec, program in (*self._dropped, *asked.jobs):
+                if self.scheduler.outcome(spec.id) is None:
+                    link.introduce(spec.id, program, resume=self._resume)
+            self._backend = LocalBackend(self.scheduler, link, pace or WallPace(self.scheduler.at), self._take)
+            return await self._backend.run(self._first)
+        finally:
+            for journal in filter(None, (self._journal, self._copy)):
+                journal.close()
+
+    def interrupt(self) -> None:
+        """Stop with checkpoints; a second time, at once."""
+        if self._backend is not None:
+            self._backend.interrupt()
+
+    # ------------------------------------------------------------------------------------------------------ following
+    def record(self, record: Record) -> None:
+        """Keep a record durably before anybody acts on it, and the measurements in it with their jobs."""
+        assert self._journal is not None
+        self._journal.record(record)
+        for fact in record.facts:
+            if isinstance(fact, ProgressReported):
+                row = {"at_s": round(record.at, 3), "step": fact.done, "loss": fact.loss, "steps_per_s": fact.rate}
+                self.folder.append(fact.job, "metrics.jsonl", row)
+            elif isinstance(fact, NodeJoined):
+                self.live.cluster = self.scheduler.cluster
+
+    def _take(self, at: float, report: Report) -> None:
+        match report:
+            case Sized(job=job, total_steps=total) if total is not None:
+                self.live.expect(job, float(total))
+            case Told(job=job, words=words):
+                self.ledger.tell(at, job, words)
+                self.folder.append(job, "story.jsonl", {"at_s": round(at, 3), "what": words})
+            case Evaluation(job=job, step=step, metrics=metrics):
+                row = {"at_s": round(at, 3), "step": step, "metrics": dict(metrics)}
+                self.folder.append(job, "metrics.jsonl", row)
+            case Outcome():
+                self.ledger.close(report)
+                self.folder.keep_outcome(report)
+
+    # ------------------------------------------------------------------------------------------------------- resuming
+    def _return(self, records: Sequence[Record]) -> None:
+        """Fold what was recorded, then let the machine come back."""
+        for record in records:
+            for follower in self._followers:
+                follower.record(record)
+        self.scheduler.recover(records)
+        over = frozenset(spec.id for spec, _ in self.asked.jobs if self.scheduler.outcome(spec.id) is not None)
+        before = self.folder.settings().jobs
+        check_unchanged(before, self.asked.jobs, over)
+        listed = {spec.id for spec, _ in self.asked.jobs}
+        self._dropped = tuple(job for job in before if job.spec.id not in listed)
+        for job in over:
+            outcome = self.folder.outcome(job)
+            if outcome is not None:
+                self.ledger.close(outcome)
+        self.live.cluster = self.scheduler.cluster
+        back = returned(self.scheduler.cluster, self.asked.devices)
+        self.devices = back.devices
+        self._first = facts_of_return(self.scheduler, self.asked.jobs, back)
+
+
+def _history(asked: Asked, folder: RunFolder, *, resume: bool) -> tuple[Header, list[Record]]:
+    if resume and folder.journal.is_file():
+        return read_whole(folder.journal)
+    return Header(asked.version, asked.policy_text, as_cluster(asked.devices)), []
+
+
+def _speeds(devices: Sequence[LocalDevice]) -> dict[Kind, float]:
+    """A first guess: a device of two cores is twice as fast as one of one; of GPUs nothing is guessed."""
+    return {Kind(device.kind): float(len(device.cores) or 1) for device in devices}
+
+
+def is_unfinished(folder: RunFolder) -> bool:
+    """Whether a run was begun here that has jobs left to do."""
+    if not folder.exists:
+        return False
+    if not folder.journal.is_file():
+        return True
+    _, records = read_whole(folder.journal)
+    ledger = Ledger()
+    for record in records:
+        ledger.record(record)
+    left: set[JobId] = {spec.id for spec, _ in folder.settings().jobs}
+    return any(job not in ledger.accounts or not ledger.accounts[job].phase.is_over for job in left)

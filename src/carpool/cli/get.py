@@ -1,0 +1,82 @@
+"""``carpool get``: a job's weights and metrics out of a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from carpool.backends.runfolder import RunFolder
+
+PLAIN = ("metrics.jsonl", "outcome.json", "story.jsonl", "log")  # what is copied as it is
+
+
+@click.command("get", epilog="Example: carpool get mlp-fast --run jobs --out weights")
+@click.argument("job")
+@click.option(
+    "--run", default="", metavar="RUN", help="Name or folder of the run. [default: the newest that has the job]"
+)
+@click.option("--out", default="", metavar="DIR", help="Where the files go. [default: a folder named after the job]")
+@click.option("--json", "as_json", is_flag=True, help="Print what was copied as JSON and nothing else.")
+def command(job: str, run: str, out: str, as_json: bool) -> None:
+    """Copy the final and the best weights of JOB, its metrics, outcome and log."""
+    from carpool.core.errors import InputError
+
+    folder = _run_with(job, run)
+    target = Path(out or job)
+    plain = {name: folder.job(job) / name for name in PLAIN if (folder.job(job) / name).is_file()}
+    weights = _checkpoints(folder.job(job))
+    if not plain and not weights:
+        raise InputError(
+            f"job {job!r} has left nothing yet", where=str(folder.path), way_out="Wait until it has made a checkpoint."
+        )
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name, path in plain.items():
+            shutil.copyfile(path, target / name)
+        if weights:
+            from carpool.runtime.weights import export_weights
+
+            for name, path in weights.items():
+                export_weights(path, target / name)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error}", where=str(target), way_out="Name another with --out.") from None
+    files = [str(target / name) for name in (*weights, *plain)]
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "job": job, "run": str(folder.path), "files": files}))
+        return
+    for file in files:
+        click.echo(file)
+
+
+def _run_with(job: str, run: str) -> RunFolder:
+    """The run that is named, or the newest that has the job."""
+    from carpool.cli.runs import RUNS, all_runs, named_run
+    from carpool.core.errors import InputError, UnknownName
+
+    if run:
+        folder = named_run(run)
+        names = [spec.id for spec, _ in folder.settings().jobs]
+        if job not in names:
+            raise UnknownName("job", job, names, where=str(folder.path))
+        return folder
+    runs = all_runs()
+    for folder in reversed(runs):
+        if any(spec.id == job for spec, _ in folder.settings().jobs):
+            return folder
+    known = {spec.id for folder in runs for spec, _ in folder.settings().jobs}
+    if not runs:
+        raise InputError(f"there are no runs in {RUNS}", way_out="Name the folder of one with --run.")
+    raise UnknownName("job", job, known, where=str(RUNS))
+
+
+def _checkpoints(folder: Path) -> dict[str, Path]:
+    """The newest checkpoint of a job and its best, by the names their weights are given outside."""
+    steps = sorted(folder.rglob("step-*.ckpt"))  # numbers are padded: the last is the newest
+    best = sorted(folder.rglob("best.ckpt"))
+    name = "final.pt" if (folder / "outcome.json").is_file() else "latest.pt"
+    return {**({name: steps[-1]} if steps else {}), **({"best.pt": best[-1]} if best else {})}

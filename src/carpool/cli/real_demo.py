@@ -1,0 +1,150 @@
+"""The demo on this machine: four real trainings, first one after another, then shared, with the same result."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import click
+
+from carpool import __version__
+from carpool.backends.local import Ending
+from carpool.backends.runfolder import RunFolder
+from carpool.backends.running import Asked, LocalRun, StartLink
+from carpool.cli.board import Board
+from carpool.cli.run import choose_board, default_policy, watch
+from carpool.core.model import JobId, JobSpec, Phase
+from carpool.policies.registry import parse_policy
+from carpool.runtime.devices import LocalDevice, as_cluster
+from carpool.runtime.jobfile import Listed
+from carpool.runtime.program import Program
+from carpool.sim.recorder import Recorder
+from carpool.sim.report import RunRecord, Setting, node_spans, render, timeline_svg, write_page
+
+JOBS = ("mlp", "cnn", "resnet", "transformer")  # entries of runtime.showcase
+_MOST_SHARDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run the jobs."""
+
+    name: str
+    policy: str
+    rigid: bool  # every job takes all devices for itself
+
+
+def show(
+    folder: Path, devices: Sequence[LocalDevice], start: StartLink, *, effort: float = 1.0, quiet: bool = False
+) -> int:
+    """Run both ways, compare weights and times, leave the timelines; 0 when all is as promised."""
+    ways = (Way("one after another", "fifo", True), Way("shared", default_policy(), False))
+    named = ", ".join(f"{device.name} ({device.kind})" for device in devices)
+    click.echo(f"Four trainings ({', '.join(JOBS)}), every one exact, on {named}.")
+    runs: list[LocalRun] = []
+    records: list[RunRecord] = []
+    for way in ways:
+        click.echo(f"\n{way.name} ({way.policy}):", err=True)
+        recorder = Recorder(as_cluster(devices))
+        run = _run(way, folder / way.name.replace(" ", "-"), devices, recorder, effort)
+        board: Board = choose_board(run, as_json=quiet)
+        try:
+            ending = watch(run, board, start)
+        finally:
+            run.folder.let_go()
+        if ending is Ending.INTERRUPTED:
+            return 130
+        runs.append(run)
+        records.append(RunRecord(way.name, _figures(way, run), recorder.close(run.ledger.at)))
+    _write(folder, devices, records)
+    return _compare(runs, folder)
+
+
+def _run(way: Way, place: Path, devices: Sequence[LocalDevice], recorder: Recorder, effort: float) -> LocalRun:
+    """A fresh run of the four jobs; what an earlier demo left in its place is removed."""
+    folder = RunFolder(place)
+    folder.hold()
+    if (place / "jobs").is_dir():
+        shutil.rmtree(place / "jobs")
+    jobs = demo_jobs(len(devices), rigid=way.rigid, effort=effort)
+    asked = Asked(way.name, jobs, tuple(devices), parse_policy(way.policy), way.policy, __version__)
+    return LocalRun(asked, folder, observers=(recorder,))
+
+
+def demo_jobs(num_devices: int, *, rigid: bool, effort: float = 1.0) -> tuple[Listed, ...]:
+    """The four jobs; each may use all devices that its shards allow."""
+    shards = _MOST_SHARDS
+    while shards // 2 >= max(2, num_devices):
+        shards //= 2
+    widest = min(num_devices, shards)
+    jobs = []
+    for name in JOBS:
+        args = {} if effort == 1.0 else {"epochs": max(1, round(effort * 4))}
+        entry = f"carpool.runtime.showcase:{name}"
+        spec = JobSpec(
+            JobId(name), widest if rigid else 1, model=name, min_devices=widest if rigid else 1, max_devices=widest
+        )
+        program = Program(entry=entry, args=args, folder=str(Path.cwd()), exact=True, shards=shards)
+        jobs.append(Listed(replace(spec, exact=True), program))
+    return tuple(jobs)
+
+
+def _figures(way: Way, run: LocalRun) -> dict[str, Any]:
+    figures = {"policy": way.name, **asdict(run.metrics.summary())}
+    return {key: value if not isinstance(value, float) or isfinite(value) else None for key, value in figures.items()}
+
+
+def _write(folder: Path, devices: Sequence[LocalDevice], records: Sequence[RunRecord]) -> None:
+    cluster = as_cluster(devices)
+    names = [device.name for device in devices]
+    setting = Setting(
+        "the four trainings of the demo",
+        "+".join(f"{count}x{kind}" for kind, count in cluster.capacity.items()),
+        cluster.num_devices,
+        node_spans(cluster),
+        version=__version__,
+        command="carpool demo",
+    )
+    write_page(folder / "demo.svg", timeline_svg(records, names))
+    write_page(folder / "demo.html", render("One after another, and shared", setting, records))
+
+
+def _compare(runs: Sequence[LocalRun], folder: Path) -> int:
+    alone, shared = runs
+    click.echo(f"\n{'job':<12} {'alone, done at':>15} {'shared, done at':>16} {'accuracy':>9}  weights")
+    well = True
+    for name, before in alone.ledger.accounts.items():
+        after = shared.ledger.accounts[name]
+        same = (
+            before.outcome is not None and after.outcome is not None and before.outcome.digest == after.outcome.digest
+        )
+        well = well and same and before.phase is after.phase is Phase.FINISHED
+        accuracy = after.outcome.metrics.get("accuracy") if after.outcome is not None else None
+        words = "identical, bit for bit" if same else f"DIFFERENT {before.error or after.error}"
+        click.echo(
+            f"{name:<12} {_seconds(before.jct_s):>15} {_seconds(after.jct_s):>16} "
+            f"{'–' if accuracy is None else f'{accuracy:.1%}':>9}  {words}"
+        )
+    first, second = alone.metrics.summary(), shared.metrics.summary()
+    click.echo(
+        f"\nAll four done: {first.makespan_s:.1f} s one after another, {second.makespan_s:.1f} s shared "
+        f"({_gain(first.makespan_s, second.makespan_s)}). Average job: {first.avg_jct_s:.1f} s and "
+        f"{second.avg_jct_s:.1f} s ({_gain(first.avg_jct_s, second.avg_jct_s)})."
+    )
+    click.echo(f"Look at it: {folder / 'demo.svg'} (timelines) and {folder / 'demo.html'} (charts)")
+    return 0 if well else 1
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} s"
+
+
+def _gain(before: float, after: float) -> str:
+    """The gain as it is, also when it is a loss."""
+    if not after > 0:
+        return "–"
+    return f"{before / after:.2f}x sooner" if before >= after else f"{after / before:.2f}x later"

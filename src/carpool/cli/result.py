@@ -1,0 +1,93 @@
+"""What a run came to: as JSON for programs, as a few lines for people."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import click
+
+from carpool import __version__
+from carpool.backends.ledger import Account, Given
+from carpool.backends.local import Ending
+from carpool.backends.running import LocalRun
+from carpool.cli.board import device_names, ending
+from carpool.core.model import Phase
+
+Json = dict[str, object]
+
+
+def as_document(run: LocalRun) -> Json:
+    """What ``run --json`` prints."""
+    figures = run.metrics.summary()
+    names = device_names(run.devices)
+    return {
+        "schema": 1,
+        "version": __version__,
+        "policy": run.asked.policy_text,
+        "backend": "local",
+        "devices": [
+            {"name": device.name, "kind": device.kind, "cores": list(device.cores), "memory_bytes": device.memory_bytes}
+            for device in run.devices
+        ],
+        "makespan_s": _number(figures.makespan_s),
+        "avg_jct_s": _number(figures.avg_jct_s),
+        "weighted_jct_s": _number(figures.weighted_jct_s),
+        "utilisation": {"device": _number(figures.utilisation), "memory": None},
+        "jobs": [_job(account, names) for account in run.ledger.accounts.values()],
+    }
+
+
+def print_summary(run: LocalRun, how: Ending) -> None:
+    """The figures, and what did not go well."""
+    accounts = run.ledger.accounts.values()
+    finished = [account for account in accounts if account.phase is Phase.FINISHED]
+    figures = run.metrics.summary()
+    words = f"{len(finished)} of {len(run.ledger.accounts)} jobs finished"
+    if finished:
+        words += f" in {figures.makespan_s:.1f} s, on average after {figures.avg_jct_s:.1f} s"
+    click.echo(f"{words}; devices held {figures.utilisation:.0%} of the time" if finished else words)
+    for account in accounts:
+        if account.phase in (Phase.FAILED, Phase.CANCELLED):
+            click.echo(f"{account.spec.id} {ending(account)}")
+            click.echo(f"  its log: {run.folder.job(account.spec.id) / 'log'}")
+    if how is Ending.INTERRUPTED:
+        click.echo(f"interrupted; go on with: carpool run --resume {run.folder.path}")
+    else:
+        click.echo(f"kept in {run.folder.path}; weights and metrics: carpool get JOB --run {run.folder.path}")
+
+
+def _job(account: Account, names: dict[int, str]) -> Json:
+    outcome = account.outcome
+    return {
+        "name": account.spec.id,
+        "state": str(account.phase) if account.phase.is_over else "interrupted",
+        "steps": outcome.steps if outcome is not None else int(account.done),
+        "epochs": None if outcome is None else outcome.epochs,
+        "loss": _number(account.loss if outcome is None else outcome.loss),
+        "metrics": {} if outcome is None else {name: _number(value) for name, value in outcome.metrics.items()},
+        "jct_s": account.jct_s,
+        "wait_s": account.wait_s,
+        "samples_per_s": None if outcome is None else _number(outcome.samples_per_s),
+        "digest": None if outcome is None else outcome.digest,
+        "allocations": [_allocation(given, account.spec.batch_size, names) for given in account.decisions],
+        "error": account.error or None,
+    }
+
+
+def _allocation(given: Given, batch_size: int, names: dict[int, str]) -> Json:
+    """One decision; no devices means that it was taken off them."""
+    held = given.allocation
+    fractions = [] if held is None else [share.fraction for share in held.shares for _ in share.devices]
+    return {
+        "at_s": given.at,
+        "devices": [] if held is None else [names.get(device, str(device)) for device in held.devices()],
+        "fractions": fractions,
+        "batch_size": (batch_size if held is None else held.batch_size or batch_size) or None,
+        "parts": [] if held is None else list(held.parts),
+        "reason": given.reason,
+    }
+
+
+def _number(value: float | None) -> float | None:
+    """JSON knows no NaN."""
+    return value if value is not None and isfinite(value) else None

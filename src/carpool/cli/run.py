@@ -1,0 +1,164 @@
+"""``carpool run``: all jobs of a file on this machine's devices, scheduled and shared."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from carpool import __version__
+
+if TYPE_CHECKING:
+    from carpool.backends.local import Ending, Link
+    from carpool.backends.running import LocalRun, StartLink
+    from carpool.cli.board import Board
+    from carpool.cli.runs import Given
+    from carpool.runtime.devices import LocalDevice
+
+PREFERRED = ("afs", "fifo:bypass=true")  # the default policy: the first of these that there is
+
+_EPILOG = """\b
+Examples:
+  carpool run jobs.toml
+  carpool run jobs.toml --devices cpu:4 --policy las --json > result.json
+  carpool run jobs.toml --resume
+"""
+
+
+@click.command("run", epilog=_EPILOG)
+@click.argument("jobs", required=False, metavar="JOBS.toml")
+@click.option("--policy", metavar="NAME[:key=value]…", help=f"Who runs where. [default: {PREFERRED[0]}]")
+@click.option(
+    "--devices",
+    default="",
+    metavar="SPEC",
+    help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1. [default: all GPUs, else all cores]",
+)
+@click.option("--state", metavar="DIR", help="Where journal, logs and checkpoints go. [default: .carpool/runs/NAME]")
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value="",
+    default=None,
+    metavar="[RUN]",
+    help="Go on with an interrupted run: the newest of this job file, or the one named.",
+)
+@click.option("--journal", metavar="FILE", help="Write every fact and plan here too.")
+@click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
+def command(
+    jobs: str | None,
+    policy: str | None,
+    devices: str,
+    state: str | None,
+    resume: str | None,
+    journal: str | None,
+    oversubscribe: bool,
+    as_json: bool,
+) -> int:
+    """Run all jobs of a file on this machine.
+
+    Exit code 0 when every job finished, 1 when one failed, 2 for bad input (nothing was started), 130 when interrupted
+    with Ctrl-C: all jobs stop at a step boundary with a checkpoint, and --resume goes on from there.
+    """
+    from carpool.cli.result import as_document, print_summary
+    from carpool.cli.runs import look_up
+    from carpool.runtime.devices import as_cluster, overlap_note, parse_devices
+    from carpool.runtime.jobfile import check_fit
+
+    if jobs is None and resume and resume.endswith(".toml"):
+        jobs, resume = resume, ""  # the word behind --resume was the job file
+    given = look_up(jobs, state, resume)
+    found = parse_devices(devices, oversubscribe=oversubscribe) if devices or given.devices is None else given.devices
+    for note in filter(None, [overlap_note(found), *check_fit(given.jobs, as_cluster(found))]):
+        click.echo(f"carpool: {note}", err=True)
+    run = prepare(given, found, policy or given.policy or default_policy(), journal)
+    try:
+        ending = watch(run, choose_board(run, as_json=as_json), start_executor)
+    finally:
+        given.folder.let_go()
+    if as_json:
+        click.echo(json.dumps(as_document(run)))
+    else:
+        print_summary(run, ending)
+    return exit_code(run, ending)
+
+
+def default_policy() -> str:
+    """The best elastic policy that there is."""
+    from carpool.policies.registry import POLICIES
+
+    return next(name for name in PREFERRED if name.partition(":")[0] in POLICIES)
+
+
+def prepare(given: Given, devices: Sequence[LocalDevice], policy: str, journal: str | None = None) -> LocalRun:
+    """A run that is ready to go; its folder is held from now on."""
+    from carpool.backends.running import Asked, LocalRun
+    from carpool.policies.registry import parse_policy
+
+    asked = Asked(given.name, given.jobs, tuple(devices), parse_policy(policy), policy, __version__)
+    given.folder.hold()
+    return LocalRun(asked, given.folder, resume=given.resume, copy=Path(journal) if journal else None)
+
+
+def choose_board(run: LocalRun, *, as_json: bool) -> Board:
+    """A table on a terminal, lines elsewhere, nothing where a program reads."""
+    from carpool.cli.board import Lines, Quiet, Table
+
+    if as_json:
+        return Quiet()
+    return Table(run) if sys.stderr.isatty() else Lines(run)
+
+
+def watch(run: LocalRun, board: Board, start: StartLink) -> Ending:
+    """Run to the end while a board shows it; Ctrl-C stops with checkpoints, a second one at once."""
+    return asyncio.run(_watched(run, board, start))
+
+
+async def _watched(run: LocalRun, board: Board, start: StartLink) -> Ending:
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, _interrupt, run)
+
+    async def refresh() -> None:
+        while True:
+            await asyncio.sleep(0.25)
+            board.refresh()
+
+    refreshing = asyncio.create_task(refresh())
+    try:
+        with board.shown():
+            return await run.go(start)
+    finally:
+        refreshing.cancel()
+        board.refresh()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(name)
+
+
+def _interrupt(run: LocalRun) -> None:
+    click.echo("carpool: stopping at the next steps with checkpoints; once more to stop at once", err=True)
+    run.interrupt()
+
+
+async def start_executor(devices: Sequence[LocalDevice], state: Path) -> Link:
+    """The executor process of this machine."""
+    from carpool.runtime.link import ExecutorLink, ExecutorOptions
+
+    return await ExecutorLink.start(devices, state, options=ExecutorOptions())
+
+
+def exit_code(run: LocalRun, ending: Ending) -> int:
+    """0 all finished, 1 a job did not, 130 interrupted and resumable."""
+    from carpool.backends.local import Ending
+    from carpool.core.model import Phase
+
+    if ending is Ending.INTERRUPTED:
+        return 130
+    return 0 if all(account.phase is Phase.FINISHED for account in run.ledger.accounts.values()) else 1

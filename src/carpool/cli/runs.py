@@ -1,0 +1,80 @@
+"""Runs by name: where they are kept, which is the newest, and which jobs one is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from carpool.backends.runfolder import RunFolder
+from carpool.backends.running import is_unfinished
+from carpool.core.errors import InputError, UnknownName
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.jobfile import Listed, read_jobs
+
+RUNS = Path(".carpool") / "runs"
+
+
+class Given(NamedTuple):
+    """What is to be run and where it is kept; policy and devices are known only of a run that is resumed."""
+
+    name: str
+    jobs: tuple[Listed, ...]
+    folder: RunFolder
+    resume: bool = False
+    policy: str | None = None
+    devices: tuple[LocalDevice, ...] | None = None
+
+
+def look_up(jobs: str | None, state: str | None, resume: str | None) -> Given:
+    """What the words of the command line mean; `resume` is None where it was not said, empty where it names no run."""
+    if jobs is None and resume is None:
+        raise InputError("no job file is given", way_out="Name one: carpool run jobs.toml.")
+    file = read_jobs(Path(jobs)) if jobs is not None else None
+    if resume is not None:
+        folder = RunFolder(Path(state)) if state else find_run(resume, file.name if file is not None else "")
+        before = folder.settings()
+        listed = before.jobs if file is None else file.jobs
+        return Given(before.name, listed, folder, True, before.policy, before.devices)
+    assert file is not None
+    folder = RunFolder(Path(state) if state else free_place(file.name))
+    if folder.exists:
+        raise InputError(
+            "holds a run already", where=str(state), way_out="Go on with it by --resume, or name another --state."
+        )
+    return Given(file.name, file.jobs, folder)
+
+
+def find_run(run: str, name: str = "", root: Path = RUNS) -> RunFolder:
+    """A run by its folder or name; without either the newest of a job file (or of all) that has jobs left to do."""
+    if run:
+        return named_run(run, root)
+    mine = [folder for folder in all_runs(root) if not name or folder.settings().name == name]
+    found = next((folder for folder in reversed(mine) if is_unfinished(folder)), None)
+    if found is None:
+        raise InputError(
+            f"no run{f' of {name!r}' if name else ''} in {root} has jobs left to do",
+            way_out="Leave --resume out to begin a new one.",
+        )
+    return found
+
+
+def named_run(run: str, root: Path = RUNS) -> RunFolder:
+    """A run by its folder or name."""
+    for place in (Path(run), root / run):
+        if RunFolder(place).exists:
+            return RunFolder(place)
+    raise UnknownName("run", run, [folder.path.name for folder in all_runs(root)], where=str(root))
+
+
+def all_runs(root: Path = RUNS) -> list[RunFolder]:
+    """Every run, oldest first."""
+    places = sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime_ns)
+    return [RunFolder(path.parent) for path in places]
+
+
+def free_place(name: str, root: Path = RUNS) -> Path:
+    """A folder that no run was begun in: of this name, or of this name with -2, -3 and so on."""
+    number = 1
+    while RunFolder(root / (name if number == 1 else f"{name}-{number}")).exists:
+        number += 1
+    return root / (name if number == 1 else f"{name}-{number}")

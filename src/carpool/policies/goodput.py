@@ -1,0 +1,37 @@
+"""What an estimator may know beyond rates at one batch size: the best batch for each number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from carpool.core.model import JobSpec, Kind
+from carpool.core.policy import Snapshot
+from carpool.core.topology import Placement
+from carpool.policies.speeds import placed_on
+
+Goodput = tuple[float, int]  # units of work per second with the best batch size, and that size (0: the job's own)
+
+
+@runtime_checkable
+class KnowsGoodput(Protocol):
+    """An estimator that also tunes batch sizes."""
+
+    def goodputs(self, spec: JobSpec, counts: Sequence[int], several: Sequence[bool]) -> Sequence[Goodput]:
+        """For each number of devices, on one node or over several; rate 0 where the job cannot run."""
+        ...
+
+
+def goodputs(
+    view: Snapshot, spec: JobSpec, kind: Kind, counts: Sequence[int], several: Sequence[bool]
+) -> Sequence[Goodput]:
+    """What the estimator believes; one that does not tune batch sizes is asked for rates at the job's own."""
+    if isinstance(view.estimates, KnowsGoodput):
+        return view.estimates.goodputs(spec, counts, several)
+    found: list[Goodput] = []
+    for count, spans in zip(counts, several, strict=True):
+        placement = placed_on(view.cluster, kind, count)
+        if spans and len(placement.groups) == 1:
+            placement = Placement(((kind, count // 2), (kind, count - count // 2)))
+        found.append((view.estimates.rate(spec, placement).mean, 0))
+    return found

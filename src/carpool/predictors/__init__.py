@@ -1,0 +1,1 @@
+"""Models of rates and remaining work that are fitted to what jobs report."""

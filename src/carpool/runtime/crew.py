@@ -1,0 +1,135 @@
+"""Who works for a job, where each one stands, and the formation they work in: the values of a team's state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from carpool.runtime.actions import Mirror
+from carpool.runtime.dealing import as_owners
+from carpool.runtime.protocol import Ready
+
+
+class Mode(StrEnum):
+    """What a worker is doing."""
+
+    WARMING = "warming"  # loads the entry
+    STANDING = "standing"  # at a boundary, waiting
+    LOADING = "loading"  # takes over a state
+    WORKING = "working"  # in the formation
+    HALTING = "halting"  # works, and was told to stop at the boundary
+    OVER = "over"  # its training has ended
+    LEAVING = "leaving"  # was sent away or killed; its end has not been seen yet
+
+
+AT_REST = frozenset({Mode.STANDING, Mode.OVER})
+AT_WORK = frozenset({Mode.WORKING, Mode.HALTING})
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process of the job on one device."""
+
+    id: int
+    device: int
+    mode: Mode = Mode.WARMING
+    holds: bool = False  # a state that has been trained or loaded, not just the entry's own
+    step: int = 0  # steps done, exact when at rest
+    digest: str = ""  # of the final weights
+    loads: str = ""  # the checkpoint it is reading
+    writes: bool = False  # is here only to write a parked state to disk
+    left_at: float = 0.0  # when it was sent away
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A place for one worker."""
+
+    device: int
+    fraction: float = 1.0
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the newest order asks for."""
+
+    generation: int
+    seats: tuple[Seat, ...] = ()  # none: hold nothing
+    batch_size: int = 0  # 0: the training's own
+    parts: tuple[int, ...] = ()  # samples or shards per seat; empty: by speed
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Everything about a formation but who fills it: two of them differ when work must be arranged anew."""
+
+    seats: tuple[Seat, ...]
+    counts: tuple[int, ...]  # samples (default mode) or shards (exact mode) per rank; empty: alone
+    batch_size: int
+    by_token: bool
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Devices by rank."""
+        return tuple(seat.device for seat in self.seats)
+
+
+@dataclass(slots=True)
+class Formation:
+    """Workers that make steps together."""
+
+    number: int
+    members: tuple[int, ...]  # by rank
+    shape: Shape
+    step: int  # steps done, as far as is known
+    since: float
+    halting: bool = False
+    contributed: set[int] = field(default_factory=set)
+
+    @property
+    def is_solo(self) -> bool:
+        """Whether its one member makes steps without asking."""
+        return len(self.members) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The newest state outside of workers: a mirror in memory, or a checkpoint on disk."""
+
+    step: int
+    mirror: Mirror | None = None
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a team has to know of its program and of the executor's options."""
+
+    exact: bool = False
+    shards: int = 8
+    retries: int = 3
+    batch_size: int = 0  # 0: the training's own
+    batch_per_device: bool = False
+    checkpoint_s: float = 60.0
+    time_limit_s: float = 0.0  # 0: none
+    mirror_s: float = 2.0
+    grace_s: float = 5.0  # between a polite word and a kill
+
+
+def owners_of(shape: Shape, *, exact: bool) -> tuple[tuple[int, int], ...]:
+    """Pieces of each rank: shards by count in exact mode, one part each in default mode."""
+    if not shape.counts:
+        return ()
+    return as_owners(shape.counts if exact else (1,) * len(shape.seats))
+
+
+def fits(first: Ready, other: Ready) -> str:
+    """What is wrong when two workers of a job loaded unlike trainings; empty if nothing is."""
+    if first.digest == other.digest:
+        return ""
+    return (
+        f"two workers loaded the entry and got unlike weights ({first.digest[:12]} and {other.digest[:12]}): it is not "
+        "deterministic. Take all randomness from torch, NumPy or random after import, and none from the time, the "
+        "process or the order of sets."
+    )

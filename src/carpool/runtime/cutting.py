@@ -1,0 +1,101 @@
+"""How a job's steps are cut over its seats: by order, by speed, or as when they were made before; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from carpool.runtime.actions import Cut
+from carpool.runtime.crew import Formation, Rules, Seat, Shape, Wish
+from carpool.runtime.dealing import Speeds, Trait, deal, is_worth_it
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.protocol import Ready
+
+
+class Cutter:
+    """Decides the shape of formations.
+
+    In default mode the cut of a step is part of what is learned, so cuts are recorded with the step from which they
+    hold, and steps that are made again (after a crash) are cut as the first time.
+    """
+
+    def __init__(self, devices: Mapping[int, LocalDevice], rules: Rules, cuts: Sequence[Cut]) -> None:
+        self._devices = devices
+        self._rules = rules
+        self._cuts = list(cuts)
+        self._speeds = Speeds()
+        self.ready: Ready | None = None  # what the job's workers said of the training
+
+    def shape(
+        self, wish: Wish, seats: tuple[Seat, ...], step: int, *, by_token: bool, now: Formation | None, is_new: bool
+    ) -> Shape:
+        """How these seats should make the next step; like ``now`` unless a change is worth it.
+
+        ``is_new`` says that the step has never been made before.
+        """
+        batch = self.batch_size(wish, len(seats))
+        if len(seats) == 1:
+            return Shape(seats, (), batch, by_token)
+        if len(wish.parts) == len(seats) and seats == wish.seats:
+            return Shape(seats, wish.parts, batch, by_token)
+        same = now is not None and now.shape.seats == seats and now.shape.batch_size == batch
+        present = now.shape.counts if now is not None and same else ()
+        return Shape(seats, self._counts(seats, step, batch, present, is_new=is_new), batch, by_token)
+
+    def _counts(
+        self, seats: tuple[Seat, ...], step: int, batch: int, present: tuple[int, ...], *, is_new: bool
+    ) -> tuple[int, ...]:
+        recorded = self._recorded(step, seats)
+        if not is_new and (recorded or present):
+            return recorded or present
+        if not present and sum(recorded) == batch:
+            present = recorded
+        traits = [self.trait(seat) for seat in seats]
+        speeds = [self._speeds.of(trait) for trait in traits]
+        if self._rules.exact:
+            counts = deal(self._rules.shards, speeds, 1)
+        else:
+            counts = deal(batch, speeds, 2 if self.ready is not None and self.ready.has_batch_norm else 1)
+        if not present:
+            return counts
+        return counts if self._speeds.are_settled(traits) and is_worth_it(present, counts, speeds) else present
+
+    def record(self, step: int, shape: Shape) -> Cut | None:
+        """Remember how steps are cut from here on; the cut, if it is news."""
+        self._speeds.passes.clear()
+        if self._rules.exact:
+            return None
+        cut = Cut(step, shape.devices, shape.counts)
+        held = [known for known in self._cuts if known.step <= step]
+        if held and replace(held[-1], step=step) == cut:
+            return None
+        self._cuts = [known for known in self._cuts if known.step < step]
+        self._cuts.append(cut)
+        return cut
+
+    def _recorded(self, step: int, seats: tuple[Seat, ...]) -> tuple[int, ...]:
+        """The parts that held at a step when it was made before on these devices; empty if it was not."""
+        held = [cut for cut in self._cuts if cut.step <= step]
+        is_same = held and held[-1].devices == tuple(seat.device for seat in seats)
+        return held[-1].parts if is_same else ()
+
+    def measure(self, seat: Seat, seconds: float, samples: int) -> None:
+        """A worker's pass took so long."""
+        self._speeds.measure(self.trait(seat), seconds, samples)
+
+    def batch_size(self, wish: Wish, size: int) -> int:
+        """Samples per step on so many devices."""
+        assert self.ready is not None
+        own = wish.batch_size or self._rules.batch_size or self.ready.batch_size
+        return min(own * size, self.ready.num_samples) if self._rules.batch_per_device else own
+
+    def trait(self, seat: Seat) -> Trait:
+        """What a seat's speed hangs on."""
+        device = self._devices[seat.device]
+        trait = (device.kind, seat.fraction)
+        self._speeds.guess(trait, max(1, len(device.cores)) * seat.fraction)
+        return trait
+
+    def threads(self, seat: Seat) -> int:
+        """Threads that a share of a device allows."""
+        return max(1, round(seat.fraction * len(self._devices[seat.device].cores)))

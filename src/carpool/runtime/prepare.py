@@ -1,0 +1,73 @@
+"""From a forked process to a worker that is ready for its first step."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from carpool.runtime.deathbed import call_oneself
+from carpool.runtime.digest import digest
+from carpool.runtime.entry import load_training
+from carpool.runtime.program import Program
+from carpool.runtime.protocol import Begin, Ready
+from carpool.runtime.seeding import settle
+from carpool.runtime.segment import contribution_bytes
+from carpool.runtime.trainer import Trainer
+
+
+def settle_in(begin: Begin, program: Program, fds: tuple[int, ...]) -> None:
+    """Take the place given: log, name, cores, threads, environment and working folder."""
+    for fd in fds[:1]:
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+    for fd in fds:
+        os.close(fd)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    call_oneself(f"carpool:{begin.job}")
+    # Where memory runs out, the kernel shall take a worker, which can be replaced, before the executor.
+    Path("/proc/self/oom_score_adj").write_text("500")
+    if begin.cores:
+        os.sched_setaffinity(0, begin.cores)
+    torch.set_num_threads(begin.threads)
+    os.environ.update(program.environment)
+    if program.folder:
+        os.chdir(program.folder)
+        sys.path.insert(0, program.folder)
+    if more := program.environment.get("PYTHONPATH"):
+        sys.path[:0] = more.split(os.pathsep)
+    sys.argv = [program.entry]
+
+
+def make_trainer(begin: Begin, program: Program) -> Trainer:
+    """Load the entry and put its training on the device."""
+    settle()  # before the entry may start CUDA
+    device = torch.device(begin.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    folder = Path(program.folder) if program.folder else None
+    training = load_training(program.entry, program.args, seed=program.seed, folder=folder)
+    trainer = Trainer(training, seed=program.seed, exact=program.exact, shards=program.shards, device=device)
+    if program.batch_size:
+        trainer.resize_batch(program.batch_size)
+    return trainer
+
+
+def ready(trainer: Trainer, program: Program) -> Ready:
+    """What the executor has to know about the training."""
+    training, batch_size = trainer.training, trainer.batch_size
+    notes = list(trainer.notes)
+    if program.sync_batchnorm and training.batch_norms:
+        notes.append("sync_batchnorm is not offered yet: statistics are taken per part and averaged")
+    return Ready(
+        digest=digest(training.model),
+        segment_bytes=contribution_bytes(trainer.layout),
+        batch_size=batch_size,
+        total_steps=training.stop.most_steps(-(-training.num_samples // batch_size)),
+        num_samples=training.num_samples,
+        sizes=tuple(parameter.numel() for parameter in trainer.layout.parameters),
+        has_batch_norm=bool(training.batch_norms),
+        notes=tuple(notes),
+    )

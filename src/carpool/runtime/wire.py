@@ -1,0 +1,86 @@
+"""What goes over the line between an executor and whoever started it: JSON objects, one a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from carpool.core.journal import allocation_from_json, allocation_to_json, fact_from_json, fact_to_json
+from carpool.core.messages import RUN, Assign, Order, Probe, Release
+from carpool.core.model import JobId
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.program import Program
+from carpool.runtime.reports import Evaluation, Facts, Gone, Outcome, Report, Sized, Told
+
+_REPORTS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Sized, Told, Evaluation, Outcome, Gone)}
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorOptions:
+    """How patient an executor is."""
+
+    mirror_s: float = 2.0  # between mirrors of a running job
+    hang_s: float = 10.0  # without a sign of life, after which a worker is killed
+    max_wait_s: float = 1.0  # that a job waits for its turn on a device, whatever its turn is
+    grace_s: float = 5.0  # between a polite word and a kill
+    tick_s: float = 0.1  # how often the clock is looked at
+    heartbeat_s: float = 0.5
+    preload: tuple[str, ...] = ()  # modules that most entries import: workers start sooner
+    environment: Mapping[str, str] = field(default_factory=dict)  # for the executor and all it starts
+
+
+def line(value: Mapping[str, Any]) -> bytes:
+    """A value as a line; ASCII, because error texts may hold anything."""
+    return json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def order_to_json(order: Order) -> dict[str, Any]:
+    """An order as plain JSON values."""
+    value: dict[str, Any] = {"job": order.job, "generation": order.generation}
+    if isinstance(order, Assign):
+        value["allocation"] = allocation_to_json(order.allocation)
+        if isinstance(order.purpose, Probe):
+            value["probe_steps"] = order.purpose.steps
+    return value
+
+
+def order_from_json(value: Mapping[str, Any]) -> Order:
+    """The inverse of `order_to_json`."""
+    job = JobId(value["job"])
+    if "allocation" not in value:
+        return Release(job, value["generation"])
+    purpose = Probe(value["probe_steps"]) if "probe_steps" in value else RUN
+    return Assign(job, allocation_from_json(value["allocation"]), value["generation"], purpose)
+
+
+def report_to_json(report: Report) -> dict[str, Any]:
+    """A report as plain JSON values."""
+    if isinstance(report, Facts):
+        return {"report": "Facts", "facts": [fact_to_json(fact) for fact in report.facts]}
+    return {"report": type(report).__name__, **asdict(report)}
+
+
+def report_from_json(value: dict[str, Any]) -> Report:
+    """The inverse of `report_to_json`."""
+    kind = value.pop("report")
+    if kind == "Facts":
+        return Facts(tuple(fact_from_json(fact) for fact in value["facts"]))
+    report: Report = _REPORTS[kind](**value)
+    return report
+
+
+def program_from_json(value: dict[str, Any]) -> Program:
+    """A program from the fields that ``asdict`` made of it."""
+    return Program(**{**value, "command": tuple(value["command"])})
+
+
+def devices_from_json(values: Sequence[dict[str, Any]]) -> list[LocalDevice]:
+    """Devices from the fields that ``asdict`` made of them."""
+    return [LocalDevice(**{**value, "cores": tuple(value["cores"])}) for value in values]
+
+
+def options_from_json(value: dict[str, Any]) -> ExecutorOptions:
+    """Options from the fields that ``asdict`` made of them."""
+    return ExecutorOptions(**{**value, "preload": tuple(value["preload"])})

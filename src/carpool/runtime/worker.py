@@ -1,0 +1,377 @@
+"""A worker: one process of one job on one device. It does what protocol.py says, and nothing on its own account.
+
+What it does next depends on two things only: its place in a formation (none: it waits to be told), and where its
+trainer stands. `_go_on` makes one move; between moves it hears what has been said. Every moment in which it hears
+something is a step boundary, because contributing to a step leaves the trainer as it was: so orders are carried out at
+once. The one exception is the exchange of updated weights, which defers what it can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import time
+import traceback
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+
+from carpool.core.errors import CarpoolError
+from carpool.runtime.channel import Channel, Closed, Received, close_all
+from carpool.runtime.digest import digest
+from carpool.runtime.errors import CheckpointError
+from carpool.runtime.faults import Faults
+from carpool.runtime.flat import Contribution, Sums
+from carpool.runtime.heartbeat import Heartbeat
+from carpool.runtime.keeping import Keeper, publish, take_over
+from carpool.runtime.mishap import broke, is_memory, told
+from carpool.runtime.pace import Pace
+from carpool.runtime.passes import Step
+from carpool.runtime.prepare import make_trainer, ready, settle_in
+from carpool.runtime.program import Program
+from carpool.runtime.protocol import (
+    Apply,
+    Asked,
+    Begin,
+    Broke,
+    Contributed,
+    Done,
+    Evaluated,
+    Gather,
+    Grant,
+    Halt,
+    Halted,
+    Leave,
+    Load,
+    Loaded,
+    Measured,
+    Message,
+    Proceed,
+    ProtocolError,
+    Publish,
+    Published,
+    Save,
+    Saved,
+    Updated,
+)
+from carpool.runtime.segment import Segment, contribution_bytes
+from carpool.runtime.slots import Owners, Slots, owners_of
+from carpool.runtime.trainer import Trainer
+
+TORN = 3  # exit code of a worker that has nothing to go on with: it ran out of memory while loading, or in an update
+
+
+class Left(CarpoolError):
+    """The worker was told to leave."""
+
+
+class Torn(CarpoolError):
+    """An update failed half-way: another process has to go on from a mirror."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A worker's place in a formation."""
+
+    said: Proceed
+    owners: Owners
+    parts: tuple[int, ...]
+    segment: Segment | None  # None: it is alone
+    pace: Pace
+    granted: int = 0  # steps that it may still make, where steps are made by token
+    asked: bool = False
+    halting: bool = False  # at the next boundary, once its evaluation is made
+
+    @property
+    def pieces(self) -> range:
+        """The pieces of every step that are its own."""
+        return range(*self.owners[self.said.rank])
+
+    @property
+    def updates(self) -> range | None:
+        """The parameters that it updates; None: all."""
+        return range(*self.said.updates[self.said.rank]) if self.said.updates else None
+
+
+class Worker:
+    """A trainer under orders."""
+
+    def __init__(self, channel: Channel, begin: Begin, program: Program, trainer: Trainer) -> None:
+        self._channel = channel
+        self._trainer = trainer
+        self._program = program
+        self._batch_size = trainer.batch_size
+        self._faults = Faults.of(begin.job)
+        self._keeper = Keeper(begin.checkpoints, program.keep, self._faults)
+        self._place: Place | None = None
+        self._formation = -1  # the newest
+        self._part: range | None = None  # parameters whose optimizer state it alone has (rank 0 publishes all)
+        self._torn = False
+        self._deferred: list[Received] = []
+
+    def run(self) -> None:
+        """Do as told until told to leave."""
+        self._channel.send(ready(self._trainer, self._program))
+        while True:
+            self._turn()
+
+    # -- moves --------------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """Make a move and hear what was said meanwhile; what goes wrong is told, and orders are awaited."""
+        try:
+            if self._place is None:
+                self._hear()
+            else:
+                self._go_on(self._place)
+            while self._deferred or self._channel.poll():
+                self._hear()
+            return
+        except (Closed, Left, ProtocolError):
+            raise
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()  # for the log; the story gets one line
+            self._place = None
+            self._channel.send(broke(error, self._trainer.cursor.step))
+            if is_memory(error) and self._torn:
+                raise Torn from error
+        gc.collect()  # now that the failed step's tensors do not hang on its traceback any more
+        if self._trainer.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _go_on(self, place: Place) -> None:
+        trainer = self._trainer
+        if trainer.evaluation_due:
+            self._evaluate(place)
+        elif reason := trainer.stopped:
+            self._finish(place, reason)
+        elif place.halting:
+            self._halt()
+        elif place.said.by_token and not place.granted:
+            if not place.asked:
+                self._channel.send(Asked(trainer.cursor.step))
+                place.asked = True
+            self._hear()
+        else:
+            self._make_step(place)
+
+    def _make_step(self, place: Place) -> None:
+        trainer = self._trainer
+        step = trainer.begin(place.parts)
+        if place.segment is None:
+            gathered = trainer.contribute(step, range(len(step.bounds)))
+            self._faults.strike(step.number, place.said.rank)
+            total, halt = trainer.combine(step, gathered), False
+        else:
+            shared = self._share(step, place, place.segment)
+            if shared is None:
+                return
+            total, halt = shared
+        place.halting = halt
+        sums = self._update(step, total, place)
+        if sums is None:
+            return
+        done = trainer.advance(step, sums)
+        self._torn = False
+        if place.said.by_token:
+            place.granted, place.asked = place.granted - 1, False
+        if place.said.rank == 0 and (report := place.pace.count(done, trainer.metrics)):
+            self._channel.send(report)
+
+    def _share(self, step: Step, place: Place, segment: Segment) -> tuple[Contribution, bool] | None:
+        """Contribute to a step, and wait for the others; the sum, and whether to halt after it. None: given up."""
+        began = time.perf_counter()
+        segment.write(step, self._trainer.contribute(step, place.pieces))
+        self._faults.strike(step.number, place.said.rank)
+        seconds = time.perf_counter() - began
+        samples = sum(end - start for start, end in (step.bounds[piece] for piece in place.pieces))
+        self._channel.send(Contributed(place.said.formation, step.number, seconds, samples))
+        while self._place is place:
+            match self._hear():
+                case Apply(formation, number, halt) if (formation, number) == (place.said.formation, step.number):
+                    return segment.total(step), halt
+        return None
+
+    def _update(self, step: Step, total: Contribution, place: Place) -> Sums | None:
+        """New weights; None if the step was given up while they were exchanged."""
+        self._torn = True
+        sums = self._trainer.apply(step, total, place.updates)
+        if place.updates is None or place.segment is None:
+            return sums
+        place.segment.write_weights(step, place.updates)
+        self._part = place.updates if place.said.rank else None
+        self._channel.send(Updated(place.said.formation, step.number))
+        while self._place is place:
+            received = self._next()
+            match received.message:
+                case Gather(formation, number) if (formation, number) == (place.said.formation, step.number):
+                    others = set(range(len(self._trainer.layout.parameters))) - set(place.updates)
+                    place.segment.read_weights(step, sorted(others))
+                    return sums
+                case Publish() | Save():
+                    self._deferred.append(received)
+                case _:
+                    self._carry_out(received)
+        return None
+
+    def _evaluate(self, place: Place) -> None:
+        """Rank 0 evaluates for all; the others wait for what it found."""
+        if place.said.rank:
+            self._hear()
+            return
+        metrics = self._trainer.evaluate()
+        is_best = self._trainer.record(metrics)
+        self._channel.send(Evaluated(self._trainer.cursor.step, metrics))
+        if is_best:
+            self._save(is_best=True)
+
+    def _finish(self, place: Place, reason: str) -> None:
+        trainer = self._trainer
+        self._place = None
+        if place.said.rank == 0:
+            self._save()
+        unsure = [
+            f"{each} has no deterministic form: equal bits are not promised" for each in trainer.caveats.operations
+        ]
+        self._channel.send(
+            Done(
+                step=trainer.cursor.step,
+                epoch=trainer.cursor.epoch,
+                loss=trainer.losses[-1] if trainer.losses else math.nan,
+                digest=digest(trainer.training.model),
+                reason=reason,
+                metrics=trainer.metrics,
+                notes=(*trainer.notes, *unsure),
+            )
+        )
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def _hear(self) -> Message:
+        """Wait for the next order and carry it out."""
+        received = self._deferred.pop(0) if self._deferred else self._next()
+        self._carry_out(received)
+        return received.message
+
+    def _next(self) -> Received:
+        received = self._channel.receive()
+        assert received is not None, "without a timeout there is a message or an end"
+        return received
+
+    def _carry_out(self, received: Received) -> None:
+        match received.message:
+            case Proceed() as said:
+                self._proceed(said, received.fds)
+            case Halt():
+                if self._place is not None and (reason := self._trainer.stopped):
+                    self._finish(self._place, reason)
+                else:
+                    self._halt()
+            case Load(path):
+                self._load(path, received.fds)
+            case Publish():
+                self._publish(received.fds)
+            case Save():
+                if (saved := self._save()) is not None:
+                    self._channel.send(Saved(self._trainer.cursor.step, saved))
+            case Measured(step, metrics):
+                if self._trainer.evaluation_due and step == self._trainer.cursor.step:
+                    self._trainer.record(metrics)
+            case Grant(steps):
+                if self._place is not None:
+                    self._place.granted += steps
+            case Leave():
+                raise Left
+        close_all(received.fds)
+
+    def _proceed(self, said: Proceed, fds: tuple[int, ...]) -> None:
+        if said.formation < self._formation:
+            return
+        if self._torn:
+            raise ProtocolError("the last update was given up half-way; `Load` must come before `Proceed`")
+        trainer = self._trainer
+        self._formation, self._place = said.formation, None
+        try:
+            self._resize_batch(said)
+        except CarpoolError as error:
+            self._channel.send(Broke("input", str(error), trainer.cursor.step))
+            return
+        if said.threads:
+            torch.set_num_threads(said.threads)
+        owners = owners_of(said.owners, said.size, trainer.shards)
+        slots = Slots(owners, contribution_bytes(trainer.layout), bool(said.updates))
+        segment = Segment(fds[0], slots, trainer.layout) if said.size > 1 else None
+        parts = said.parts or tuple(1 for _ in range(said.size))
+        self._place = Place(said, owners, parts, segment, Pace())
+
+    def _resize_batch(self, said: Proceed) -> None:
+        batch_size = said.batch_size
+        if not batch_size and self._program.batch_per_device:
+            batch_size = min(self._batch_size * said.size, self._trainer.training.num_samples)
+        if batch_size and batch_size != self._trainer.batch_size:
+            self._trainer.resize_batch(batch_size)
+
+    def _halt(self) -> None:
+        self._place = None
+        self._channel.send(Halted(self._trainer.cursor.step))
+
+    def _load(self, path: str, fds: tuple[int, ...]) -> None:
+        self._place = None
+        try:
+            take_over(self._trainer, fds, path)
+        except CheckpointError as error:
+            self._channel.send(Broke("input", str(error), self._trainer.cursor.step))
+            return
+        self._torn, self._part = False, None
+        self._channel.send(Loaded(self._trainer.cursor.step))
+
+    def _publish(self, fds: tuple[int, ...]) -> None:
+        try:
+            publish(self._trainer, fds[0], self._part)
+        except CheckpointError as error:
+            self._channel.send(broke(error, self._trainer.cursor.step))
+        else:
+            self._channel.send(Published(self._trainer.cursor.step))
+
+    def _save(self, *, is_best: bool = False) -> str | None:
+        """Write a checkpoint; a full disk is told and does not end the training."""
+        try:
+            return self._keeper.save(self._trainer, is_best=is_best)
+        except CheckpointError as error:
+            self._channel.send(broke(error, self._trainer.cursor.step))
+            return None
+
+
+def main(channel: Channel) -> int:
+    """Live the life of a worker at this end of a channel; the exit code."""
+    with contextlib.suppress(Closed, Left):
+        received = channel.receive()
+        assert received is not None
+        assert isinstance(received.message, Begin), f"a worker's life starts with Begin, not {received.message}"
+        begin = received.message
+        program = Program(**begin.program)
+        try:
+            settle_in(begin, program, received.fds)
+            Heartbeat(channel, begin.heartbeat_s).start()
+            trainer = make_trainer(begin, program)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an entry may raise anything
+            traceback.print_exc()
+            if is_memory(error):
+                channel.send(broke(error, 0))
+                return TORN
+            channel.send(Broke("input", told(error)))
+            _await_dismissal(channel)
+        try:
+            Worker(channel, begin, program, trainer).run()
+        except Torn:
+            return TORN
+    return 0
+
+
+def _await_dismissal(channel: Channel) -> NoReturn:
+    while True:
+        received = channel.receive()
+        if received is not None and isinstance(received.message, Leave):
+            raise Left

@@ -1,0 +1,264 @@
+"""The loop on a pretended machine: jobs end, fail, starve, are interrupted and resumed; nothing sleeps."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from carpool.backends.journal_file import read_whole
+from carpool.backends.local import Ending, ExecutorGone
+from carpool.backends.runfolder import RunFolder
+from carpool.backends.running import Asked, LocalRun, is_unfinished
+from carpool.core.errors import InputError
+from carpool.core.messages import Assign, Release
+from carpool.core.model import JobId, JobSpec, Phase
+from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.policies.registry import parse_policy
+from carpool.runtime.devices import LocalDevice, parse_devices
+from carpool.runtime.jobfile import Listed
+from carpool.runtime.program import Program
+from carpool.runtime.reports import Evaluation, Told
+from carpool.testing.fake_link import FakeMachine
+
+TWO = parse_devices("cpu:2", cores=(0, 1), gpus=())
+
+
+def job(name: str, **more: object) -> Listed:
+    """A job of one device, unless said otherwise."""
+    return Listed(replace(JobSpec(JobId(name)), **more), Program(entry="train.py:main"))  # type: ignore[arg-type]
+
+
+def asked(*jobs: Listed, policy: str = "fifo", devices: Sequence[LocalDevice] = TWO) -> Asked:
+    return Asked("jobs", jobs, tuple(devices), parse_policy(policy), policy, "0")
+
+
+def go(run: LocalRun, machine: FakeMachine) -> Ending:
+    async def start(devices: Sequence[LocalDevice], state: Path) -> FakeMachine:
+        return machine
+
+    return asyncio.run(run.go(start, machine))
+
+
+def test_all_jobs_run_to_their_end(tmp_path: Path) -> None:
+    run = LocalRun(asked(job("a"), job("b"), job("c")), RunFolder(tmp_path / "run"))
+    machine = FakeMachine({"a": 10, "b": 20, "c": 5})
+    assert go(run, machine) is Ending.DONE
+    accounts = run.ledger.accounts
+    assert {name: account.jct_s for name, account in accounts.items()} == {"a": 10.0, "b": 20.0, "c": 15.0}
+    assert accounts[JobId("c")].wait_s == 10.0
+    assert [account.phase for account in accounts.values()] == [Phase.FINISHED] * 3
+    assert machine.stopped == [False]
+    assert run.metrics.summary().makespan_s == 20.0
+    assert run.metrics.summary().utilisation == pytest.approx(35 / 40)
+
+
+def test_everything_is_kept_in_the_folder(tmp_path: Path) -> None:
+    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"), copy=tmp_path / "copy.jsonl")
+    machine = FakeMachine({"a": 10})
+    machine.at(4.0, lambda: machine.report_progress(loss=0.5))
+    machine.at(5.0, lambda: machine.say(Evaluation(JobId("a"), 5, {"accuracy": 0.25})))
+    machine.at(6.0, lambda: machine.say(Told(JobId("a"), "a worker died and was replaced")))
+    go(run, machine)
+    folder = tmp_path / "run" / "jobs" / "a"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [
+        {"at_s": 4.0, "step": 4.0, "loss": 0.5, "steps_per_s": 1.0},
+        {"at_s": 5.0, "step": 5, "metrics": {"accuracy": 0.25}},
+    ]
+    assert json.loads((folder / "story.jsonl").read_text())["what"] == "a worker died and was replaced"
+    outcome = RunFolder(tmp_path / "run").outcome(JobId("a"))
+    assert outcome is not None
+    assert (outcome.steps, outcome.digest) == (10, "digest of a")
+    assert (tmp_path / "copy.jsonl").read_bytes() == (tmp_path / "run" / "journal.jsonl").read_bytes()
+    assert RunFolder(tmp_path / "run").settings().jobs == run.asked.jobs
+    assert not is_unfinished(RunFolder(tmp_path / "run"))
+
+
+def test_a_failed_job_leaves_the_others_alone(tmp_path: Path) -> None:
+    jobs = (job("a"), job("b"), job("c", after=(JobId("a"),)))
+    run = LocalRun(asked(*jobs), RunFolder(tmp_path / "run"))
+    go(run, FakeMachine({"a": 3, "b": 9, "c": 1}, fails={"a": "the loss is not a number"}))
+    phases = {name: account.phase for name, account in run.ledger.accounts.items()}
+    assert phases == {"a": Phase.FAILED, "b": Phase.FINISHED, "c": Phase.FAILED}
+    assert run.ledger.accounts[JobId("a")].error == "the loss is not a number"
+    assert "waited for job 'a'" in run.ledger.accounts[JobId("c")].error
+
+
+def test_elastic_jobs_take_over_what_becomes_free(tmp_path: Path) -> None:
+    wide = {"min_devices": 1, "max_devices": 2}
+    run = LocalRun(asked(job("a", **wide), job("b", **wide), policy="afs"), RunFolder(tmp_path / "run"))
+    machine = FakeMachine({"a": 10, "b": 30})
+    go(run, machine)
+    assert [account.jct_s for account in run.ledger.accounts.values()] == [10.0, 20.0]
+    widths = [order.allocation.num_devices for order in machine.orders if isinstance(order, Assign)]
+    assert widths == [1, 1, 2]
+
+
+def test_lengths_and_rates_are_learned_from_reports(tmp_path: Path) -> None:
+    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
+    machine = FakeMachine({"a": 10})
+    seen = []
+
+    def look() -> None:
+        held = run.scheduler.jobs[JobId("a")]
+        seen.append((run.live.total(held.id), run.live.remaining(held, 4.0).mean))
+
+    machine.at(4.0, machine.report_progress)
+    machine.at(4.5, look)
+    go(run, machine)
+    assert seen == [(10.0, 6.0)]
+
+
+class Never(Policy):
+    """Gives nobody anything."""
+
+    def plan(self, view: Snapshot) -> Plan:
+        return Plan.NOTHING
+
+
+def test_starved_jobs_fail_instead_of_waiting_for_ever(tmp_path: Path) -> None:
+    run = LocalRun(replace(asked(job("a")), policy=Never()), RunFolder(tmp_path / "run"))
+    assert go(run, FakeMachine({"a": 3})) is Ending.DONE
+    assert run.ledger.accounts[JobId("a")].phase is Phase.FAILED
+    assert "gives it no devices" in run.ledger.accounts[JobId("a")].error
+
+
+class Patient(Policy):
+    """Waits five seconds before it gives a job anything."""
+
+    def plan(self, view: Snapshot) -> Plan:
+        if view.at < 5.0:
+            return Plan((), "wait", wake_at=5.0)
+        return parse_policy("fifo").plan(view)
+
+
+def test_a_policy_is_woken_when_it_asked_to_be(tmp_path: Path) -> None:
+    run = LocalRun(replace(asked(job("a")), policy=Patient()), RunFolder(tmp_path / "run"))
+    go(run, FakeMachine({"a": 3}))
+    assert run.ledger.accounts[JobId("a")].jct_s == 8.0
+
+
+def test_a_dead_executor_is_our_fault_and_said(tmp_path: Path) -> None:
+    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
+    machine = FakeMachine({"a": 10})
+    machine.at(4.0, machine.die)
+    with pytest.raises(ExecutorGone, match="signal 9"):
+        go(run, machine)
+    assert is_unfinished(RunFolder(tmp_path / "run"))
+
+
+# ------------------------------------------------------------------------------------------------ interrupt and resume
+def interrupted(tmp_path: Path, *jobs: Listed, after_s: float = 12.0) -> FakeMachine:
+    """A run of a (10 steps), b (30) and c (8) that is interrupted on the way."""
+    run = LocalRun(asked(*jobs), RunFolder(tmp_path / "run"))
+    machine = FakeMachine({"a": 10, "b": 30, "c": 8})
+    machine.at(after_s, run.interrupt)
+    assert go(run, machine) is Ending.INTERRUPTED
+    assert machine.stopped == [True]
+    assert is_unfinished(RunFolder(tmp_path / "run"))
+    return machine
+
+
+THREE = (job("a"), job("b"), job("c"))
+
+
+def resumed(tmp_path: Path, before: FakeMachine, request: Asked) -> tuple[LocalRun, FakeMachine]:
+    run = LocalRun(request, RunFolder(tmp_path / "run"), resume=True)
+    machine = FakeMachine({"a": 10, "b": 30, "c": 8, "d": 4}, start=run.scheduler.at, kept=before.kept)
+    assert go(run, machine) is Ending.DONE
+    return run, machine
+
+
+def test_resume_goes_on_and_runs_finished_jobs_not_again(tmp_path: Path) -> None:
+    before = interrupted(tmp_path, *THREE)
+    assert before.kept == {"a": 10.0, "b": 12.0, "c": 2.0}
+    run, machine = resumed(tmp_path, before, asked(*THREE))
+    assert machine.introduced == {"b": True, "c": True}
+    assert {order.job for order in machine.orders} == {"b", "c"}
+    accounts = run.ledger.accounts
+    assert {name: account.phase for name, account in accounts.items()} == dict.fromkeys("abc", Phase.FINISHED)
+    outcome = accounts[JobId("a")].outcome
+    assert outcome is not None
+    assert outcome.digest == "digest of a"
+    assert [round(account.jct_s or 0.0) for account in accounts.values()] == [10, 28, 16]  # 10 s is the last record
+    _, records = read_whole(tmp_path / "run" / "journal.jsonl")
+    assert [record.at for record in records] == sorted(record.at for record in records)
+
+
+def test_resume_on_other_devices(tmp_path: Path) -> None:
+    before = interrupted(tmp_path, *THREE)
+    three = parse_devices("cpu:3", cores=(0, 1, 2), gpus=())
+    run, machine = resumed(tmp_path, before, asked(*THREE, devices=three))
+    assert [device.id for device in run.devices] == [2, 3, 4]
+    used = {device for order in machine.orders if isinstance(order, Assign) for device in order.allocation.devices()}
+    assert used <= {2, 3, 4}
+    assert run.ledger.accounts[JobId("b")].phase is Phase.FINISHED
+
+
+def test_resume_with_jobs_added_and_dropped(tmp_path: Path) -> None:
+    before = interrupted(tmp_path, *THREE)
+    run, machine = resumed(tmp_path, before, asked(job("b"), job("d")))
+    phases = {name: account.phase for name, account in run.ledger.accounts.items()}
+    assert phases == {"a": Phase.FINISHED, "b": Phase.FINISHED, "c": Phase.CANCELLED, "d": Phase.FINISHED}
+    assert {order.job for order in machine.orders if isinstance(order, Assign)} == {"b", "d"}
+
+
+def test_resume_refuses_a_job_that_was_changed(tmp_path: Path) -> None:
+    interrupted(tmp_path, *THREE)
+    other = Listed(THREE[1].spec, Program(entry="train.py:main", args={"lr": 1.0}))
+    with pytest.raises(InputError, match="job 'b' is not what it was"):
+        LocalRun(asked(THREE[0], other, THREE[2]), RunFolder(tmp_path / "run"), resume=True)
+
+
+def test_resume_after_a_kill_that_cut_the_journal(tmp_path: Path) -> None:
+    before = interrupted(tmp_path, *THREE)
+    journal = tmp_path / "run" / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes() + b'{"at":10.5,"fac')
+    run, _ = resumed(tmp_path, before, asked(*THREE))
+    assert run.ledger.accounts[JobId("b")].phase is Phase.FINISHED
+    read_whole(journal)
+
+
+def test_a_second_interrupt_does_not_wait_for_checkpoints(tmp_path: Path) -> None:
+    class Slow(FakeMachine):
+        async def stop(self, *, checkpoint: bool) -> None:
+            await super().stop(checkpoint=checkpoint)
+            if checkpoint:
+                await asyncio.Event().wait()
+
+    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
+    machine = Slow({"a": 10})
+    machine.at(3.0, run.interrupt)
+    machine.at(4.0, run.interrupt)
+    assert go(run, machine) is Ending.INTERRUPTED
+    assert machine.stopped == [True, False]
+
+
+def test_what_is_decided_while_stopping_is_not_carried_out(tmp_path: Path) -> None:
+    class Finishing(FakeMachine):
+        async def stop(self, *, checkpoint: bool) -> None:
+            self._finish(JobId("a"))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            await super().stop(checkpoint=checkpoint)
+
+    run = LocalRun(asked(job("a"), job("b"), job("c")), RunFolder(tmp_path / "run"))
+    machine = Finishing({"a": 10, "b": 10, "c": 10})
+    machine.at(3.0, run.interrupt)
+    assert go(run, machine) is Ending.INTERRUPTED
+    assert run.ledger.accounts[JobId("a")].phase is Phase.FINISHED
+    assert [order.job for order in machine.orders] == ["a", "b"]
+    assert not any(isinstance(order, Release) for order in machine.orders)
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    first.hold()
+    with pytest.raises(InputError, match="another run is going on"):
+        second.hold()
+    first.let_go()
+    second.hold()
+    second.let_go()

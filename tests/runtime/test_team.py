@@ -1,0 +1,631 @@
+"""A team against pretended workers that keep to the protocol: any order of events, any faults, and it goes on."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.core.messages import AssignApplied, Fact, JobFailed, JobFinished, ReleaseApplied
+from carpool.core.model import JobId
+from carpool.runtime.actions import (
+    Action,
+    Cut,
+    Drop,
+    Emit,
+    Ended,
+    Kill,
+    Mirror,
+    Park,
+    Segment,
+    Send,
+    Start,
+    Stopped,
+    Tell,
+    Unpark,
+    Write,
+)
+from carpool.runtime.crew import Kept, Rules, Seat, Wish
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.protocol import (
+    Apply,
+    Broke,
+    Contributed,
+    Done,
+    Evaluated,
+    Halt,
+    Halted,
+    Leave,
+    Load,
+    Loaded,
+    Measured,
+    Message,
+    Proceed,
+    Publish,
+    Published,
+    Ready,
+    Save,
+    Saved,
+    Stepped,
+)
+from carpool.runtime.team import Team
+
+DEVICES = {
+    i: LocalDevice(i, f"cpu:{i}", "cpu1" if i < 3 else "cpu2", cores=(0,) if i < 3 else (0, 1)) for i in range(5)
+}
+TOTAL = 12  # steps of the training
+SHARDS = 8
+BATCH = 36
+EVALUATE_EVERY = 5
+
+State = tuple[Any, ...]  # one entry per step done: how it was cut; the evaluation due or done at the end
+
+
+@dataclass
+class Pretended:
+    """A worker as protocol.py describes it, without the training."""
+
+    world: World
+    id: int
+    device: int
+    state: State = ()
+    due: bool = False
+    at: str = "new"  # new, resting, working, waiting (for Apply), measuring, broken, done
+    formation: Proceed | None = None
+    inbox: deque[tuple[Message, Any]] = field(default_factory=deque)
+    outbox: deque[Message] = field(default_factory=deque)
+    alive: bool = True
+    hung: bool = False
+    short: bool = False
+    reported: bool = False
+
+    def say(self, message: Message) -> None:
+        self.outbox.append(message)
+
+    def act(self) -> None:
+        """Hear one message, or do one piece of work."""
+        if not self.alive or self.hung:
+            return
+        if self.inbox:
+            self.hear(*self.inbox.popleft())
+        elif self.at == "new":
+            self.at = "resting"
+            self.say(Ready("initial", 64, BATCH, TOTAL, 100))
+        elif self.at == "working":
+            self.work()
+
+    @property
+    def step(self) -> int:
+        return len(self.state)
+
+    def hear(self, message: Message, beside: Any) -> None:
+        match message:
+            case Proceed():
+                self.formation, self.at = message, "working"
+            case Apply():
+                if self.at == "waiting":
+                    self.apply(message)
+            case Halt():
+                if self.at == "done":
+                    return
+                self.rest()
+            case Measured(step):
+                if step == self.step and self.due:
+                    self.measured()
+            case Publish():
+                self.world.mirrors[beside.key] = (self.state, self.due)
+                self.say(Published(self.step))
+            case Save():
+                self.world.disk = (self.state, self.due)
+                self.say(Saved(self.step, "path"))
+            case Load(path):
+                self.state, self.due = self.world.disk if path else self.world.mirrors[beside.key]
+                self.say(Loaded(self.step))
+            case Leave():
+                self.alive = False
+            case _:
+                raise AssertionError(message)
+
+    def rest(self) -> None:
+        self.at = "resting"
+        self.say(Halted(self.step))
+
+    def work(self) -> None:
+        formation = self.formation
+        assert formation is not None
+        if self.due:
+            if formation.rank == 0:
+                self.due = False
+                self.say(Evaluated(self.step, {"accuracy": 1.0}))
+            else:
+                self.at = "measuring"
+            return
+        if self.step == TOTAL:
+            self.finish()
+        elif self.short:
+            self.short, self.at = False, "broken"
+            self.say(Broke("memory", "no more", self.step))
+        elif formation.size == 1:
+            self.advance()
+            self.say(Stepped(self.step, 0, 0.5, 1.0, 1.0))
+        else:
+            slots = self.world.segments[formation.formation]
+            slots[self.step % 2, formation.rank] = self.state
+            self.say(Contributed(formation.formation, self.step, 0.1 * (1 + self.device), 9))
+            self.at = "waiting"
+
+    def apply(self, message: Apply) -> None:
+        formation = self.formation
+        assert formation is not None
+        assert (message.formation, message.step) == (formation.formation, self.step)
+        slots = self.world.segments[formation.formation]
+        for rank in range(formation.size):
+            assert slots[self.step % 2, rank] == self.state, "everybody contributed to this very step, from one state"
+        self.advance()
+        self.at = "working"
+        if formation.rank == 0:
+            self.say(Stepped(self.step, 0, 0.5, 1.0, 1.0))
+        if message.halt:
+            self.rest()
+
+    def advance(self) -> None:
+        assert self.formation is not None
+        self.state = (*self.state, "shards" if self.world.team.rules.exact else self.formation.parts)
+        self.due = self.step % EVALUATE_EVERY == 0
+
+    def measured(self) -> None:
+        self.due = False
+        if self.at == "measuring":
+            self.at = "working"
+
+    def finish(self) -> None:
+        self.at = "done"
+        self.say(Done(self.step, 1, 0.1, str(hash(self.state)), "all steps are done"))
+
+
+class World:
+    """What an executor does, with every promise of the team checked on the way."""
+
+    def __init__(self, rules: Rules, **options: Any) -> None:
+        self.team = Team(JobId("a"), DEVICES, rules, **options)
+        self.at = 0.0
+        self.workers: dict[int, Pretended] = {}
+        self.mirrors: dict[int, tuple[State, bool]] = {}
+        self.made: set[int] = set()  # mirrors
+        self.dropped: set[int] = set()
+        self.segments: dict[int, dict[tuple[int, int], State]] = {}
+        self.disk: tuple[State, bool] = ((), False)
+        self.facts: list[Fact] = []
+        self.ended: list[Ended] = []
+        self.stopped: list[Stopped] = []
+        self.stories: list[str] = []
+        self.parked = 0
+        self.parking = False
+        self.formations: dict[int, list[Proceed]] = {}
+        self.generation = 0
+        self.wish = Wish(0)
+
+    # -- events
+    def order(self, *devices: int, **more: Any) -> None:
+        self.generation += 1
+        self.wish = Wish(self.generation, tuple(Seat(device) for device in devices), **more)
+        self.do(self.team.order(self.at, self.wish))
+
+    def hear(self, worker: Pretended) -> None:
+        """Deliver what a worker said, or its end once everything was heard."""
+        if worker.outbox:
+            self.do(self.team.said(self.at, worker.id, worker.outbox.popleft()))
+        elif not worker.alive and not worker.reported:
+            worker.reported = True
+            self.do(self.team.died(self.at, worker.id, "signal 9"))
+
+    def tick(self, seconds: float = 0.5) -> None:
+        self.at += seconds
+        self.do(self.team.tick(self.at))
+        for worker in list(self.workers.values()):
+            if worker.hung and not worker.reported:
+                self.do(self.team.silent(self.at, worker.id))
+
+    def run(self, rounds: int = 600) -> None:
+        """Let everybody act in turn until nothing is left to do; fails if that takes too long."""
+        for _ in range(rounds):
+            if self.parking:
+                self.parking = False
+                self.do(self.team.parked(self.at))
+            for worker in list(self.workers.values()):
+                worker.act()
+                self.hear(worker)
+            self.tick()
+            if self.team.is_over:
+                return
+            quiet = all(not w.inbox and not w.outbox and w.at == "resting" for w in self.living)
+            if quiet and self.answers() and self.answers()[-1].generation == self.generation:
+                return
+        raise AssertionError(f"stuck: {self.team.wish} {self.team.workers} {self.team.formation}")
+
+    @property
+    def living(self) -> list[Pretended]:
+        return [worker for worker in self.workers.values() if not worker.reported]
+
+    def answers(self) -> list[AssignApplied | ReleaseApplied]:
+        return [fact for fact in self.facts if isinstance(fact, AssignApplied | ReleaseApplied)]
+
+    # -- actions
+    def do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Start(worker, device):
+                    assert not any(w.device == device for w in self.living), "one worker of a job on a device"
+                    self.workers[worker] = Pretended(self, worker, device)
+                case Send(worker, message, beside):
+                    self.send(self.workers[worker], message, beside)
+                case Kill(worker):
+                    assert not self.workers[worker].reported
+                    self.workers[worker].alive = False
+                case Drop(Mirror(key)):
+                    self.dropped.add(key)
+                case Emit(fact):
+                    self.take(fact)
+                case Ended():
+                    self.ended.append(action)
+                case Stopped():
+                    self.stopped.append(action)
+                case Park():
+                    self.parked += 1
+                    self.parking = True
+                case Unpark():
+                    self.parked -= 1
+                    self.parking = False
+                case Tell(words):
+                    self.stories.append(words)
+                case Write(Cut()):
+                    assert not self.team.rules.exact
+        self.check()
+
+    def send(self, worker: Pretended, message: Message, beside: Any) -> None:
+        assert not worker.reported, "nothing is said to the dead"
+        if isinstance(beside, Segment):
+            assert isinstance(message, Proceed)
+            self.segments.setdefault(beside.formation, {})
+        if isinstance(beside, Mirror):
+            assert beside.key not in self.dropped
+            self.made.add(beside.key)
+        if isinstance(message, Proceed):
+            self.formations.setdefault(message.formation, []).append(message)
+            assert message.formation == max(self.formations)
+        worker.inbox.append((message, beside))
+
+    def take(self, fact: Fact) -> None:
+        assert not any(isinstance(known, JobFinished | JobFailed) for known in self.facts), "nothing follows the end"
+        if isinstance(fact, AssignApplied | ReleaseApplied):
+            assert fact.generation == self.generation
+            assert fact.generation not in [known.generation for known in self.answers()], "answered once"
+        if isinstance(fact, ReleaseApplied | JobFinished | JobFailed):
+            assert not self.living, "devices are free when it is said"
+        if isinstance(fact, AssignApplied):
+            assert {w.device for w in self.living} == {seat.device for seat in self.wish.seats}
+        self.facts.append(fact)
+
+    def check(self) -> None:
+        for proceeds in self.formations.values():
+            assert sorted(p.rank for p in proceeds) == list(range(proceeds[0].size))
+            first = proceeds[0]
+            assert all((p.owners, p.parts) == (first.owners, first.parts) for p in proceeds)
+            if first.size == 1:
+                continue
+            pieces = [piece for owned in first.owners for piece in range(*owned)]
+            if self.team.rules.exact:
+                assert pieces == list(range(SHARDS)), "every shard is owned exactly once"
+            else:
+                assert pieces == list(range(first.size))
+                assert sum(first.parts) == BATCH
+                assert len(first.parts) == first.size
+        if self.team.is_over:
+            assert not self.living
+            if self.ended:
+                assert self.made == self.dropped
+            assert self.parked == 0
+
+    def check_finish(self) -> State:
+        assert isinstance(self.facts[-1], JobFinished), (self.facts, self.stories)
+        assert [end.steps for end in self.ended] == [TOTAL]
+        final = {w.state for w in self.workers.values() if w.at == "done"}
+        assert len(final) == 1, "all learned the same"
+        return final.pop()
+
+
+def patient(exact: bool, **more: Any) -> Rules:
+    return Rules(exact=exact, shards=SHARDS, retries=1000, mirror_s=1.5, checkpoint_s=4.0, **more)
+
+
+def started(exact: bool, *devices: int, **more: Any) -> World:
+    world = World(patient(exact, **more))
+    world.order(*devices)
+    return world
+
+
+# ------------------------------------------------------------------------------------------------------ any sequence
+
+SEATS = st.lists(st.sampled_from(sorted(DEVICES)), max_size=4, unique=True)
+EVENTS = st.one_of(
+    st.tuples(st.just("act"), st.integers(0, 5)),
+    st.tuples(st.just("act"), st.integers(0, 5)),
+    st.tuples(st.just("hear"), st.integers(0, 5)),
+    st.tuples(st.just("hear"), st.integers(0, 5)),
+    st.tuples(st.just("both"), st.integers(2, 40)),
+    st.tuples(st.just("order"), SEATS),
+    st.tuples(st.just("kill"), st.integers(0, 5)),
+    st.tuples(st.just("hang"), st.integers(0, 5)),
+    st.tuples(st.just("short"), st.integers(0, 5)),
+    st.tuples(st.just("tick"), st.just(0)),
+    st.tuples(st.just("park"), st.just(0)),
+    st.tuples(st.just("hold"), st.booleans()),
+    st.tuples(st.just("turns"), st.booleans()),
+)
+
+
+def happen(world: World, kind: str, what: Any) -> None:
+    living = world.living
+    picked = living[what % len(living)] if living and isinstance(what, int) else None
+    match kind:
+        case "act" if picked:
+            picked.act()
+        case "hear" if picked:
+            world.hear(picked)
+        case "both":
+            for worker in itertools.islice(itertools.cycle(living), what if living else 0):
+                worker.act()
+                world.hear(worker)
+        case "order":
+            world.order(*what)
+        case "kill" if picked:
+            picked.alive = False
+        case "hang" if picked:
+            picked.hung = True
+        case "short" if picked and world.parked == 0 and not any(w.short for w in living):
+            picked.short = True
+        case "tick":
+            world.tick()
+        case "park" if world.parking:
+            world.parking = False
+            world.do(world.team.parked(world.at))
+        case "hold":
+            world.do(world.team.hold(world.at, what))
+        case "turns":
+            world.do(world.team.take_turns(world.at, what))
+
+
+@given(st.booleans(), st.lists(EVENTS, max_size=60), SEATS.filter(bool))
+def test_whatever_happens_the_job_ends_with_every_step_made_once(
+    exact: bool, events: list[tuple[str, Any]], last: list[int]
+) -> None:
+    world = World(patient(exact))
+    for kind, what in events:
+        happen(world, kind, what)
+    world.do(world.team.hold(world.at, False))
+    if not world.team.is_over:
+        world.order(*last)
+        world.run()
+    state = world.check_finish()
+    assert len(state) == TOTAL
+
+
+@given(st.booleans(), st.lists(EVENTS, max_size=60), st.booleans())
+def test_whatever_happens_a_stop_leaves_nothing_and_a_new_team_goes_on(
+    exact: bool, events: list[tuple[str, Any]], checkpoint: bool
+) -> None:
+    world = World(patient(exact))
+    for kind, what in events:
+        happen(world, kind, what)
+    done = world.team.done
+    world.do(world.team.stop(world.at, checkpoint=checkpoint))
+    if not world.team.is_over:
+        world.run()
+    if world.ended:
+        world.check_finish()
+        return
+    assert [stop.steps for stop in world.stopped] == [len(world.disk[0])] or not checkpoint
+    if checkpoint and exact and not any(kind in {"kill", "hang"} for kind, _ in events):
+        assert len(world.disk[0]) >= done
+    again = World(patient(exact), checkpoints=[Kept(len(world.disk[0]), path="x")] if world.disk[0] else [])
+    again.disk = world.disk
+    again.order(0, 1)
+    again.run()
+    again.check_finish()
+
+
+FAULTS = [event for event in ("kill", "hang", "short")]
+
+
+@given(st.booleans(), st.lists(st.tuples(st.integers(1, 60), st.sampled_from(FAULTS), st.integers(0, 5)), max_size=8))
+def test_faults_on_unchanged_devices_change_nothing_of_what_is_learned(
+    exact: bool, faults: list[tuple[int, str, int]]
+) -> None:
+    """Unlike devices: parts are dealt anew while it runs, and a step made again is cut as the first time."""
+    calm, rough = started(exact, 0, 1, 3), started(exact, 0, 1, 3)
+    calm.run()
+    for pause, kind, which in faults:
+        for worker in itertools.islice(itertools.cycle(rough.living or [None]), pause):
+            if worker is not None:
+                worker.act()
+                rough.hear(worker)
+        happen(rough, kind, which)
+    if not rough.team.is_over:
+        rough.run()
+    if exact or rough.wish.parts:
+        assert rough.check_finish() == calm.check_finish()
+    else:
+        assert len(rough.check_finish()) == TOTAL
+
+
+# ------------------------------------------------------------------------------------------------------------ by hand
+
+
+def test_a_job_starts_works_and_finishes() -> None:
+    world = started(True, 0, 1, 2)
+    world.run()
+    world.check_finish()
+    assert world.facts[0] == AssignApplied(JobId("a"), 1, 0.0)
+    assert [p.owners for p in world.formations[max(world.formations)]] == [((0, 3), (3, 6), (6, 8))] * 3
+
+
+def test_like_devices_get_like_parts_and_unlike_ones_what_their_speed_says() -> None:
+    like, unlike = started(False, 0, 1, 2), started(False, 0, 3)
+    like.run()
+    unlike.run()
+    assert {p.parts for made in like.formations.values() for p in made} == {(12, 12, 12)}
+    assert next(iter(unlike.formations.values()))[0].parts == (12, 24)
+    # Measured: the second takes four times as long per sample.
+    assert list(unlike.formations.values())[-1][0].parts == (29, 7)
+
+
+def test_an_order_given_twice_or_late_is_ignored() -> None:
+    world = started(True, 0)
+    assert world.team.order(0.0, Wish(1, (Seat(1),))) == []
+    assert [worker.device for worker in world.living] == [0]
+
+
+def test_release_keeps_the_state_and_a_new_order_goes_on_from_it() -> None:
+    world = started(False, 0)
+    for _ in range(8):
+        happen(world, "both", 1)
+    world.order()
+    world.run()
+    kept = world.facts[-1]
+    assert isinstance(kept, ReleaseApplied)
+    assert kept.done > 0
+    world.order(1)
+    world.run()
+    assert AssignApplied(JobId("a"), 3, kept.done) in world.facts
+    world.check_finish()
+
+
+def test_release_of_what_never_ran_is_answered_at_once() -> None:
+    world = started(False)
+    assert world.facts == [ReleaseApplied(JobId("a"), 1, 0.0)]
+
+
+def test_newcomers_warm_up_aside() -> None:
+    world = started(True, 0)
+    happen(world, "both", 4)
+    world.order(0, 1)
+    solo = world.workers[1]
+    for _ in range(3):
+        solo.act()
+        world.hear(solo)
+    assert solo.at == "working"
+    assert solo.step > 0
+    assert world.answers()[-1].generation == 1
+    world.run()
+    assert [fact.generation for fact in world.answers()] == [1, 2]
+
+
+def test_in_exact_mode_survivors_go_on_before_the_replacement_is_there() -> None:
+    world = started(True, 0, 1, 2)
+    happen(world, "both", 12)
+    world.workers[2].alive = False
+    for _ in range(10):
+        for worker in [world.workers[i] for i in (1, 2, 3)]:
+            worker.act()
+            world.hear(worker)
+    assert {w.device for w in world.living} == {0, 1, 2}
+    assert [p.size for p in world.formations[max(world.formations)]] == [2, 2]
+    world.run()
+    world.check_finish()
+
+
+def test_in_default_mode_a_lost_worker_is_replaced_and_the_parts_stay() -> None:
+    world = started(False, 0, 1, 2)
+    happen(world, "both", 12)
+    world.workers[2].alive = False
+    world.run()
+    assert set(world.check_finish()) == {(12, 12, 12)}
+
+
+def test_three_losses_without_a_step_fail_the_job() -> None:
+    world = World(Rules(retries=3))
+    world.order(0)
+    for _ in range(3):
+        while not world.formations or world.living[0].formation is None:
+            happen(world, "both", 1)
+        world.living[0].alive = False
+        world.living[0].outbox.clear()
+        happen(world, "both", 1)
+    assert isinstance(world.facts[-1], JobFailed)
+    assert "3 times" in world.facts[-1].error
+
+
+def test_three_deaths_before_joining_fail_the_job() -> None:
+    world = World(Rules(retries=3))
+    world.order(0, 1)
+    for _ in range(3):
+        newcomer = next(worker for worker in world.living if worker.device == 0)
+        newcomer.alive = False
+        world.hear(newcomer)
+    world.run()
+    assert isinstance(world.facts[-1], JobFailed)
+
+
+def test_unlike_initial_weights_fail_the_job() -> None:
+    world = started(False, 0, 1)
+    world.do(world.team.said(0.0, 1, Ready("one", 64, BATCH, TOTAL, 100)))
+    world.do(world.team.said(0.0, 2, Ready("two", 64, BATCH, TOTAL, 100)))
+    world.run()
+    assert isinstance(world.facts[-1], JobFailed)
+    assert "not deterministic" in world.facts[-1].error
+
+
+def test_out_of_memory_is_tried_again_with_the_neighbours_parked_and_then_fails() -> None:
+    world = started(False, 0)
+    happen(world, "both", 4)
+    world.living[0].short = True
+    while not world.parked:
+        happen(world, "both", 1)
+    world.living[0].short = True
+    world.run()
+    assert isinstance(world.facts[-1], JobFailed)
+    assert "memory" in world.facts[-1].error
+
+
+def test_a_full_disk_is_told_and_training_goes_on() -> None:
+    world = started(False, 0)
+    happen(world, "both", 4)
+    world.do(world.team.said(0.0, 1, Broke("disk", "the disk is full", 2)))
+    world.run()
+    world.check_finish()
+    assert any("disk is full" in words for words in world.stories)
+
+
+def test_an_error_of_the_users_fails_the_job_under_the_generation_it_ran_in() -> None:
+    world = started(False, 0)
+    happen(world, "both", 4)
+    world.do(world.team.said(0.0, 1, Broke("user", "ZeroDivisionError: division by zero", 2)))
+    world.run()
+    assert world.facts[-1] == JobFailed(JobId("a"), 1, "ZeroDivisionError: division by zero (on cpu:0, step 2)")
+
+
+def test_a_time_limit_ends_the_job() -> None:
+    world = started(False, 0, time_limit_s=3.0)
+    happen(world, "both", 4)
+    world.tick(2.0)
+    world.tick(2.0)
+    world.run()
+    assert isinstance(world.facts[-1], JobFailed)
+    assert "3 s" in world.facts[-1].error
+
+
+def test_a_damaged_checkpoint_gives_way_to_an_older_one() -> None:
+    world = World(patient(True), checkpoints=[Kept(3, path="old"), Kept(6, path="new")])
+    world.disk = (("shards",) * 3, False)
+    world.order(0)
+    world.workers[1].act()
+    world.hear(world.workers[1])
+    assert world.workers[1].inbox.popleft()[0] == Load("new")
+    world.do(world.team.said(0.0, 1, Broke("input", "damaged")))
+    assert world.workers[1].inbox[0][0] == Load("old")
+    world.run()
+    world.check_finish()

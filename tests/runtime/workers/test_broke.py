@@ -1,0 +1,171 @@
+"""Every way a worker can break is told as what it is, and what can be tried again can be tried again."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.runtime.entry import load_training
+from carpool.runtime.program import Program
+from carpool.runtime.protocol import Broke, Done, Load, Publish, Save, Saved
+from carpool.runtime.worker import TORN
+from carpool.testing import plain_loop
+
+HERE = Path(__file__).parent
+MakeProgram = Callable[..., Program]
+
+
+def faulty(kind: str, step: int, once: Path | None = None) -> dict[str, Any]:
+    fault = {"job": "job", "step": step, "kind": kind, "once": str(once) if once else ""}
+    return {"environment": {"CARPOOL_FAULTS": json.dumps([fault])}}
+
+
+def plain(program: Program) -> str:
+    return plain_loop(load_training(program.entry, program.args, folder=Path(program.folder))).digest
+
+
+@pytest.mark.parametrize("how", ["nan", "error", "exit"])
+def test_what_the_users_code_does_wrong_is_told_with_its_line(
+    bench: Any, run: Any, program: MakeProgram, how: str
+) -> None:
+    async def work() -> Broke:
+        hand = await bench.worker(program(breaks=how))
+        bench.form([hand])
+        return await hand.hear(Broke)  # type: ignore[no-any-return]
+
+    broke = run(work())
+    assert (broke.kind, broke.step) == ("diverged" if how == "nan" else "user", 3)
+    lines = (HERE / "jobs.py").read_text(encoding="utf-8").splitlines()
+    if how == "nan":
+        assert broke.error.startswith("step 4, epoch 2: the loss is nan; it was ")
+    elif how == "error":
+        line = next(number for number, text in enumerate(lines, 1) if "found by its line" in text)
+        assert broke.error == f"ValueError: the moon is full (jobs.py, line {line})"
+    else:
+        assert broke.error.startswith("SystemExit: enough (jobs.py, line ")
+
+
+def test_a_step_that_ran_out_of_memory_can_be_tried_again(
+    bench: Any, run: Any, program: MakeProgram, tmp_path: Path
+) -> None:
+    wanted = program(options=faulty("memory", 4, tmp_path / "mark"))
+
+    async def work() -> tuple[Broke, Done]:
+        hand = await bench.worker(wanted)
+        bench.form([hand])
+        broke = await hand.hear(Broke)
+        bench.form([hand])
+        return broke, await hand.hear(Done)
+
+    broke, done = run(work())
+    assert broke == Broke("memory", "MemoryError: a fault on purpose", 4)
+    assert done.digest == plain(wanted)
+
+
+def test_a_full_disk_does_not_end_the_training(bench: Any, run: Any, program: MakeProgram, tmp_path: Path) -> None:
+    wanted = program(options=faulty("disk", 0, tmp_path / "mark"))
+
+    async def work() -> tuple[Broke, Saved, Done]:
+        hand = await bench.worker(wanted, checkpoints=str(tmp_path / "kept"))
+        hand.say(Save())
+        broke = await hand.hear(Broke)
+        hand.say(Save())
+        saved = await hand.hear(Saved)
+        bench.form([hand])
+        return broke, saved, await hand.hear(Done)
+
+    broke, saved, done = run(work())
+    assert (broke.kind, broke.error) == ("disk", "step 0: the checkpoint was not written: No space left on device")
+    assert Path(saved.path).exists()
+    assert done.digest == plain(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("refuses", "jobs.py:refuses: raised LookupError: no data today (jobs.py, line "),
+        ("mpl", "unknown function 'mpl'"),
+    ],
+)
+def test_an_entry_that_cannot_be_loaded_is_bad_input(
+    bench: Any, run: Any, program: MakeProgram, name: str, words: str
+) -> None:
+    async def work() -> Broke:
+        hand = await bench.begun(program(name))
+        return await hand.hear(Broke)  # type: ignore[no-any-return]
+
+    broke = run(work())
+    assert broke.kind == "input"
+    assert words in broke.error
+
+
+def test_a_cut_that_leaves_too_few_samples_is_bad_input(bench: Any, run: Any, program: MakeProgram) -> None:
+    async def work() -> tuple[Broke, Broke]:
+        hand = await bench.begun(program(options={"exact": True, "batch_size": 10}))
+        other = await bench.worker(program())
+        bench.form([other], batch_size=101)
+        return await hand.hear(Broke), await other.hear(Broke)
+
+    first, second = run(work())
+    assert (first.kind, second.kind) == ("input", "input")
+    assert "BatchNorm" in first.error
+    assert second.error == "batch size 101; the data holds 100 samples"
+
+
+def test_a_state_that_cannot_be_read_is_told_and_another_can_be_loaded(
+    bench: Any, run: Any, program: MakeProgram, tmp_path: Path
+) -> None:
+    wanted = program()
+
+    async def work() -> tuple[Broke, Done]:
+        hand = await bench.worker(wanted, checkpoints=str(tmp_path))
+        hand.say(Load(str(tmp_path / "none.ckpt")))
+        broke = await hand.hear(Broke)
+        hand.say(Save())
+        saved = await hand.hear(Saved)
+        hand.say(Load(saved.path))
+        bench.form([hand])
+        return broke, await hand.hear(Done)
+
+    broke, done = run(work())
+    assert broke.kind == "input"
+    assert "none.ckpt: the checkpoint cannot be read" in broke.error
+    assert done.digest == plain(wanted)
+
+
+def test_a_mirror_that_cannot_be_written_is_told(bench: Any, run: Any, program: MakeProgram) -> None:
+    async def work() -> Broke:
+        hand = await bench.worker(program())
+        with (HERE / "jobs.py").open("rb") as read_only:
+            hand.say(Publish(), read_only.fileno())
+            return await hand.hear(Broke)  # type: ignore[no-any-return]
+
+    assert run(work()) == Broke("disk", "the mirror was not written: Bad file descriptor", 0)
+
+
+def test_memory_running_out_in_an_update_ends_the_worker(bench: Any, run: Any, program: MakeProgram) -> None:
+    async def work() -> tuple[Broke, int]:
+        hand = await bench.worker(program("greedy"))
+        bench.form([hand])
+        return await hand.hear(Broke), await bench.exits[hand.pid]
+
+    broke, code = run(work())
+    assert (broke.kind, code) == ("memory", TORN)
+
+
+def test_a_crash_of_the_process_is_reported_and_harms_nobody_else(bench: Any, run: Any, program: MakeProgram) -> None:
+    async def work() -> tuple[int, Done]:
+        other = await bench.worker(program())
+        hand = await bench.begun(program("crashes"))
+        code = await bench.exits[hand.pid]
+        bench.form([other])
+        return code, await other.hear(Done)
+
+    code, done = run(work())
+    assert code == -signal.SIGSEGV
+    assert done.digest == plain(program())
