@@ -32,10 +32,10 @@ def hesrpt(sizes: Sequence[float], exponent: float, devices: int) -> float:
     return total / len(sizes)
 
 
-def afs(sizes: Sequence[float], exponent: float, devices: int, optimism: float) -> float:
+def afs(sizes: Sequence[float], exponent: float, devices: int, policy: Afs) -> float:
     arrivals = [job(f"j{i}", 1, size, between=(1, devices)) for i, size in enumerate(sizes)]
     cluster = Cluster.build([(1, devices, "V100")])
-    run = drive(Afs(optimism=optimism), cluster, arrivals, ScalingWorld(exponent=exponent), check=check_books)
+    run = drive(policy, cluster, arrivals, ScalingWorld(exponent=exponent), check=check_books)
     assert run.summary.finished == len(sizes)
     return run.summary.avg_jct_s
 
@@ -70,16 +70,24 @@ def test_full_optimism_is_exact_for_two_jobs_and_close_for_five(exponent: float)
     rng = np.random.default_rng(7)
     for n, limit in ((2, 1.003), (5, 1.03)):
         sizes = rng.lognormal(6.0, 1.0, n).tolist()
-        assert 0.999 < afs(sizes, exponent, 128, 1.0) / hesrpt(sizes, exponent, 128) < limit
+        assert 0.999 < afs(sizes, exponent, 128, Afs(optimism=1.0)) / hesrpt(sizes, exponent, 128) < limit
 
 
 @pytest.mark.parametrize(("exponent", "limit"), [(0.3, 1.03), (0.5, 1.06), (0.7, 1.18), (0.9, 1.48)])
 def test_afs_itself_expects_no_gift_from_those_who_end(exponent: float, limit: float) -> None:
     """Without arrivals its near-equal shares cost more the better jobs scale; optimism closes most of the gap."""
     sizes = np.random.default_rng(3).lognormal(6.0, 1.0, 8).tolist()
-    plain, hopeful = (afs(sizes, exponent, 128, optimism) for optimism in (0.0, 1.0))
+    plain, hopeful = (afs(sizes, exponent, 128, Afs(optimism=hope)) for hope in (0.0, 1.0))
     best = hesrpt(sizes, exponent, 128)
     assert 0.999 * best < hopeful < plain < limit * best
+
+
+@pytest.mark.parametrize("exponent", EXPONENTS)
+def test_looking_ahead_is_optimal_for_a_batch(exponent: float) -> None:
+    rng = np.random.default_rng(11)
+    for n in (2, 5, 16):
+        sizes = rng.lognormal(6.0, 1.0, n).tolist()
+        assert 0.999 < afs(sizes, exponent, 128, Afs(ahead=True)) / hesrpt(sizes, exponent, 128) < 1.005
 
 
 def final(run: Driven) -> dict[str, int]:
@@ -94,10 +102,11 @@ def test_short_jobs_first_when_there_are_more_jobs_than_devices() -> None:
     assert [order.job for at, order in run.orders if at == 0.0] == ["a", "b"]
 
 
-def test_widths_keep_to_what_jobs_accept() -> None:
+@pytest.mark.parametrize("policy", [Afs(), Afs(ahead=True)])
+def test_widths_keep_to_what_jobs_accept(policy: Afs) -> None:
     cluster = Cluster.build([(1, 8, "V100")])
     arrivals = [job("rigid", 3), job("up", 1, 10.0, between=(1, 2)), job("gang", 2, 10.0, between=(2, 8))]
-    run = drive(Afs(), cluster, arrivals, ScalingWorld(exponent=0.5), check=check_books)
+    run = drive(policy, cluster, arrivals, ScalingWorld(exponent=0.5), check=check_books)
     first = {
         order.job: order.allocation.num_devices for at, order in run.orders if at == 0.0 and isinstance(order, Assign)
     }

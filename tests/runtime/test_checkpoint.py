@@ -119,6 +119,14 @@ def test_a_missing_file(tmp_path: Path) -> None:
         load(tmp_path / "no.ckpt")
 
 
+def test_a_new_file_takes_the_place_of_the_old_one_at_once(tmp_path: Path) -> None:
+    path, witness = tmp_path / "a.ckpt", tmp_path / "witness"
+    save(path, {"x": 1})
+    os.link(path, witness)
+    save(path, {"x": 2})
+    assert (load(path), load(witness)) == ({"x": 2}, {"x": 1}), "the old file was not written into"
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.ckpt"
     save(path, {"x": 1})

@@ -16,7 +16,7 @@ import random
 import torch, carpool
 from neighbour import RATE
 
-WIDTH = random.randint(1, 10**9)
+WIDTH = random.randint(1, 10**9) + int(torch.randint(9, ()))  # reading the file draws, once
 
 def mlp(lr: float = RATE, *, width=4):
     data = carpool.datasets.synthetic((6,), classes=3, size=20)

@@ -101,6 +101,7 @@ class Sometimes(nn.Module):
     table: torch.Tensor
     calls: torch.Tensor
     last: torch.Tensor
+    first: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,9 +110,11 @@ class Sometimes(nn.Module):
         self.register_buffer("table", torch.rand(3) / 3)
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64), persistent=False)
         self.register_buffer("last", torch.zeros(3))
+        self.register_buffer("first", torch.zeros((), dtype=torch.int32))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.calls += 1
+        self.first = (inputs[0, 0].detach() * 1e6).to(torch.int32)  # another in every shard: that of shard 0 counts
         self.last = 0.9 * self.last + 0.1 * inputs.mean()
         outputs: torch.Tensor = self.body(inputs) * self.table
         return outputs * self.rare if inputs[0, 0] > 1.0 else outputs

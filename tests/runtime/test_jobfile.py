@@ -123,7 +123,8 @@ def test_defaults_hold_for_every_job_that_says_nothing_else(home: Path) -> None:
 def test_a_sweep_is_one_job_for_every_combination(home: Path) -> None:
     file = read(
         home,
-        '[[job]]\nname = "a"\nentry = "train.py:mlp"\nargs = { lr = 1.0 }\nsweep = { lr = [0.1, 0.2], width = [4, 8] }\n'
+        '[[job]]\nname = "a"\nentry = "train.py:mlp"\nargs = { lr = 1.0 }\n'
+        "sweep = { lr = [0.1, 0.2], width = [4, 8] }\n"
         '[[job]]\nname = "b"\nentry = "train.py:cnn"\nafter = "a"\n',
     )
     assert [spec.id for spec, _ in file.jobs] == ["a-1", "a-2", "a-3", "a-4", "b"]

@@ -78,8 +78,9 @@ def test_caveats_collect_and_other_warnings_are_shown_once() -> None:
 def test_chance_follows_the_sample() -> None:
     many, few = Chance(0, 1, np.arange(10)), Chance(0, 1, np.array([7, 2]))
     assert torch.equal(many.uniform(3)[[7, 2]], few.uniform(3))
-    second = many.uniform(1)
-    assert torch.equal(second[[7, 2]], few.uniform(1))
+    second = many.uniform(3)
+    assert not torch.equal(second, Chance(0, 1, np.arange(10)).uniform(3)), "each call gives new numbers"
+    assert torch.equal(second[[7, 2]], few.uniform(3))
     assert not torch.equal(Chance(0, 2, np.arange(10)).uniform(1), Chance(0, 1, np.arange(10)).uniform(1))
     numbers = Chance(0, 0, np.arange(1000)).integers(-2, 3)
     assert sorted(set(numbers.flatten().tolist())) == [-2, -1, 0, 1, 2]

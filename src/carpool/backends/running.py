@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from carpool.backends.events import EventFile
 from carpool.backends.journal_file import JournalFile, read_whole
 from carpool.backends.ledger import Ledger
 from carpool.backends.live import Live
@@ -59,6 +60,7 @@ class LocalRun:
         self.ledger = Ledger()
         self.metrics = Metrics(self.header.cluster)
         self.live = Live(self.header.cluster, _speeds(asked.devices))
+        self._events: dict[JobId, EventFile] = {}
         self._journal: JournalFile | None = None
         self._backend: LocalBackend | None = None
         self._followers: tuple[Observer, ...] = (self.metrics, self.ledger, *observers)
@@ -110,6 +112,8 @@ class LocalRun:
             if isinstance(fact, ProgressReported):
                 row = {"at_s": round(record.at, 3), "step": fact.done, "loss": fact.loss, "steps_per_s": fact.rate}
                 self.folder.append(fact.job, "metrics.jsonl", row)
+                curves = {"steps_per_s": fact.rate, **({} if fact.loss is None else {"loss": fact.loss})}
+                self._events_of(fact.job).add(int(fact.done), curves)
             elif isinstance(fact, NodeJoined):
                 self.live.cluster = self.scheduler.cluster
 
@@ -123,9 +127,15 @@ class LocalRun:
             case Evaluation(job=job, step=step, metrics=metrics):
                 row = {"at_s": round(at, 3), "step": step, "metrics": dict(metrics)}
                 self.folder.append(job, "metrics.jsonl", row)
+                self._events_of(job).add(step, metrics)
             case Outcome():
                 self.ledger.close(report)
                 self.folder.keep_outcome(report)
+
+    def _events_of(self, job: JobId) -> EventFile:
+        if job not in self._events:
+            self._events[job] = EventFile(self.folder.job(job))
+        return self._events[job]
 
     # ------------------------------------------------------------------------------------------------------- resuming
     def _return(self, records: Sequence[Record]) -> None:

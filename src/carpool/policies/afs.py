@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
 from carpool.core.draft import Draft
 from carpool.core.model import Job, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.policies.inheritance import Array, shares
 from carpool.policies.registry import register
 from carpool.policies.resizing import resize
 from carpool.policies.speeds import by_rate, kind_held, placed_on, seconds_left
@@ -24,15 +27,20 @@ class Afs(Policy):
     knock-out in order of submission. Hwang et al., "Elastic Resource Sharing for Distributed Deep Learning", NSDI 2021.
 
     `optimism` looks further ahead: to b iff (p_a' - p_a) / p_a < (p_b' - p_b) / (2 R - p_b'), R the rate of b with
-    that share of a's devices besides, which b inherits when a ends (0: AFS; 1: exact for two jobs).
+    that share of a's devices besides, which b inherits when a ends (0: AFS; 1: exact for two jobs). `ahead` counts in
+    what everybody inherits from everybody (`inheritance`): optimal for a batch; devices of one kind only.
     """
 
     optimism: float = 0.0
+    ahead: bool = False
 
     def plan(self, view: Snapshot) -> Plan:
         """Deal devices out, then let jobs shrink before others grow."""
         stakes = [_Stake(view, job) for job in sorted(view.active(), key=lambda job: job.seq)]
-        self._deal(stakes, _all_there_is(view))
+        left = _all_there_is(view)
+        if self.ahead and len(left) == 1:
+            _look_ahead(stakes, left)
+        self._deal(stakes, left)
         draft = Draft(view)
         for stake in stakes:
             if not stake.count:
@@ -80,7 +88,6 @@ class _Stake:
     __slots__ = (
         "_kinds",
         "_rates",
-        "_remaining",
         "_view",
         "count",
         "held",
@@ -90,6 +97,7 @@ class _Stake:
         "next_rate",
         "priority",
         "rate",
+        "remaining",
         "seconds",
         "weight",
     )
@@ -104,7 +112,7 @@ class _Stake:
         self.next_count = job.spec.narrowest
         self._view = view
         self._rates: dict[int, float] = {}
-        self._remaining = view.estimates.remaining(job, view.at).mean
+        self.remaining = view.estimates.remaining(job, view.at).mean
         held = kind_held(view, job)
         speeds = by_rate(view, job.spec, self.next_count)
         self._kinds = [kind for rate, kind in sorted(speeds, key=lambda speed: (-speed[0], speed[1] != held))]
@@ -125,12 +133,20 @@ class _Stake:
             self.next_rate = self.rate_of(self.next_count)
         if self.next_rate <= self.rate:
             return False
-        left[kind] -= lacking
-        self.count, self.rate = self.next_count, self.next_rate
-        self.seconds = self._remaining / self.rate
-        self.next_count += 1
-        self.next_rate = self.rate_of(self.next_count)
+        self.take(self.next_count, left)
         return True
+
+    def take(self, count: int, left: dict[Kind, int]) -> None:
+        """Have so many devices of its kind."""
+        left[self.kind] -= count - self.count
+        self.count, self.rate = count, self.rate_of(count)
+        self.seconds = self.remaining / self.rate
+        self.next_count = count + 1
+        self.next_rate = self.rate_of(self.next_count)
+
+    def speeds(self, num_devices: int) -> Array:
+        """Its rate on 0, 1, … devices; nothing below what it accepts, and no more above."""
+        return np.array([self.rate_of(k) if k >= self.job.spec.narrowest else 0.0 for k in range(num_devices + 1)])
 
     def rate_of(self, count: float) -> float:
         """The rate on so many devices of its kind, in proportion between whole numbers, up to what it can use."""
@@ -144,6 +160,20 @@ class _Stake:
             placement = placed_on(self._view.cluster, self.kind, count)
             self._rates[count] = self._view.estimates.rate(self.job.spec, placement).mean
         return self._rates[count]
+
+
+def _look_ahead(stakes: list[_Stake], left: dict[Kind, int]) -> None:
+    """Deal devices of one kind out as if nobody else would come; counts a job does not accept stay undealt."""
+    (num_devices,) = left.values()
+    able = [stake for stake in stakes if stake.next_rate > 0.0 and stake.job.spec.narrowest <= num_devices]
+    if not able:
+        return
+    tables = {stake.job.id: stake.speeds(num_devices) for stake in able}
+    able.sort(key=lambda stake: (-stake.remaining / tables[stake.job.id].max(), stake.job.seq))
+    counts = shares([tables[stake.job.id] for stake in able], [stake.weight for stake in able], num_devices)
+    for stake, count in zip(able, counts, strict=True):
+        if count >= stake.job.spec.narrowest:
+            stake.take(min(count, stake.job.spec.widest), left)
 
 
 def _all_there_is(view: Snapshot) -> dict[Kind, int]:

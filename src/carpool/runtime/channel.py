@@ -13,6 +13,7 @@ import math
 import os
 import select
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from carpool.runtime.protocol import Message, ProtocolError, decode, encode
 
 _READ_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64  # beside one message
+_BESIDE_BYTES = socket.CMSG_LEN(_MOST_DESCRIPTORS * struct.calcsize("i"))
 _HOW_TO_READ = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 
@@ -183,10 +185,12 @@ class _Incoming:
     def read(self, end: socket.socket) -> None:
         """Read once what is there."""
         try:
-            data, fds, flags, _ = socket.recv_fds(end, _READ_BYTES, _MOST_DESCRIPTORS, _HOW_TO_READ)
+            # Not socket.recv_fds, which drops its flags: descriptors would be inherited by what a worker starts.
+            data, beside, flags, _ = end.recvmsg(_READ_BYTES, _BESIDE_BYTES, _HOW_TO_READ)
         except (ConnectionResetError, BrokenPipeError) as error:
             raise Closed(f"the other side is gone: {error.strerror}") from error
-        self._fds.extend(fds)
+        for _, _, numbers in beside:
+            self._fds.extend(memoryview(numbers).cast("i"))
         if flags & socket.MSG_CTRUNC:
             raise ProtocolError(
                 f"descriptors were lost: more than {_MOST_DESCRIPTORS} beside a message, or too many open"

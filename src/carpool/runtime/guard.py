@@ -44,7 +44,10 @@ def main() -> int:
     me = os.getpid()
     try:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=lambda: die_with(me)
+            command,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: die_with(me),  # noqa: PLW1509 - there is one thread
         )
     except OSError as error:
         print(f"carpool: {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201 - this is the job's log

@@ -47,7 +47,9 @@ class JobFolder:
         """The checkpoints, oldest first."""
         if not self.checkpoints.is_dir():
             return []
-        found = [(int(match[1]), path) for path in self.checkpoints.iterdir() if (match := _CHECKPOINT.fullmatch(path.name))]
+        found = [
+            (int(match[1]), path) for path in self.checkpoints.iterdir() if (match := _CHECKPOINT.fullmatch(path.name))
+        ]
         return [Kept(step, path=str(path)) for step, path in sorted(found)]
 
     def cuts(self) -> list[Cut]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -25,8 +26,9 @@ from carpool.runtime.wire import ExecutorOptions, line, order_to_json, report_fr
 __all__ = ["ExecutorLink", "ExecutorOptions"]
 
 _LONGEST_LINE = 1 << 26
+_HERE = Path.cwd()
 _START_S = 180.0  # importing torch from a cold disk takes its time
-_STOP_S = 20.0  # beyond the last sign of its stopping
+_STOP_S = 20.0  # for a stop without checkpoints, which is quick
 
 
 class ExecutorLink:
@@ -35,7 +37,6 @@ class ExecutorLink:
     def __init__(self, process: subprocess.Popen[bytes], end: socket.socket) -> None:
         self._process = process
         self._end = end
-        self._stopped = asyncio.Event()
         self._gone: Gone | None = None
 
     @classmethod
@@ -59,7 +60,7 @@ class ExecutorLink:
             {
                 "do": "begin",
                 "devices": [asdict(device) for device in devices],
-                "state": str(state.absolute()),
+                "state": str(_HERE / state),
                 "options": asdict(options),
             }
         )
@@ -94,8 +95,6 @@ class ExecutorLink:
             value = await self._next()
             if value is None:
                 self._gone = Gone(await self._bury())
-            elif value["report"] == "Stopped":
-                self._stopped.set()
             else:
                 return report_from_json(value)
         return self._gone
@@ -106,12 +105,7 @@ class ExecutorLink:
         Somebody should go on receiving meanwhile, or the last reports are lost.
         """
         self._say({"do": "stop", "checkpoint": checkpoint})
-        if not checkpoint:
-            await self._end_of_process()
-            return
-        while self._process.poll() is None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._end_of_process(force=False), _STOP_S)
+        await self._end_of_process(None if checkpoint else _STOP_S)
 
     def _say(self, value: Mapping[str, Any]) -> None:
         with contextlib.suppress(ConnectionError, RuntimeError):  # its end is seen by `receive`
@@ -122,8 +116,6 @@ class ExecutorLink:
             received = await self._reader.readline()
         except (ConnectionError, ValueError):
             return None
-        import json
-
         if not received.endswith(b"\n"):
             return None
         value: dict[str, Any] = json.loads(received)
@@ -131,20 +123,20 @@ class ExecutorLink:
 
     async def _bury(self) -> str:
         self._writer.close()
-        await self._end_of_process()
+        await self._end_of_process(_STOP_S)
         code = self._process.returncode
         return f"killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
-    async def _end_of_process(self, *, force: bool = True) -> None:
-        """Wait for its end without a thread."""
+    async def _end_of_process(self, patience_s: float | None) -> None:
+        """Wait for its end, without a thread; when patience ends, end it."""
         if self._process.poll() is not None:
             return
         loop = asyncio.get_running_loop()
         handle = os.pidfd_open(self._process.pid)
         ended: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(handle, lambda: ended.done() or ended.set_result(None))
+        loop.add_reader(handle, _resolve, ended)
         try:
-            await asyncio.wait_for(ended, _STOP_S if force else None)
+            await asyncio.wait_for(asyncio.shield(ended), patience_s)
         except TimeoutError:
             self._process.kill()
             await ended
@@ -152,3 +144,8 @@ class ExecutorLink:
             loop.remove_reader(handle)
             os.close(handle)
         self._process.wait()
+
+
+def _resolve(waited_for: asyncio.Future[None]) -> None:
+    if not waited_for.done():
+        waited_for.set_result(None)

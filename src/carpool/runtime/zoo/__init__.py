@@ -1,7 +1,7 @@
 """The models that benchmarks train, by name: own compact definitions of published architectures.
 
-They keep fixed shapes, never wait for the device in the loss and change nothing in place, so that a training step can be
-captured as a graph. `trainings` makes a training of each on made-up data of the right shapes.
+They keep fixed shapes, never wait for the device in the loss and change nothing in place, so that a training step can
+be captured as a graph. `trainings` makes a training of each on made-up data of the right shapes.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def _grid_losses(
     grid: Tensor, anchors: tuple[tuple[float, float], ...], boxes: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Three errors for each picture, on one grid."""
-    count, num_anchors, height, width, _ = grid.shape
-    # Written as shares of the picture; one column per side, since tensors made from lists would be copied from the host.
+    _, num_anchors, height, width, _ = grid.shape
+    # As shares of the picture; filled on the device, since a tensor made from a list is copied from the host.
     wide, high = (torch.stack([boxes.new_full((), pair[side] / 640.0) for pair in anchors]) for side in (0, 1))
     kinds, middle_x, middle_y, box_w, box_h = boxes[:, :, None, :].unbind(-1)  # each (pictures, boxes, 1)
     column = (middle_x * width).long().clamp(0, width - 1)

@@ -30,5 +30,5 @@ def ctc_loss(log_probs: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
         one = pad(alpha[:, :-1], (1, 0), value=_NEVER)
         two = torch.where(skips, pad(alpha[:, :-2], (2, 0), value=_NEVER), _NEVER)
         alpha = torch.logaddexp(torch.logaddexp(alpha, one), two) + emitted[:, frame]
-    ends = torch.stack((2 * lengths, (2 * lengths - 1).clamp(min=0)), dim=1)
-    return -alpha.gather(1, ends).logsumexp(1)
+    blank, label = (alpha.gather(1, ends.clamp(min=0)[:, None]) for ends in (2 * lengths, 2 * lengths - 1))
+    return -torch.logaddexp(blank, torch.where(lengths[:, None] > 0, label, _NEVER)).squeeze(1)

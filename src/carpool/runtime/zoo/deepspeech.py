@@ -21,7 +21,8 @@ class Recurrent(nn.Module):
         """From (samples, frames, inputs) to (samples, frames, hidden)."""
         normed = self.norm(frames.transpose(1, 2)).transpose(1, 2)
         both: Tensor = self.gru(normed)[0]
-        return both.unflatten(-1, (2, -1)).sum(-2)
+        there, back = both.chunk(2, dim=-1)
+        return there + back
 
 
 class Listener(nn.Module):
@@ -37,7 +38,7 @@ class Listener(nn.Module):
             nn.BatchNorm2d(filters),
             _clipped(),
         )
-        heights = -(-(-(-bins // 2)) // 2)
+        heights = (bins + 3) // 4  # each convolution halves it, rounding up
         sizes = [filters * heights, *[hidden] * (layers - 1)]
         self.recurrent = nn.Sequential(*[Recurrent(size, hidden) for size in sizes])
         self.norm, self.output = nn.BatchNorm1d(hidden), nn.Linear(hidden, letters, bias=False)

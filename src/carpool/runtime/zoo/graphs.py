@@ -11,8 +11,8 @@ from torch import Tensor, nn
 class Graph:
     """A graph as tensors of fixed shapes; what is asked for on a device is copied there once.
 
-    ``weights`` is the dense Â = D^-½ (A + I) D^-½ of GCN: its product has one order of summing, which scattered sums over
-    edges do not have. ``near`` are each node's neighbours, repeated to equal length, for sampling.
+    ``weights`` is the dense Â = D^-½ (A + I) D^-½ of GCN: its product has one order of summing, which scattered sums
+    over edges do not have. ``near`` are each node's neighbours, itself among them, for sampling.
     """
 
     def __init__(self, features: Tensor, weights: Tensor, near: Tensor, degree: Tensor) -> None:
@@ -74,7 +74,7 @@ class NodeData:
 
 
 class GCN(nn.Module):
-    """Graph convolutions (Kipf and Welling, 2016): logits = Â · relu(Â · X · W₀ + b₀) · W₁ + b₁, over the whole graph."""
+    """Graph convolutions (Kipf and Welling, 2016) over the whole graph: Â · relu(Â · X · W₀ + b₀) · W₁ + b₁."""
 
     def __init__(self, features: int, hidden: int, classes: int, dropout: float) -> None:
         super().__init__()

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 class LanguageModel(nn.Module):
     """Word embedding, stacked LSTMs with dropout between them, and a linear layer over the vocabulary.
 
-    The layers are separate: cuDNN's own dropout inside a stack keeps a random state of its own, which reseeding does not
-    reach, so that a repeated step would differ.
+    The layers are separate: cuDNN's own dropout inside a stack keeps a random state of its own, which reseeding does
+    not reach, so that a repeated step would differ.
     """
 
     def __init__(self, tokens: int, hidden: int, layers: int, dropout: float) -> None:

@@ -65,7 +65,7 @@ def questions(size: int, seed: int, *, tokens: int = 30_522, length: int = 128) 
 
 
 def translations(size: int, seed: int, *, tokens: int = 37_000, length: int = 32) -> Halves:
-    """A sentence of varied length (0 fills up) and its translation: another word for each, behind a 1 that begins it."""
+    """A sentence of varied length (0 fills up) and its translation, another word for each; a 1 begins it."""
     dice = _dice(seed)
     total = size + _tests(size)
     words = torch.randint(2, tokens, (total, length), generator=dice)
@@ -92,7 +92,7 @@ def speech(size: int, seed: int, *, bins: int = 161, letters: int = 29, frames: 
 def nodes(
     size: int, seed: int, *, nodes: int = 2708, features: int = 1433, classes: int = 7, degree: int = 4
 ) -> Halves:
-    """A graph whose nodes mostly link to nodes of their class and share some of its words; ``size`` are for training."""
+    """A graph whose nodes mostly link to their class and share some of its words; ``size`` nodes are for training."""
     dice = _dice(seed)
     labels = torch.randint(classes, (nodes,), generator=dice)
     typical = (torch.rand(classes, features, generator=dice) < 0.03).float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +17,7 @@ class NeuMF(nn.Module):
         first = layers[0] // 2
         self.user_product, self.item_product = nn.Embedding(users, factors), nn.Embedding(items, factors)
         self.user_deep, self.item_deep = nn.Embedding(users, first), nn.Embedding(items, first)
-        steps = zip(layers, layers[1:], strict=False)
+        steps = itertools.pairwise(layers)
         self.deep = nn.Sequential(*[layer for a, b in steps for layer in (nn.Linear(a, b), nn.ReLU())])
         self.output = nn.Linear(factors + layers[-1], 1)
         for module in self.modules():

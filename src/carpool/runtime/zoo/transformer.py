@@ -30,7 +30,8 @@ class Layer(nn.Module):
         states = states + self.dropout(self.inward(normed, normed, hidden))
         if self.outward is not None:
             states = states + self.dropout(self.outward(self.norms[2](states), memory, memory_hidden))
-        return states + self.dropout(self.feed_forward(self.norms[1](states)))
+        result: Tensor = states + self.dropout(self.feed_forward(self.norms[1](states)))
+        return result
 
 
 class Translator(nn.Module):

@@ -1,7 +1,7 @@
 """VGG (Simonyan and Zisserman, 2014): plain stacks of 3×3 convolutions.
 
-Two heads: ``wide`` is the published one (7×7 places, two layers of 4096), 134 M parameters with ten classes; ``flat`` is
-the one linear layer that is usual for CIFAR-10, 14.7 M.
+Two heads: ``wide`` is the published one (7×7 places, two layers of 4096), 134 M parameters with ten classes; ``flat``
+is the one linear layer that is usual for CIFAR-10, 14.7 M.
 """
 
 from __future__ import annotations

@@ -1,0 +1,67 @@
+"""Sharing devices among a batch so that the sum of weighted completion times is least, inheritance counted in.
+
+When a job ends, the others inherit its devices. Let jobs be ordered by time left, the longest first, and let v_j be
+what one unit of job j's work costs all of them together. Because the longest i jobs, once alone, share the devices as
+if the others had never been, v_j does not depend on the shorter ones, and the costs follow one after another:
+
+    max over Σ k_j = N of Σ_{j ≤ i} v_j · s_j(k_j)  =  w_1 + … + w_i        for every i,
+
+since the sum of weighted completion times falls by the weights of the jobs that are there in every second. With
+F_i(m) the left side for m devices this is v_i = min over k of (w_1 + … + w_i − F_{i−1}(N − k)) / s_i(k). The devices
+then go where Σ v_j · s_j(k_j) is largest. For equal jobs with s(k) = k^p and equal weights that is heSRPT (Berg, Vesilo,
+Harchol-Balter 2020), which is optimal; for unlike speed tables it is the same argument, exact while the order holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def shares(speeds: Sequence[Array], weights: Sequence[float], num_devices: int) -> list[int]:
+    """Devices for each job of a batch, ordered by time left, the longest first.
+
+    ``speeds[j][k]`` is job j's rate on k devices, k = 0 … num_devices. Tables are taken as their least concave
+    majorant: a job is never left at a count that a mixture of two others would beat.
+    """
+    best = np.zeros(num_devices + 1)  # F_{i-1}
+    gains: list[Array] = []
+    total = 0.0
+    for table, weight in zip(speeds, weights, strict=True):
+        total += weight
+        hull = concave(table)
+        with np.errstate(divide="ignore"):
+            worth = float(np.min((total - best[num_devices - 1 :: -1]) / hull[1:]))
+        gains.append(worth * np.diff(hull))
+        merged = np.sort(np.concatenate([np.diff(best), gains[-1]]))[::-1][:num_devices]
+        best = np.concatenate([[0.0], np.cumsum(merged)])
+    return _largest(gains, num_devices)
+
+
+def concave(table: Array) -> Array:
+    """The least concave function that is nowhere below a table."""
+    corners = [0]
+    for k in range(1, len(table)):
+        while len(corners) > 1 and _is_below(table, corners[-2], corners[-1], k):
+            corners.pop()
+        corners.append(k)
+    return np.interp(np.arange(len(table)), corners, table[corners])
+
+
+def _is_below(table: Array, left: int, middle: int, right: int) -> bool:
+    """Whether a point lies on or under the line between its neighbours."""
+    rise = (table[right] - table[left]) * (middle - left)
+    return bool((table[middle] - table[left]) * (right - left) <= rise)
+
+
+def _largest(gains: Sequence[Array], num_devices: int) -> list[int]:
+    """How many of the largest gains are each job's; ties go to the shorter job, which ends sooner."""
+    owner = np.concatenate([np.full(len(rows), job) for job, rows in enumerate(gains)])
+    values = np.concatenate(gains)
+    taken = np.lexsort((-owner, -values))[:num_devices]
+    taken = taken[values[taken] > 0.0]
+    return [int(count) for count in np.bincount(owner[taken], minlength=len(gains))]

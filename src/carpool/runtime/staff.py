@@ -1,0 +1,190 @@
+"""Worker processes as the executor holds them: forked by the nursery, spoken to over channels, watched for silence."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from carpool.core.errors import CarpoolError
+from carpool.runtime.channel import AsyncChannel, Closed, close_all, pair
+from carpool.runtime.nursery import Nursery, NurseryGone
+from carpool.runtime.protocol import Begin, Exited, Message
+
+Key = tuple[str, int]  # job and number of a worker
+
+_DRAIN_S = 2.0  # after a worker's end, for what it said before
+_MOST_NURSERIES = 5  # that may die before any of them forked a worker
+
+
+class Ears(Protocol):
+    """Who wants to know what becomes of workers."""
+
+    def heard(self, who: Key, message: Message) -> None:
+        """A worker said something."""
+        ...
+
+    def ended(self, who: Key, why: str) -> None:
+        """A worker's process is gone, and all it said has been heard."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    key: Key
+    channel: AsyncChannel
+    heard_at: float
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    pid: int = 0  # 0: not forked yet
+    doomed: bool = False
+    exit: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Staff:
+    """All workers of an executor. A nursery that dies takes them along and is replaced."""
+
+    def __init__(self, ears: Ears, clock: Callable[[], float], preload: tuple[str, ...] = ()) -> None:
+        self._ears = ears
+        self._clock = clock
+        self._preload = preload
+        self._processes: dict[Key, _Process] = {}
+        self._by_pid: dict[int, _Process] = {}
+        self._early: dict[int, str] = {}  # exits that were reported before the fork was
+        self._nursery: Nursery | None = None
+        self._restart: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._is_stopping = False
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # no nursery can be had
+
+    async def start(self) -> None:
+        """Start the nursery."""
+        nursery = Nursery(self._on_exit, self._on_gone, preload=self._preload)
+        await nursery.start()
+        self._nursery = nursery
+
+    def begin(self, key: Key, begin: Begin, log: int) -> None:
+        """Start a worker."""
+        ours, theirs = pair()
+        process = _Process(key, AsyncChannel(ours), self._clock())
+        self._processes[key] = process
+        process.channel.send(begin, [log])
+        process.tasks.append(asyncio.create_task(self._fork(process, theirs, log)))
+        process.tasks.append(asyncio.create_task(self._listen(process)))
+
+    def send(self, key: Key, message: Message, fds: tuple[int, ...] = ()) -> None:
+        """Say something to a worker; nothing happens if it is gone."""
+        process = self._processes.get(key)
+        if process is not None:
+            process.channel.send(message, fds)
+
+    def kill(self, key: Key) -> None:
+        """End a worker by force; its end is reported as any other."""
+        process = self._processes.get(key)
+        if process is None:
+            return
+        process.doomed = True
+        if process.pid and self._nursery is not None and not process.exit.done():
+            self._nursery.kill(process.pid, signal.SIGKILL)
+
+    def silent_for(self, seconds: float) -> list[Key]:
+        """Workers that have not been heard for so long."""
+        limit = self._clock() - seconds
+        return [p.key for p in self._processes.values() if p.pid and p.heard_at < limit and not p.exit.done()]
+
+    async def stop(self) -> None:
+        """End everything; returns when all processes are gone."""
+        self._is_stopping = True
+        if self._restart is not None:
+            self._restart.cancel()
+        if self._nursery is not None:
+            await self._nursery.stop()
+        for process in self._processes.values():
+            for task in process.tasks:
+                task.cancel()
+            process.channel.close()
+
+    async def _fork(self, process: _Process, theirs: socket.socket, log: int) -> None:
+        with theirs:
+            try:
+                while self._nursery is None:
+                    assert self._restart is not None
+                    await asyncio.shield(self._restart)
+                process.pid = await self._nursery.fork(theirs, log)
+            except (CarpoolError, OSError) as error:
+                self._exit(process, str(error))
+                return
+        self._failures = 0
+        process.heard_at = self._clock()
+        self._by_pid[process.pid] = process
+        if process.pid in self._early:
+            self._exit(process, self._early.pop(process.pid))
+        elif process.doomed:
+            self._nursery.kill(process.pid, signal.SIGKILL)
+
+    async def _listen(self, process: _Process) -> None:
+        """Hear a worker out, then report its end."""
+        hearing = asyncio.create_task(self._hear(process))
+        process.tasks.append(hearing)
+        why = await process.exit
+        await asyncio.wait([hearing], timeout=_DRAIN_S)
+        hearing.cancel()
+        process.channel.close()
+        del self._processes[process.key]
+        self._by_pid.pop(process.pid, None)
+        self._ears.ended(process.key, why)
+
+    async def _hear(self, process: _Process) -> None:
+        while True:
+            try:
+                message, fds = await process.channel.receive()
+            except Closed:
+                return
+            except CarpoolError:
+                self.kill(process.key)  # it does not speak our language
+                return
+            close_all(fds)
+            process.heard_at = self._clock()
+            self._ears.heard(process.key, message)
+
+    def _on_exit(self, exited: Exited) -> None:
+        code = exited.code
+        why = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
+        process = self._by_pid.get(exited.pid)
+        if process is None:
+            self._early[exited.pid] = why
+        else:
+            self._exit(process, why)
+
+    def _exit(self, process: _Process, why: str) -> None:
+        if not process.exit.done():
+            process.exit.set_result(why)
+
+    def _on_gone(self, reason: str) -> None:
+        """The nursery died: so have its workers, and another one takes its place."""
+        self._nursery = None
+        self._early.clear()
+        self._failures += 1
+        self._restart = asyncio.create_task(self._replace(reason))
+        for process in self._processes.values():
+            if process.pid:
+                self._exit(process, f"the nursery ended: {reason}")
+
+    async def _replace(self, reason: str) -> None:
+        try:
+            if self._failures > _MOST_NURSERIES:
+                raise NurseryGone(f"{self._failures} nurseries ended one after another; the last one: {reason}")
+            await self.start()
+        except CarpoolError as error:
+            if not self.broken.done():
+                self.broken.set_result(str(error))
+            raise
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,181 @@
+"""The verb run on a pretended machine: JSON, exit codes, folders, resuming, and what bad input gets."""
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from carpool.cli import run as verb
+from carpool.cli.main import run
+from carpool.runtime.devices import LocalDevice
+from carpool.testing.fake_link import FakeMachine
+
+ENTRY = "def main(lr=0.1):\n    pass\n"
+JOBS = """
+[[job]]
+name = "a"
+entry = "train.py:main"
+weight = 2
+[[job]]
+name = "b"
+entry = "train.py:main"
+after = "a"
+"""
+TOP = [
+    *("schema", "version", "policy", "backend", "devices", "makespan_s", "avg_jct_s", "weighted_jct_s"),
+    *("utilisation", "jobs"),
+]
+JOB = [
+    *("name", "state", "steps", "epochs", "loss", "metrics", "jct_s", "wait_s", "samples_per_s", "digest"),
+    *("allocations", "error"),
+]
+
+
+class Machine:
+    """Starts pretended executors, and says how."""
+
+    def __init__(self) -> None:
+        self.fails: dict[str, str] = {}
+        self.interrupts = False
+        self.started: list[FakeMachine] = []
+
+    async def start(self, devices: Sequence[LocalDevice], state: Path) -> FakeMachine:
+        kept = self.started[-1].kept if self.started else None
+        steps = {"a": 10, "b": 20, "c": 5}
+        machine = FakeMachine(steps, fails=self.fails, kept=kept, at_once=not self.interrupts)
+        self.started.append(machine)
+        if self.interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+        return machine
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    """A pretended machine, and a folder with a job file to stand in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(ENTRY, encoding="utf-8")
+    (tmp_path / "jobs.toml").write_text(JOBS, encoding="utf-8")
+    machine = Machine()
+    monkeypatch.setattr(verb, "start_executor", machine.start)
+    return machine
+
+
+def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["run", "jobs.toml", "--devices", "cpu:2", "--policy", "fifo", "--json"]) == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert list(document) == TOP
+    assert (document["schema"], document["policy"], document["backend"]) == (1, "fifo", "local")
+    assert [device["name"] for device in document["devices"]] == ["cpu:0", "cpu:1"]
+    assert list(document["utilisation"]) == ["device", "memory"]
+    a, b = document["jobs"]
+    assert list(a) == JOB
+    assert (a["name"], a["state"], a["steps"], a["epochs"], a["loss"]) == ("a", "finished", 10, 1, 0.25)
+    assert (a["metrics"], a["digest"], a["error"]) == ({"accuracy": 0.5}, "digest of a", None)
+    (given,) = a["allocations"]
+    assert list(given) == ["at_s", "devices", "fractions", "batch_size", "parts", "reason"]
+    assert (given["devices"], given["fractions"]) == (["cpu:0"], [1.0])
+    assert b["jct_s"] >= a["jct_s"]
+
+
+def test_people_get_lines_and_a_summary(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "jobs.toml", "--devices", "cpu:1"]) == 0
+    printed = capsys.readouterr()
+    assert "2 of 2 jobs finished" in printed.out
+    assert "a  gets cpu:0" in printed.err
+    assert "reached its steps, loss 0.2500, accuracy 0.5" in printed.err
+
+
+def test_a_failed_job_gives_exit_code_1_and_its_error(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.fails = {"a": "the loss is not a number"}
+    assert run(["run", "jobs.toml", "--json"]) == 1
+    a, b = json.loads(capsys.readouterr().out)["jobs"]
+    assert (a["state"], a["error"]) == ("failed", "the loss is not a number")
+    assert b["state"] == "failed"
+    assert run(["run", "jobs.toml"]) == 1
+    assert "a failed: the loss is not a number" in capsys.readouterr().out
+
+
+def test_every_run_has_a_folder_of_its_own(machine: Machine, tmp_path: Path) -> None:
+    assert run(["run", "jobs.toml"]) == run(["run", "jobs.toml"]) == 0
+    assert sorted(path.name for path in (tmp_path / ".carpool" / "runs").iterdir()) == ["jobs", "jobs-2"]
+    assert run(["run", "jobs.toml", "--state", "mine", "--journal", "copy.jsonl"]) == 0
+    assert (tmp_path / "copy.jsonl").read_bytes() == (tmp_path / "mine" / "journal.jsonl").read_bytes()
+    assert run(["explain", "a", "--journal", "mine/journal.jsonl"]) == 0
+
+
+def test_interrupt_and_resume(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.interrupts = True
+    assert run(["run", "jobs.toml", "--json", "--policy", "las"]) == 130
+    assert [job["state"] for job in json.loads(capsys.readouterr().out)["jobs"]] == ["interrupted", "interrupted"]
+    assert machine.started[0].stopped == [True]
+    machine.interrupts = False
+    assert run(["run", "jobs.toml", "--resume", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["policy"] == "las", "a resumed run keeps its policy"
+    assert [job["state"] for job in document["jobs"]] == ["finished", "finished"]
+    assert machine.started[1].introduced == {"a": True, "b": True}
+    assert run(["run", "jobs.toml", "--resume"]) == 2
+    assert "has jobs left to do" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--resume", "jobs"], ["--resume", "jobs.toml"], ["--resume", ".carpool/runs/jobs"]])
+def test_ways_to_name_what_is_resumed(machine: Machine, words: list[str]) -> None:
+    machine.interrupts = True
+    assert run(["run", "jobs.toml"]) == 130
+    machine.interrupts = False
+    assert run(["run", *words]) == 0
+
+
+def test_get_copies_what_a_job_left(machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "jobs.toml", "--json"]) == 0
+    capsys.readouterr()
+    assert run(["get", "a", "--out", "taken", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == ["taken/outcome.json"]
+    assert json.loads((tmp_path / "taken" / "outcome.json").read_text())["digest"] == "digest of a"
+    assert run(["get", "c"]) == 2
+    assert run(["get", "a", "--run", "jbos"]) == 2
+    assert "Did you mean jobs" in capsys.readouterr().err
+
+
+BAD = [
+    (["nowhere.toml"], ["nowhere.toml", "cannot be read"]),
+    ([], ["no job file"]),
+    (["jobs.toml", "--policy", "fifa"], ["unknown policy 'fifa'"]),
+    (["jobs.toml", "--devices", "gpu"], ["'gpu'", "cuda:0,1"]),
+    (["jobs.toml", "--devices", "cpu:9x9"], ["cores"]),
+    (["jobs.toml", "--resume", "x"], ["unknown run 'x'"]),
+    (["jobs.toml", "--state", "train.py"], ["train.py", "cannot be written"]),
+    (["jobs.toml", "--journal", "no/where.jsonl"], ["no/where.jsonl", "cannot be written"]),
+    (["wide.toml", "--devices", "cpu:2"], ["asks 3 devices; there are 2"]),
+    (["wrong.toml"], ["job 'a'", "unknown key 'wieght'"]),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), BAD, ids=[" ".join(words) or "nothing" for words, _ in BAD])
+def test_bad_input_starts_nothing(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: list[str]
+) -> None:
+    head = '[[job]]\nname = "a"\nentry = "train.py:main"\n'
+    (tmp_path / "wide.toml").write_text(head + "devices = 3\n", encoding="utf-8")
+    (tmp_path / "wrong.toml").write_text(head + "wieght = 3\n", encoding="utf-8")
+    assert run(["run", *words]) == 2
+    error = capsys.readouterr().err
+    assert all(word in error for word in told), error
+    assert machine.started == []
+
+
+def test_the_state_of_another_run_is_not_overwritten(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "jobs.toml", "--state", "mine"]) == 0
+    assert run(["run", "jobs.toml", "--state", "mine"]) == 2
+    assert "holds a run already" in capsys.readouterr().err
+
+
+def test_overlapping_devices_are_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "jobs.toml", "--devices", "cpu:64"]) == 0
+    assert "take turns on one core" in capsys.readouterr().err
