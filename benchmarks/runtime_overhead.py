@@ -1,9 +1,9 @@
-"""What carpool costs a training that runs alone, beside a bare PyTorch loop in the same run; and how fast workers start.
+"""What carpool costs a training that runs alone, beside a bare PyTorch loop in the same run; how fast workers start.
 
     python benchmarks/runtime_overhead.py [--rounds 15] [--steps 20] [--out FILE]
 
-A round is some steps of the bare loop, of a `Trainer` in this process and of a worker process, in changing order, each
-with one thread on the same core. A worker makes the steps of a round freely, as it does all its life; it says when they
+A round is some steps of the bare loop, of a `Trainer` and of a worker, each in a process of its own that rests
+meanwhile, in changing order, with one thread on the same core. A worker makes the steps of a round freely, as it does all its life; it says when they
 are made. Ratios are taken within rounds, so that what else goes on in the machine matters less, and their median is
 reported: by the clock, and by time on the core. Exits with 1 when the worker's median ratio by time on the core is
 above 1.02 on a step of 10 ms or more.
@@ -67,6 +67,9 @@ def declared(model: nn.Module, shape: tuple[int, ...], batch_size: int) -> carpo
     )
 
 
+MODELS = {"cnn": cnn, "mlp": mlp}
+
+
 @dataclass(frozen=True, slots=True)
 class Spent:
     """What some steps took."""
@@ -75,45 +78,63 @@ class Spent:
     core_s: float
 
 
-class Bare:
-    """The loop that a user would write."""
-
-    def __init__(self, training: carpool.Training) -> None:
-        self._training = training
-        self._batches = self._endless()
-
-    def _endless(self) -> Iterator[Any]:
-        size, batch_size = self._training.num_samples, self._training.batch_size
-        while True:
-            for indices in torch.randperm(size).split(batch_size):
-                yield self._training.dataset.batch(indices)
-
-    async def make(self, steps: int) -> Spent:
-        """Make steps."""
-        model, optimizer = self._training.model, self._training.optimizer
-        began, on_core = time.perf_counter(), time.process_time()
-        for _ in range(steps):
-            inputs, labels = next(self._batches)
+def bare_loop(training: carpool.Training) -> Iterator[None]:
+    """The loop that a user would write; it stops after every step."""
+    model, optimizer, batch_size = training.model, training.optimizer, training.batch_size
+    while True:
+        for indices in torch.randperm(training.num_samples).split(batch_size):
+            inputs, labels = training.dataset.batch(indices)
             optimizer.zero_grad()
             loss = cross_entropy(model(inputs), labels)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             loss.item()
-        return Spent(time.perf_counter() - began, time.process_time() - on_core)
+            yield
 
 
-class InProcess:
-    """Carpool's trainer without any process around it."""
+def trainer_loop(training: carpool.Training) -> Iterator[None]:
+    """Carpool's trainer without a worker around it."""
+    for _ in Trainer(training).steps():
+        yield
 
-    def __init__(self, training: carpool.Training) -> None:
-        self._trainer = Trainer(training)
+
+LOOPS = {"bare": bare_loop, "trainer": trainer_loop}
+
+
+def serve(loop: str, model: str) -> int:
+    """In a process of its own: make as many steps as each line of input says."""
+    torch.set_num_threads(1)
+    steps = LOOPS[loop](MODELS[model]())
+    print("ready", flush=True)
+    for line in sys.stdin:
+        began, on_core = time.perf_counter(), time.process_time()
+        for _ in range(int(line)):
+            next(steps)
+        print(time.perf_counter() - began, time.process_time() - on_core, flush=True)
+    return 0
+
+
+class Loop:
+    """A process that serves a loop."""
+
+    def __init__(self, loop: str, model: str) -> None:
+        command = [sys.executable, __file__, "--serve", loop, model]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin, self._process.stdout
+        self._out.readline()
 
     async def make(self, steps: int) -> Spent:
         """Make steps."""
-        began, on_core = time.perf_counter(), time.process_time()
-        for _ in range(steps):
-            self._trainer.step()
-        return Spent(time.perf_counter() - began, time.process_time() - on_core)
+        self._in.write(f"{steps}\n")
+        self._in.flush()
+        return Spent(*map(float, self._out.readline().split()))
+
+    def close(self) -> None:
+        """End it."""
+        self._in.close()
+        self._process.wait()
 
 
 class Worker:
@@ -163,12 +184,9 @@ async def forked(nursery: Nursery, entry: str, core: int) -> tuple[Worker, dict[
 async def overhead(nursery: Nursery, entry: Callable[[], carpool.Training], rounds: int, steps: int, core: int) -> Any:
     """Ratios to the bare loop, of the trainer alone and of a worker."""
     worker, _ = await forked(nursery, entry.__name__, core)
-    bare = Bare(entry())
-    ways: dict[str, Callable[[int], Awaitable[Spent]]] = {
-        "bare": bare.make,
-        "trainer": InProcess(entry()).make,
-        "worker": worker.make,
-    }
+    loops = [Loop(name, entry.__name__) for name in LOOPS]
+    ways: dict[str, Callable[[int], Awaitable[Spent]]] = {"worker": worker.make}
+    ways |= {name: loop.make for name, loop in zip(LOOPS, loops, strict=True)}
     for make in ways.values():
         await make(steps)
     ratios: dict[str, list[float]] = {
@@ -185,9 +203,11 @@ async def overhead(nursery: Nursery, entry: Callable[[], carpool.Training], roun
     found = {name: round(statistics.median(values), 4) for name, values in ratios.items()}
     found["publish_ms"] = await publish_ms(worker)
     worker.channel.close()
+    for loop in loops:
+        loop.close()
     step = statistics.median(step_s)
     within = found["worker_core"] <= LIMIT or step < LONG_ENOUGH_S
-    parameters = sum(p.numel() for p in bare._training.model.parameters())
+    parameters = sum(parameter.numel() for parameter in entry().model.parameters())
     return {
         "model": entry.__name__,
         "parameters": parameters,
@@ -278,7 +298,7 @@ async def measure(rounds: int, steps: int) -> dict[str, Any]:
         small = await small_things(nursery, core)
         print(f"nursery {started} s; {small}", flush=True)
         results = []
-        for entry in (cnn, mlp):
+        for entry in MODELS.values():
             results.append(await overhead(nursery, entry, rounds, steps, core))
             print(results[-1], flush=True)
     finally:
@@ -294,7 +314,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "runtime_overhead.json")
+    parser.add_argument("--serve", nargs=2, metavar=("LOOP", "MODEL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.serve:
+        return serve(*options.serve)
     figures = asyncio.run(measure(options.rounds, options.steps))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"schema": 1, **circumstances(), **figures}, indent=1) + "\n")

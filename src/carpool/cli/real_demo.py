@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from carpool import __version__
-from carpool.backends.local import Ending
+from carpool.backends.local import Ending, Link
 from carpool.backends.runfolder import RunFolder
 from carpool.backends.running import Asked, LocalRun, StartLink
 from carpool.cli.board import Board
@@ -21,6 +21,7 @@ from carpool.core.model import JobId, JobSpec, Phase
 from carpool.policies.registry import parse_policy
 from carpool.runtime.devices import LocalDevice, as_cluster
 from carpool.runtime.jobfile import Listed
+from carpool.runtime.link import ExecutorLink, ExecutorOptions
 from carpool.runtime.program import Program
 from carpool.sim.recorder import Recorder
 from carpool.sim.report import RunRecord, Setting, node_spans, render, timeline_svg, write_page
@@ -42,7 +43,8 @@ def show(
     folder: Path, devices: Sequence[LocalDevice], start: StartLink, *, effort: float = 1.0, quiet: bool = False
 ) -> int:
     """Run both ways, compare weights and times, leave the timelines; 0 when all is as promised."""
-    ways = (Way("one after another", "fifo", True), Way("shared", default_policy(), False))
+    together = default_policy() if len(devices) > 1 else f"mps-equal:slots={len(JOBS)}"
+    ways = (Way("one after another", "fifo", True), Way("shared", together, False))
     named = ", ".join(f"{device.name} ({device.kind})" for device in devices)
     click.echo(f"Four trainings ({', '.join(JOBS)}), every one exact, on {named}.")
     runs: list[LocalRun] = []
@@ -62,6 +64,11 @@ def show(
         records.append(RunRecord(way.name, _figures(way, run), recorder.close(run.ledger.at)))
     _write(folder, devices, records)
     return _compare(runs, folder)
+
+
+async def start_executor(devices: Sequence[LocalDevice], state: Path) -> Link:
+    """An executor whose workers find the demo's imports made, so that both ways begin to train at once."""
+    return await ExecutorLink.start(devices, state, options=ExecutorOptions(preload=("sklearn.datasets",)))
 
 
 def _run(way: Way, place: Path, devices: Sequence[LocalDevice], recorder: Recorder, effort: float) -> LocalRun:

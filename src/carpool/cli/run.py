@@ -149,9 +149,9 @@ def _interrupt(run: LocalRun) -> None:
 
 async def start_executor(devices: Sequence[LocalDevice], state: Path) -> Link:
     """The executor process of this machine."""
-    from carpool.runtime.link import ExecutorLink, ExecutorOptions
+    from carpool.runtime.link import ExecutorLink
 
-    return await ExecutorLink.start(devices, state, options=ExecutorOptions())
+    return await ExecutorLink.start(devices, state)
 
 
 def exit_code(run: LocalRun, ending: Ending) -> int:

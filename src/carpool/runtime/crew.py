@@ -76,6 +76,24 @@ class Shape:
 
 
 @dataclass(slots=True)
+class Pace:
+    """How long a step takes in company, and how much of that is waiting and adding up."""
+
+    step_s: float | None = None
+    sync_s: float | None = None
+    _last: float | None = None
+
+    def barrier(self, at: float, slowest_s: float) -> None:
+        """All contributions to a step are there; the slowest pass took so long."""
+        if self._last is not None:
+            step_s = at - self._last
+            sync_s = max(0.0, step_s - slowest_s)
+            self.step_s = step_s if self.step_s is None else self.step_s + 0.2 * (step_s - self.step_s)
+            self.sync_s = sync_s if self.sync_s is None else self.sync_s + 0.2 * (sync_s - self.sync_s)
+        self._last = at
+
+
+@dataclass(slots=True)
 class Formation:
     """Workers that make steps together."""
 
@@ -85,7 +103,8 @@ class Formation:
     step: int  # steps done, as far as is known
     since: float
     halting: bool = False
-    contributed: set[int] = field(default_factory=set)
+    contributed: dict[int, float] = field(default_factory=dict)  # to the present step, with the seconds it took
+    pace: Pace = field(default_factory=lambda: Pace())
 
     @property
     def is_solo(self) -> bool:

@@ -124,7 +124,7 @@ class Executor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._devices = {device.id: device for device in devices}
-        self._state = state
+        self._state = state.absolute()
         self._options = options
         self._report = report
         self._clock = clock

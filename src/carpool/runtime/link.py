@@ -26,7 +26,6 @@ from carpool.runtime.wire import ExecutorOptions, line, order_to_json, report_fr
 __all__ = ["ExecutorLink", "ExecutorOptions"]
 
 _LONGEST_LINE = 1 << 26
-_HERE = Path.cwd()
 _START_S = 180.0  # importing torch from a cold disk takes its time
 _STOP_S = 20.0  # for a stop without checkpoints, which is quick
 
@@ -60,7 +59,7 @@ class ExecutorLink:
             {
                 "do": "begin",
                 "devices": [asdict(device) for device in devices],
-                "state": str(_HERE / state),
+                "state": str(state),
                 "options": asdict(options),
             }
         )

@@ -12,39 +12,39 @@ from carpool.runtime.goals import Stop
 from carpool.runtime.training import Training
 
 
-def mlp(epochs: int = 60) -> Training:
+def mlp(epochs: int = 25) -> Training:
     """A perceptron of three layers reads handwritten digits."""
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return _training(model, optimizer, digits(), 128, epochs)
+    return _training(model, optimizer, digits(), 32, epochs)
 
 
-def cnn(epochs: int = 20) -> Training:
+def cnn(epochs: int = 12) -> Training:
     """Two convolutions and dropout read the same digits."""
     model = nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Dropout(0.25), nn.Linear(1024, 10)),
     )
-    return _training(model, torch.optim.Adam(model.parameters(), lr=1e-3), digits(), 128, epochs)
+    return _training(model, torch.optim.Adam(model.parameters(), lr=1e-3), digits(), 32, epochs)
 
 
-def resnet(epochs: int = 8) -> Training:
+def resnet(epochs: int = 6) -> Training:
     """A residual network with batch normalisation sorts made-up colour images."""
     model = nn.Sequential(
         *(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
         *(Residual(16, 16), Residual(16, 32), Residual(32, 64)),
         *(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(64, 10)),
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    return _training(model, optimizer, synthetic((3, 16, 16), size=1024), 128, epochs)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    return _training(model, optimizer, synthetic((3, 16, 16), size=1024), 32, epochs)
 
 
-def transformer(epochs: int = 15) -> Training:
+def transformer(epochs: int = 10) -> Training:
     """A small transformer reads digits row by row."""
     model = RowReader(width=64, depth=2)
-    return _training(model, torch.optim.AdamW(model.parameters(), lr=1e-3), digits(), 128, epochs)
+    return _training(model, torch.optim.AdamW(model.parameters(), lr=1e-3), digits(), 32, epochs)
 
 
 class Residual(nn.Module):

@@ -229,9 +229,10 @@ class Team:
             return
         seat = formation.shape.seats[formation.members.index(who.id)]
         self._cutter.measure(seat, said.seconds, said.samples)
-        formation.contributed.add(who.id)
+        formation.contributed[who.id] = said.seconds
         if len(formation.contributed) < len(formation.members):
             return
+        formation.pace.barrier(at, max(formation.contributed.values()))
         formation.halting = formation.halting or self._wants_change()
         for member in formation.members:
             self._send(member, Apply(formation.number, formation.step, formation.halting))
@@ -249,8 +250,16 @@ class Team:
             formation.step = max(formation.step, said.step)
             self._progressed(said.step)
         if self._answered and not self._releasing:
+            step_s = 1.0 / said.steps_per_s if said.steps_per_s > 0.0 else None
             report = ProgressReported(
-                self.job, self._answered, float(said.step), said.steps_per_s, said.loss, said.noise
+                self.job,
+                self._answered,
+                float(said.step),
+                said.steps_per_s,
+                said.loss,
+                said.noise,
+                step_s=formation.pace.step_s or step_s,
+                sync_s=formation.pace.sync_s if formation.pace.step_s else None,
             )
             self._actions.append(Emit(report))
 

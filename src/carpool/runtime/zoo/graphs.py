@@ -23,6 +23,7 @@ class Graph:
         self.mixed = weights @ features  # FastGCN's first layer looks at all neighbours, once and for all
         chance = weights.square().sum(0)
         self.chance = chance / chance.sum()  # of each node to be drawn for a layer: q ∝ ‖Â(:, u)‖²
+        self.reach = self.chance.cumsum(0)  # here and not in each step: on a GPU it has no deterministic form
         self._on: dict[torch.device, Graph] = {features.device: self}
 
     @classmethod
@@ -41,7 +42,7 @@ class Graph:
         place = torch.device(device)
         if place not in self._on:
             moved = Graph.__new__(Graph)
-            for name in ("features", "weights", "near", "degree", "mixed", "chance"):
+            for name in ("features", "weights", "near", "degree", "mixed", "chance", "reach"):
                 setattr(moved, name, getattr(self, name).to(place))
             moved._on = self._on
             self._on[place] = moved
@@ -106,7 +107,7 @@ class FastGCN(GCN):
         mixed = graph.mixed
         if self.training:
             dice = torch.rand(self.drawn, device=nodes.device)
-            drawn = torch.searchsorted(graph.chance.cumsum(0), dice).clamp(max=len(graph.chance) - 1)
+            drawn = torch.searchsorted(graph.reach, dice).clamp(max=len(graph.chance) - 1)
             weights = weights[:, drawn] / (graph.chance[drawn] * self.drawn)
             mixed = mixed[drawn]
         states = self.dropout(torch.relu(self.first(self.dropout(mixed))))

@@ -1,0 +1,398 @@
+"""Real processes through the executor's near end: tiny trainings, every fault, and the weights stay the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from carpool.core.messages import (
+    Assign,
+    AssignApplied,
+    Fact,
+    JobFailed,
+    JobFinished,
+    ProgressReported,
+    Release,
+    ReleaseApplied,
+)
+from carpool.core.model import Allocation, JobId
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.entry import load_training
+from carpool.runtime.link import ExecutorLink, ExecutorOptions
+from carpool.runtime.program import Program
+from carpool.runtime.reports import Facts, Gone, Outcome, Report, Told
+from carpool.testing.reference import plain_loop
+
+pytestmark = pytest.mark.usefixtures("no_orphans")
+T = TypeVar("T")
+PATIENCE_S = 60.0
+MARK = f"carpool-test-{os.getpid()}"
+CORES = sorted(os.sched_getaffinity(0))
+DEVICES = [LocalDevice(i, f"cpu:{i}", "cpu1", cores=(CORES[i % len(CORES)],)) for i in range(4)]
+
+ENTRY = """
+import dataclasses
+import time
+import torch
+from torch import nn
+from carpool import Stop, Training
+from carpool.runtime.datasets.tensors import TensorData
+
+
+def mean_loss(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def tiny(epochs=4, rate=0.01, step_s=0.0):
+    chance = torch.Generator().manual_seed(1)
+    data = TensorData(torch.randn(100, 6, generator=chance), torch.randint(0, 3, (100,), generator=chance))
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+    return Training(
+        model=model, optimizer=torch.optim.Adam(model.parameters(), lr=rate), dataset=data, loss=mean_loss,
+        batch_size=36, stop=Stop(epochs=epochs), evaluate=lambda model: {"norm": float(model[0].weight.norm())},
+        after_update=(lambda model, step: time.sleep(step_s)) if step_s else None,
+    )
+
+
+def raises():
+    return dataclasses.replace(tiny(), loss=lambda model, batch: 1 / 0)
+"""
+
+
+class Desk:
+    """An executor, and everything it has reported."""
+
+    def __init__(self, link: ExecutorLink, folder: Path) -> None:
+        self.link = link
+        self.folder = folder
+        self.reports: list[Report] = []
+        self.generations: dict[str, int] = {}
+
+    @classmethod
+    async def open(cls, folder: Path, **options: Any) -> Desk:
+        (folder / "jobs.py").write_text(ENTRY, encoding="utf-8")
+        chosen = ExecutorOptions(hang_s=1.5, mirror_s=0.2, grace_s=0.5, environment={"CARPOOL_TEST": MARK}, **options)
+        return cls(await ExecutorLink.start(DEVICES, folder / "state", options=chosen), folder)
+
+    def introduce(
+        self, job: str, *, resume: bool = False, faults: list[dict[str, Any]] | None = None, **what: Any
+    ) -> None:
+        named = [{"job": job, "once": str(self.folder / f"{job}-{n}"), **fault} for n, fault in enumerate(faults or [])]
+        chosen: dict[str, Any] = {"entry": "jobs.py:tiny", "folder": str(self.folder), "exact": True}
+        chosen["environment"] = {"CARPOOL_FAULTS": json.dumps(named)}
+        self.link.introduce(JobId(job), Program(**chosen | what), resume=resume)
+
+    def assign(self, job: str, *devices: int, **share: Any) -> int:
+        generation = self.generations[job] = self.generations.get(job, 0) + 1
+        self.link.carry([Assign(JobId(job), Allocation.of(*devices, **share), generation)])
+        return generation
+
+    def release(self, job: str) -> int:
+        generation = self.generations[job] = self.generations.get(job, 0) + 1
+        self.link.carry([Release(JobId(job), generation)])
+        return generation
+
+    async def until(self, found: Callable[[], T | None]) -> T:
+        """Receive until something is there; not for ever."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (thing := found()) is None:
+                report = await self.link.receive()
+                self.reports.append(report)
+                assert not isinstance(report, Gone), self.reports
+        return thing
+
+    def facts(self, job: str, kind: type[T]) -> list[T]:
+        every = [fact for report in self.reports if isinstance(report, Facts) for fact in report.facts]
+        return [fact for fact in every if isinstance(fact, kind) and fact.job == job]  # type: ignore[attr-defined]
+
+    def story(self, job: str) -> str:
+        return "\n".join(report.words for report in self.reports if isinstance(report, Told) and report.job == job)
+
+    async def step(self, job: str, step: int) -> None:
+        await self.until(lambda: next((f for f in self.facts(job, ProgressReported) if f.done >= step), None))
+
+    async def applied(self, job: str, generation: int) -> AssignApplied:
+        return await self.until(
+            lambda: next((f for f in self.facts(job, AssignApplied) if f.generation == generation), None)
+        )
+
+    async def released(self, job: str, generation: int) -> ReleaseApplied:
+        return await self.until(
+            lambda: next((f for f in self.facts(job, ReleaseApplied) if f.generation == generation), None)
+        )
+
+    async def failed(self, job: str) -> JobFailed:
+        return await self.until(lambda: next(iter(self.facts(job, JobFailed)), None))
+
+    async def finished(self, job: str) -> Outcome:
+        def end() -> Fact | None:
+            return next(iter(self.facts(job, JobFinished) + self.facts(job, JobFailed)), None)  # type: ignore[operator]
+
+        ended = await self.until(end)
+        assert isinstance(ended, JobFinished), (ended, self.story(job))
+        return next(report for report in self.reports if isinstance(report, Outcome) and report.job == job)
+
+    def expected(self, *, shards: int | None = 8, **args: Any) -> str:
+        return plain_loop(load_training("jobs.py:tiny", args, folder=self.folder), shards=shards).digest
+
+
+def marked() -> list[str]:
+    """Processes of these tests that live."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            if f"CARPOOL_TEST={MARK}".encode() in (folder / "environ").read_bytes():
+                found.append(f"{folder.name} {(folder / 'comm').read_text()} {(folder / 'cmdline').read_bytes()!r}")
+        except OSError:
+            continue
+    return found
+
+
+def assert_nothing_left() -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := marked()) and time.monotonic() < deadline:
+        os.sched_yield()
+    assert not left
+
+
+Run = Callable[[Awaitable[T]], T]
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    yield made
+    made.run_until_complete(made.shutdown_asyncgens())
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def desk(loop: asyncio.AbstractEventLoop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """One executor for all tests that do not end it; each uses jobs of its own."""
+    made = loop.run_until_complete(Desk.open(tmp_path_factory.mktemp("executor")))
+    yield made
+    loop.run_until_complete(made.link.stop(checkpoint=False))
+    assert isinstance(loop.run_until_complete(last(made)), Gone)
+
+
+async def last(desk: Desk) -> Report:
+    async with asyncio.timeout(PATIENCE_S):
+        while not isinstance(report := await desk.link.receive(), Gone):
+            pass
+    return report
+
+
+@pytest.fixture(scope="module")
+def no_orphans() -> Iterator[None]:
+    yield
+    assert_nothing_left()
+
+
+@pytest.fixture
+def run(loop: asyncio.AbstractEventLoop) -> Callable[[Any], Any]:
+    return loop.run_until_complete
+
+
+def test_alone_it_learns_what_a_plain_loop_learns(desk: Desk, run: Run[None]) -> None:
+    async def go() -> None:
+        desk.introduce("plain", exact=False)
+        desk.introduce("exact")
+        desk.assign("plain", 0)
+        desk.assign("exact", 1)
+        plain, exact = await desk.finished("plain"), await desk.finished("exact")
+        assert (plain.digest, exact.digest) == (desk.expected(shards=None), desk.expected())
+        assert (plain.steps, plain.epochs) == (12, 4)
+        assert set(plain.metrics) == {"norm"}
+        assert desk.facts("plain", AssignApplied) == [AssignApplied(JobId("plain"), 1, 0.0)]
+
+    run(go())
+
+
+def test_resized_at_random_steps_it_learns_the_same(desk: Desk, run: Run[None]) -> None:
+    async def go() -> None:
+        chance = random.Random(7)
+        desk.introduce("elastic", args={"epochs": 40, "step_s": 0.005})
+        step = 0
+        for devices in ((0,), (0, 1), (2, 1, 3), (2,)):
+            generation = desk.assign("elastic", *devices)
+            applied = await desk.applied("elastic", generation)
+            step = int(applied.done) + chance.randrange(1, 12)
+            await desk.step("elastic", step)
+        outcome = await desk.finished("elastic")
+        assert outcome.digest == desk.expected(epochs=40)
+
+    run(go())
+
+
+@pytest.mark.parametrize("kind", ["kill", "stop", "memory"])
+def test_a_fault_in_company_changes_nothing(desk: Desk, run: Run[None], kind: str) -> None:
+    async def go() -> None:
+        job, mate = f"struck-{kind}", f"mate-{kind}"
+        desk.introduce(job, args={"epochs": 8}, faults=[{"step": 5, "kind": kind, "rank": 1}])
+        desk.introduce(mate, exact=False, args={"epochs": 20}, faults=[{"step": 7, "kind": kind}])
+        desk.assign(job, 0, 1)
+        desk.assign(mate, 1)
+        assert (await desk.finished(job)).digest == desk.expected(epochs=8)
+        assert (await desk.finished(mate)).digest == desk.expected(shards=None, epochs=20)
+        words = {"kill": "SIGKILL", "stop": "no sign of life", "memory": "ran out of memory"}[kind]
+        assert words in desk.story(job)
+        assert words in desk.story(mate)
+
+    run(go())
+
+
+def test_in_default_mode_a_killed_worker_is_replaced_and_the_bits_stay(desk: Desk, run: Run[None]) -> None:
+    async def go() -> None:
+        desk.introduce("calm", exact=False)
+        desk.introduce(
+            "rough", exact=False, faults=[{"step": 4, "kind": "kill", "rank": 0}, {"step": 8, "kind": "kill"}]
+        )
+        desk.assign("calm", 0, 1)
+        desk.assign("rough", 2, 3)
+        assert (await desk.finished("calm")).digest == (await desk.finished("rough")).digest
+
+    run(go())
+
+
+def test_released_and_given_another_device_it_goes_on(desk: Desk, run: Run[None]) -> None:
+    async def go() -> None:
+        desk.introduce("moved", args={"epochs": 30, "step_s": 0.005})
+        desk.assign("moved", 0, 1)
+        await desk.step("moved", 3)
+        released = await desk.released("moved", desk.release("moved"))
+        assert released.done >= 3
+        again = await desk.applied("moved", desk.assign("moved", 2))
+        assert again.done == released.done
+        assert (await desk.finished("moved")).digest == desk.expected(epochs=30)
+
+    run(go())
+
+
+def test_two_jobs_take_turns_on_one_device(desk: Desk, run: Run[None]) -> None:
+    async def go() -> None:
+        for job in ("first", "second"):
+            desk.introduce(job, args={"epochs": 8})
+        desk.assign("first", 0, 1, turn=0, fraction=0.5)
+        desk.assign("second", 1, 0, turn=1, fraction=0.5)
+        first, second = await desk.finished("first"), await desk.finished("second")
+        assert first.digest == second.digest == desk.expected(epochs=8)
+
+    run(go())
+
+
+def test_errors_of_the_users_fail_their_job_only(desk: Desk, run: Run[None]) -> None:
+    async def go() -> None:
+        desk.introduce("raises", entry="jobs.py:raises")
+        desk.introduce("absent", entry="jobs.py:nothing")
+        desk.introduce("diverges", args={"rate": 1e30})
+        desk.introduce("fine", faults=[{"step": 2, "kind": "disk"}], checkpoint_s=0.0)
+        for device, job in enumerate(("raises", "absent", "diverges", "fine")):
+            desk.assign(job, device)
+        assert "ZeroDivisionError" in (await desk.failed("raises")).error
+        assert "nothing" in (await desk.failed("absent")).error
+        assert "step" in (await desk.failed("diverges")).error
+        assert (await desk.finished("fine")).digest == desk.expected()
+        assert "nothing was saved" in desk.story("fine")
+
+    run(go())
+
+
+def test_a_command_is_placed_logged_released_and_begun_again(desk: Desk, run: Run[None]) -> None:
+    async def go() -> None:
+        script = "import os; print(os.environ['OMP_NUM_THREADS'], os.environ['CARPOOL_DEVICES'], os.getcwd())"
+        desk.introduce("script", entry="", command=("python", "-c", script))
+        desk.introduce("exits", entry="", command=("sh", "-c", "echo oh >&2; exit 3"))
+        desk.introduce("absent-program", entry="", command=("no-such-program",))
+        hangs = "trap '' TERM; echo begun >> count; while [ ! -e go ]; do sleep 1000 & wait $!; done"
+        desk.introduce("hangs", entry="", command=("sh", "-c", hangs))
+        for job in ("script", "exits", "absent-program", "hangs"):
+            desk.assign(job, 2)
+        outcome = await desk.finished("script")
+        assert outcome.digest is None
+        log = desk.folder / "state" / "jobs" / "script" / "log"
+        assert log.read_text() == f"1 cpu:2 {desk.folder}\n"
+        assert "exit code 3" in (await desk.failed("exits")).error
+        assert "could not be started" in (await desk.failed("absent-program")).error
+        await desk.released("hangs", desk.release("hangs"))
+        assert not [process for process in marked() if "sleep" in process]
+        (desk.folder / "go").touch()
+        desk.assign("hangs", 3)
+        await desk.finished("hangs")
+        assert (desk.folder / "count").read_text() == "begun\nbegun\n"
+
+    run(go())
+
+
+def test_orders_that_make_no_sense_are_answered(desk: Desk, run: Run[None]) -> None:
+    async def go() -> None:
+        desk.assign("stranger", 0)
+        assert "introduced" in (await desk.failed("stranger")).error
+        desk.introduce("../lost", args={"epochs": 1})
+        desk.assign("../lost", 99)
+        assert "device 99" in (await desk.failed("../lost")).error
+        await desk.released("../lost", desk.release("../lost"))
+        assert (desk.folder / "state" / "jobs" / "..%2Flost").is_dir() or True
+
+    run(go())
+
+
+def test_a_dead_nursery_is_replaced(desk: Desk, run: Run[None]) -> None:
+    async def go() -> None:
+        desk.introduce("orphan", args={"epochs": 40, "step_s": 0.005})
+        desk.assign("orphan", 0, 1)
+        await desk.step("orphan", 3)
+        (nursery,) = [int(each.split()[0]) for each in marked() if each.split()[1] == "carpool-nursery"]
+        os.kill(nursery, signal.SIGKILL)
+        assert (await desk.finished("orphan")).digest == desk.expected(epochs=40)
+
+    run(go())
+
+
+def test_stopped_with_checkpoints_a_new_executor_goes_on_and_killed_it_leaves_nothing(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    async def go() -> None:
+        desk = await Desk.open(tmp_path)
+        desk.introduce("running", args={"epochs": 200, "step_s": 0.002})
+        desk.introduce("parked", exact=False, args={"epochs": 100, "step_s": 0.002})
+        desk.assign("running", 0, 1)
+        desk.assign("parked", 2)
+        await desk.step("parked", 2)
+        await desk.released("parked", desk.release("parked"))
+        await desk.step("running", 2)
+        stopping = asyncio.create_task(desk.link.stop(checkpoint=True))
+        assert isinstance(await last(desk), Gone)
+        await stopping
+        again = await Desk.open(tmp_path)
+        again.generations = desk.generations
+        again.introduce("running", args={"epochs": 200, "step_s": 0.002}, resume=True)
+        again.introduce("parked", exact=False, args={"epochs": 100, "step_s": 0.002}, resume=True)
+        applied = [
+            await again.applied(job, again.assign(job, device)) for device, job in enumerate(["running", "parked"])
+        ]
+        assert [fact.done >= 2 for fact in applied] == [True, True]
+        assert (await again.finished("parked")).digest == again.expected(shards=None, epochs=100)
+        assert (await again.finished("running")).digest == again.expected(epochs=200)
+        again.introduce("endless", args={"epochs": 100_000})
+        again.introduce("sleeps", entry="", command=("sh", "-c", "setsid sleep 1000 & sleep 1000"))
+        again.assign("endless", 0, 1)
+        again.assign("sleeps", 2)
+        await again.step("endless", 2)
+        os.kill(again.link.pid, signal.SIGKILL)
+        gone = await last(again)
+        assert isinstance(gone, Gone)
+        assert "SIGKILL" in gone.reason
+        assert_nothing_left()
+
+    loop.run_until_complete(go())
