@@ -54,7 +54,7 @@ def detector(channels: int) -> nn.Module:
     layers: list[nn.Module] = []
     for inputs, outputs in ((3, channels), (channels, 2 * channels), (2 * channels, 4 * channels)):
         layers += [nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-    layers += [nn.Conv2d(4 * channels, 4 * channels, 5, padding=2), nn.ReLU()]
+    layers += [nn.Conv2d(4 * channels, 4 * channels, 5, padding=2, bias=False), nn.BatchNorm2d(4 * channels), nn.ReLU()]
     return nn.Sequential(*layers, nn.Conv2d(4 * channels, 5 + CLASSES, 1))
 
 
@@ -66,7 +66,8 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
     presence = binary_cross_entropy_with_logits(told[..., 0], there, reduction="none").sum((1, 2))
     place = (told[..., 1:5].sigmoid() - wanted[..., 1:5]).square().sum(-1)
     kind = cross_entropy(told[..., 5:].permute(0, 3, 1, 2), wanted[..., 5].long().clamp(min=0), reduction="none")
-    return (presence + (there * (5.0 * place + kind)).sum((1, 2))).mean()
+    error: Tensor = presence + (there * (5.0 * place + kind)).sum((1, 2))
+    return error.mean()
 
 
 def boxes_of(told: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ def boxes_of(told: Tensor) -> Tensor:
 
 
 def yolo(
-    image: int = 64, channels: int = 16, samples: int = 600, batch_size: int = 32, epochs: int = 12, lr: float = 3e-3
+    image: int = 64, channels: int = 12, samples: int = 600, batch_size: int = 32, epochs: int = 12, lr: float = 5e-3
 ) -> carpool.Training:
     """The last sixth of the pictures is kept to judge by."""
     pictures, boxes = made_up_scenes(samples, image)

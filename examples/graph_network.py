@@ -71,7 +71,8 @@ class GraphNetwork(nn.Module):
     def forward(self, graph: Graph, papers: Tensor) -> Tensor:
         """Logits of the fields of some papers."""
         states = torch.relu(graph.hears @ self.first(self.dropout(graph.words)))
-        return self.second(graph.hears[papers] @ self.dropout(states))
+        logits: Tensor = self.second(graph.hears[papers] @ self.dropout(states))
+        return logits
 
 
 def normalised(edges: Tensor, count: int) -> Tensor:

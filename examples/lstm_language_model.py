@@ -32,7 +32,8 @@ class CharacterModel(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         """Logits of the character after each one."""
         states, _ = self.lstm(self.dropout(self.embedding(text)))
-        return self.output(self.dropout(states))
+        logits: Tensor = self.output(self.dropout(states))
+        return logits
 
 
 def made_up_text(sentences: int = 1500) -> str:

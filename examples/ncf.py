@@ -34,7 +34,8 @@ class NeuMF(nn.Module):
         """The logit that a user likes an item."""
         product = self.product[0](users) * self.product[1](items)
         deep = self.layers(torch.cat((self.deep[0](users), self.deep[1](items)), dim=-1))
-        return self.output(torch.cat((product, deep), dim=-1)).squeeze(-1)
+        score: Tensor = self.output(torch.cat((product, deep), dim=-1))
+        return score.squeeze(-1)
 
 
 def made_up_ratings(users: int, items: int, each: int) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+import select
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -32,10 +34,8 @@ from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Gone, Outcome, Report, Told
 from carpool.testing.reference import plain_loop
 
-pytestmark = pytest.mark.usefixtures("no_orphans")
 T = TypeVar("T")
 PATIENCE_S = 60.0
-MARK = f"carpool-test-{os.getpid()}"
 CORES = sorted(os.sched_getaffinity(0))
 DEVICES = [LocalDevice(i, f"cpu:{i}", "cpu1", cores=(CORES[i % len(CORES)],)) for i in range(4)]
 
@@ -71,17 +71,19 @@ def raises():
 class Desk:
     """An executor, and everything it has reported."""
 
-    def __init__(self, link: ExecutorLink, folder: Path) -> None:
+    def __init__(self, link: ExecutorLink, folder: Path, mark: str) -> None:
         self.link = link
         self.folder = folder
+        self.mark = mark
         self.reports: list[Report] = []
         self.generations: dict[str, int] = {}
 
     @classmethod
-    async def open(cls, folder: Path, **options: Any) -> Desk:
+    async def open(cls, folder: Path) -> Desk:
         (folder / "jobs.py").write_text(ENTRY, encoding="utf-8")
-        chosen = ExecutorOptions(hang_s=1.5, mirror_s=0.2, grace_s=0.5, environment={"CARPOOL_TEST": MARK}, **options)
-        return cls(await ExecutorLink.start(DEVICES, folder / "state", options=chosen), folder)
+        mark = f"{os.getpid()}-{time.monotonic_ns()}"  # stands in the environment of all its processes
+        chosen = ExecutorOptions(hang_s=1.5, mirror_s=0.2, grace_s=0.5, environment={"CARPOOL_TEST": mark})
+        return cls(await ExecutorLink.start(DEVICES, folder / "state", options=chosen), folder, mark)
 
     def introduce(
         self, job: str, *, resume: bool = False, faults: list[dict[str, Any]] | None = None, **what: Any
@@ -112,7 +114,7 @@ class Desk:
 
     def facts(self, job: str, kind: type[T]) -> list[T]:
         every = [fact for report in self.reports if isinstance(report, Facts) for fact in report.facts]
-        return [fact for fact in every if isinstance(fact, kind) and fact.job == job]  # type: ignore[attr-defined]
+        return [fact for fact in every if isinstance(fact, kind) and fact.job == job]
 
     def story(self, job: str) -> str:
         return "\n".join(report.words for report in self.reports if isinstance(report, Told) and report.job == job)
@@ -141,29 +143,28 @@ class Desk:
         assert isinstance(ended, JobFinished), (ended, self.story(job))
         return next(report for report in self.reports if isinstance(report, Outcome) and report.job == job)
 
+    def processes(self) -> dict[int, str]:
+        """The names of those that live, by pid."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    if f"CARPOOL_TEST={self.mark}\0".encode() in (folder / "environ").read_bytes():
+                        found[int(folder.name)] = (folder / "comm").read_text().strip()
+        return found
+
+    def assert_nothing_left(self) -> None:
+        """Wait for the end of what still lives; nothing else may be there then."""
+        for pid, name in self.processes().items():
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(pid)
+                ended, _, _ = select.select([handle], [], [], PATIENCE_S)
+                os.close(handle)
+                assert ended, f"{name} ({pid}) goes on"
+        assert self.processes() == {}
+
     def expected(self, *, shards: int | None = 8, **args: Any) -> str:
         return plain_loop(load_training("jobs.py:tiny", args, folder=self.folder), shards=shards).digest
-
-
-def marked() -> list[str]:
-    """Processes of these tests that live."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdecimal():
-            continue
-        try:
-            if f"CARPOOL_TEST={MARK}".encode() in (folder / "environ").read_bytes():
-                found.append(f"{folder.name} {(folder / 'comm').read_text()} {(folder / 'cmdline').read_bytes()!r}")
-        except OSError:
-            continue
-    return found
-
-
-def assert_nothing_left() -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while (left := marked()) and time.monotonic() < deadline:
-        os.sched_yield()
-    assert not left
 
 
 Run = Callable[[Awaitable[T]], T]
@@ -184,6 +185,7 @@ def desk(loop: asyncio.AbstractEventLoop, tmp_path_factory: pytest.TempPathFacto
     yield made
     loop.run_until_complete(made.link.stop(checkpoint=False))
     assert isinstance(loop.run_until_complete(last(made)), Gone)
+    made.assert_nothing_left()
 
 
 async def last(desk: Desk) -> Report:
@@ -191,12 +193,6 @@ async def last(desk: Desk) -> Report:
         while not isinstance(report := await desk.link.receive(), Gone):
             pass
     return report
-
-
-@pytest.fixture(scope="module")
-def no_orphans() -> Iterator[None]:
-    yield
-    assert_nothing_left()
 
 
 @pytest.fixture
@@ -325,7 +321,7 @@ def test_a_command_is_placed_logged_released_and_begun_again(desk: Desk, run: Ru
         assert "exit code 3" in (await desk.failed("exits")).error
         assert "could not be started" in (await desk.failed("absent-program")).error
         await desk.released("hangs", desk.release("hangs"))
-        assert not [process for process in marked() if "sleep" in process]
+        assert "sleep" not in desk.processes().values()
         (desk.folder / "go").touch()
         desk.assign("hangs", 3)
         await desk.finished("hangs")
@@ -342,7 +338,7 @@ def test_orders_that_make_no_sense_are_answered(desk: Desk, run: Run[None]) -> N
         desk.assign("../lost", 99)
         assert "device 99" in (await desk.failed("../lost")).error
         await desk.released("../lost", desk.release("../lost"))
-        assert (desk.folder / "state" / "jobs" / "..%2Flost").is_dir() or True
+        assert (desk.folder / "state" / "jobs" / "%2E.%2Flost").is_dir()
 
     run(go())
 
@@ -352,7 +348,7 @@ def test_a_dead_nursery_is_replaced(desk: Desk, run: Run[None]) -> None:
         desk.introduce("orphan", args={"epochs": 40, "step_s": 0.005})
         desk.assign("orphan", 0, 1)
         await desk.step("orphan", 3)
-        (nursery,) = [int(each.split()[0]) for each in marked() if each.split()[1] == "carpool-nursery"]
+        (nursery,) = [pid for pid, name in desk.processes().items() if name == "carpool-nursery"]
         os.kill(nursery, signal.SIGKILL)
         assert (await desk.finished("orphan")).digest == desk.expected(epochs=40)
 
@@ -364,7 +360,7 @@ def test_stopped_with_checkpoints_a_new_executor_goes_on_and_killed_it_leaves_no
 ) -> None:
     async def go() -> None:
         desk = await Desk.open(tmp_path)
-        desk.introduce("running", args={"epochs": 200, "step_s": 0.002})
+        desk.introduce("running", args={"epochs": 60, "step_s": 0.002})
         desk.introduce("parked", exact=False, args={"epochs": 100, "step_s": 0.002})
         desk.assign("running", 0, 1)
         desk.assign("parked", 2)
@@ -374,16 +370,17 @@ def test_stopped_with_checkpoints_a_new_executor_goes_on_and_killed_it_leaves_no
         stopping = asyncio.create_task(desk.link.stop(checkpoint=True))
         assert isinstance(await last(desk), Gone)
         await stopping
+        desk.assert_nothing_left()
         again = await Desk.open(tmp_path)
         again.generations = desk.generations
-        again.introduce("running", args={"epochs": 200, "step_s": 0.002}, resume=True)
+        again.introduce("running", args={"epochs": 60, "step_s": 0.002}, resume=True)
         again.introduce("parked", exact=False, args={"epochs": 100, "step_s": 0.002}, resume=True)
         applied = [
             await again.applied(job, again.assign(job, device)) for device, job in enumerate(["running", "parked"])
         ]
         assert [fact.done >= 2 for fact in applied] == [True, True]
         assert (await again.finished("parked")).digest == again.expected(shards=None, epochs=100)
-        assert (await again.finished("running")).digest == again.expected(epochs=200)
+        assert (await again.finished("running")).digest == again.expected(epochs=60)
         again.introduce("endless", args={"epochs": 100_000})
         again.introduce("sleeps", entry="", command=("sh", "-c", "setsid sleep 1000 & sleep 1000"))
         again.assign("endless", 0, 1)
@@ -393,6 +390,6 @@ def test_stopped_with_checkpoints_a_new_executor_goes_on_and_killed_it_leaves_no
         gone = await last(again)
         assert isinstance(gone, Gone)
         assert "SIGKILL" in gone.reason
-        assert_nothing_left()
+        again.assert_nothing_left()
 
     loop.run_until_complete(go())

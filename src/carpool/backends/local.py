@@ -114,14 +114,14 @@ class LocalBackend:
         try:
             while self._scheduler.jobs:
                 if self._interrupted.is_set():
-                    await self._stop()
+                    await self._end(checkpoint=True)
                     return Ending.INTERRUPTED
                 if self._fail_the_starved():
                     continue
                 await self._listen({interrupted}, self._scheduler.wake_at)
                 self._wake()
             await self._hear_out()
-            await self._link.stop(checkpoint=False)
+            await self._end(checkpoint=False)
         finally:
             interrupted.cancel()
             if self._receiving is not None:
@@ -186,18 +186,23 @@ class LocalBackend:
             while self._unreported and self._now() < until:
                 await self._listen(set(), until, carry=False)
 
-    async def _stop(self) -> None:
-        """Stop the executor while it still talks; what is decided meanwhile is not carried out any more."""
-        stopping = asyncio.create_task(self._link.stop(checkpoint=True))
+    async def _end(self, *, checkpoint: bool) -> None:
+        """End the executor and hear its last words; what is decided meanwhile is not carried out any more."""
+        stopping = asyncio.create_task(self._link.stop(checkpoint=checkpoint))
         hurried = asyncio.create_task(self._hurried.wait())
         try:
             with contextlib.suppress(ExecutorGone):
-                while not stopping.done() and not hurried.done():
-                    await self._listen({stopping, hurried}, None, carry=False)
-            if hurried.done() and not stopping.done():
+                while not hurried.done():
+                    until = self._now() + _LAST_WORDS_S if stopping.done() else None
+                    await self._listen({hurried} if stopping.done() else {hurried, stopping}, until, carry=False)
+                    if until is not None and self._now() >= until:
+                        break
+            while not stopping.done() and not hurried.done():
+                await self._pace.wait({stopping, hurried}, None)
+            if stopping.done():
+                stopping.result()
+            else:
                 stopping.cancel()
                 await self._link.stop(checkpoint=False)
-            else:
-                await stopping
         finally:
             hurried.cancel()

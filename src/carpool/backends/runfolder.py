@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Settings:
     policy: str
     devices: tuple[LocalDevice, ...]
     jobs: tuple[Listed, ...]
+    names: Mapping[int, str] = field(default_factory=dict)  # of devices by id, those of earlier sittings included
 
 
 class RunFolder:
@@ -93,7 +94,8 @@ class RunFolder:
         try:
             for spec, _ in settings.jobs:
                 self.job(spec.id).mkdir(parents=True, exist_ok=True)
-            self._replace("run.json", {**document, "devices": devices, "jobs": jobs})
+            names = {str(device): name for device, name in settings.names.items()}
+            self._replace("run.json", {**document, "devices": devices, "names": names, "jobs": jobs})
         except OSError as error:
             raise InputError(
                 f"cannot be written: {error}", where=str(self.path), way_out="Name another --state."
@@ -112,7 +114,8 @@ class RunFolder:
                 )
             devices = tuple(LocalDevice(**{**device, "cores": tuple(device["cores"])}) for device in data["devices"])
             jobs = tuple(Listed(spec_from_json(job["spec"]), _program(job["program"])) for job in data["jobs"])
-            return Settings(data["name"], data["version"], data["policy"], devices, jobs)
+            names = {int(device): name for device, name in data["names"].items()}
+            return Settings(data["name"], data["version"], data["policy"], devices, jobs, names)
         except OSError as error:
             raise InputError(
                 f"holds no run: {error.strerror}", where=str(self.path), way_out="Name the folder of a run."

@@ -55,6 +55,7 @@ class LocalRun:
         self.asked = asked
         self.folder = folder
         self.devices = asked.devices
+        self.names = {device.id: device.name for device in asked.devices}
         self._resume = resume and folder.journal.is_file()
         self.header, records = _history(asked, folder, resume=self._resume)
         self.ledger = Ledger()
@@ -83,7 +84,7 @@ class LocalRun:
     async def go(self, start_link: StartLink, pace: Pace | None = None) -> Ending:
         """Run until all jobs are over, or until `interrupt`."""
         asked, folder = self.asked, self.folder
-        folder.begin(Settings(asked.name, asked.version, asked.policy_text, asked.devices, asked.jobs))
+        folder.begin(Settings(asked.name, asked.version, asked.policy_text, asked.devices, asked.jobs, self.names))
         self._journal = (
             JournalFile.extend(folder.journal) if self._resume else JournalFile.create(folder.journal, self.header)
         )
@@ -145,10 +146,10 @@ class LocalRun:
                 follower.record(record)
         self.scheduler.recover(records)
         over = frozenset(spec.id for spec, _ in self.asked.jobs if self.scheduler.outcome(spec.id) is not None)
-        before = self.folder.settings().jobs
-        check_unchanged(before, self.asked.jobs, over)
+        before = self.folder.settings()
+        check_unchanged(before.jobs, self.asked.jobs, over)
         listed = {spec.id for spec, _ in self.asked.jobs}
-        self._dropped = tuple(job for job in before if job.spec.id not in listed)
+        self._dropped = tuple(job for job in before.jobs if job.spec.id not in listed)
         for job in over:
             outcome = self.folder.outcome(job)
             if outcome is not None:
@@ -156,6 +157,7 @@ class LocalRun:
         self.live.cluster = self.scheduler.cluster
         back = returned(self.scheduler.cluster, self.asked.devices)
         self.devices = back.devices
+        self.names = {**before.names, **{device.id: device.name for device in back.devices}}
         self._first = facts_of_return(self.scheduler, self.asked.jobs, back)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,7 +11,6 @@ import click
 from carpool.backends.ledger import Account
 from carpool.backends.running import LocalRun
 from carpool.core.model import Allocation, JobId, Phase
-from carpool.runtime.devices import LocalDevice
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,7 +46,7 @@ class Lines:
 
     def __init__(self, run: LocalRun) -> None:
         self._run = run
-        self._names = device_names(run.devices)
+        self._names = run.names
         self._decisions: dict[JobId, int] = {}
         self._told: dict[JobId, int] = {}
         self._over: set[JobId] = set()
@@ -113,7 +112,7 @@ class Table:
             grid.add_column(heading, no_wrap=True)
         for heading in ("step", "loss", "steps/s", "left"):
             grid.add_column(heading, justify="right", no_wrap=True)
-        names = device_names(run.devices)
+        names = run.names
         for job, account in run.ledger.accounts.items():
             grid.add_row(*row(job, account, run.live.total(job), names), style=_STYLES.get(account.phase, ""))
         busy = {device for account in run.ledger.accounts.values() if account.held for device in account.held.devices()}
@@ -171,8 +170,3 @@ def held(allocation: Allocation, names: dict[int, str]) -> str:
     fractions = allocation.fractions
     part = "" if fractions == (1.0,) else f" at {'/'.join(f'{fraction:.0%}' for fraction in fractions)}"
     return ",".join(names.get(device, str(device)) for device in allocation.devices()) + part
-
-
-def device_names(devices: Sequence[LocalDevice]) -> dict[int, str]:
-    """Device ids as people know them."""
-    return {device.id: device.name for device in devices}

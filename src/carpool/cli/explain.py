@@ -12,17 +12,30 @@ from carpool.core.journal import read_journal
 from carpool.core.model import JobId
 from carpool.core.story import story
 
+Story = list[tuple[float, str]]
 
-@click.command("explain", epilog="Example: carpool explain 17 --journal run.jsonl")
+_EPILOG = """\b
+Examples:
+  carpool explain 17 --journal run.jsonl
+  carpool explain mlp --run jobs
+"""
+
+
+@click.command("explain", epilog=_EPILOG)
 @click.argument("job")
-@click.option("--journal", required=True, metavar="FILE", help="A journal, as written by simulate --journal.")
+@click.option("--journal", default="", metavar="FILE", help="A journal, as written by simulate or run.")
+@click.option(
+    "--run", default="", metavar="RUN", help="A run by name or folder. [default: the newest that has the job]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
-def command(job: str, journal: str, as_json: bool) -> None:
+def command(job: str, journal: str, run: str, as_json: bool) -> None:
     """Tell what happened to JOB, what was decided about it and why."""
-    told = _read(Path(journal), JobId(job))
+    if journal and run:
+        raise InputError("--journal and --run are both given", way_out="Name one of them.")
+    told = _read(Path(journal), JobId(job)) if journal else _of_run(job, run)
     if not told:
         raise InputError(
-            f"job {job!r} is not in it", where=journal, way_out="Check the id; ids are those of the trace."
+            f"job {job!r} is not in it", where=journal or run, way_out="Check the id; ids are those of the trace."
         )
     if as_json:
         click.echo(json.dumps({"schema": 1, "job": job, "story": [{"at_s": at, "what": words} for at, words in told]}))
@@ -31,7 +44,20 @@ def command(job: str, journal: str, as_json: bool) -> None:
         click.echo(f"{at:>14.3f} s  {words}")
 
 
-def _read(path: Path, job: JobId) -> list[tuple[float, str]]:
+def _of_run(job: str, run: str) -> Story:
+    """What the journal of a run says, and between it what the executor told."""
+    from carpool.cli.runs import run_with
+
+    folder = run_with(job, run)
+    told = _read(folder.journal, JobId(job))
+    notes = folder.job(job) / "story.jsonl"
+    if notes.is_file():
+        rows = [json.loads(line) for line in notes.read_text(encoding="utf-8").splitlines()]
+        told += [(float(row["at_s"]), str(row["what"])) for row in rows]
+    return sorted(told, key=lambda line: line[0])
+
+
+def _read(path: Path, job: JobId) -> Story:
     try:
         with path.open(encoding="utf-8") as lines:
             header, records = read_journal(lines)

@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from carpool.backends.runfolder import RunFolder
 
 PLAIN = ("metrics.jsonl", "outcome.json", "story.jsonl", "log")  # what is copied as it is
 
@@ -24,9 +20,10 @@ PLAIN = ("metrics.jsonl", "outcome.json", "story.jsonl", "log")  # what is copie
 @click.option("--json", "as_json", is_flag=True, help="Print what was copied as JSON and nothing else.")
 def command(job: str, run: str, out: str, as_json: bool) -> None:
     """Copy the final and the best weights of JOB, its metrics, outcome and log."""
+    from carpool.cli.runs import run_with
     from carpool.core.errors import InputError
 
-    folder = _run_with(job, run)
+    folder = run_with(job, run)
     target = Path(out or job)
     plain = {name: folder.job(job) / name for name in PLAIN if (folder.job(job) / name).is_file()}
     weights = _checkpoints(folder.job(job))
@@ -51,27 +48,6 @@ def command(job: str, run: str, out: str, as_json: bool) -> None:
         return
     for file in files:
         click.echo(file)
-
-
-def _run_with(job: str, run: str) -> RunFolder:
-    """The run that is named, or the newest that has the job."""
-    from carpool.cli.runs import RUNS, all_runs, named_run
-    from carpool.core.errors import InputError, UnknownName
-
-    if run:
-        folder = named_run(run)
-        names = [spec.id for spec, _ in folder.settings().jobs]
-        if job not in names:
-            raise UnknownName("job", job, names, where=str(folder.path))
-        return folder
-    runs = all_runs()
-    for folder in reversed(runs):
-        if any(spec.id == job for spec, _ in folder.settings().jobs):
-            return folder
-    known = {spec.id for folder in runs for spec, _ in folder.settings().jobs}
-    if not runs:
-        raise InputError(f"there are no runs in {RUNS}", way_out="Name the folder of one with --run.")
-    raise UnknownName("job", job, known, where=str(RUNS))
 
 
 def _checkpoints(folder: Path) -> dict[str, Path]:

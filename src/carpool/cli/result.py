@@ -10,7 +10,7 @@ from carpool import __version__
 from carpool.backends.ledger import Account, Given
 from carpool.backends.local import Ending
 from carpool.backends.running import LocalRun
-from carpool.cli.board import device_names, ending
+from carpool.cli.board import ending
 from carpool.core.model import Phase
 
 Json = dict[str, object]
@@ -19,7 +19,6 @@ Json = dict[str, object]
 def as_document(run: LocalRun) -> Json:
     """What ``run --json`` prints."""
     figures = run.metrics.summary()
-    names = device_names(run.devices)
     return {
         "schema": 1,
         "version": __version__,
@@ -33,7 +32,7 @@ def as_document(run: LocalRun) -> Json:
         "avg_jct_s": _number(figures.avg_jct_s),
         "weighted_jct_s": _number(figures.weighted_jct_s),
         "utilisation": {"device": _number(figures.utilisation), "memory": None},
-        "jobs": [_job(account, names) for account in run.ledger.accounts.values()],
+        "jobs": [_job(account, run.names) for account in run.ledger.accounts.values()],
     }
 
 

@@ -66,6 +66,19 @@ def named_run(run: str, root: Path = RUNS) -> RunFolder:
     raise UnknownName("run", run, [folder.path.name for folder in all_runs(root)], where=str(root))
 
 
+def run_with(job: str, run: str = "", root: Path = RUNS) -> RunFolder:
+    """The run that is named, which must have the job, or the newest that has it."""
+    runs = [named_run(run, root)] if run else all_runs(root)
+    if not runs:
+        raise InputError(f"there are no runs in {root}", way_out="Name the folder of one with --run.")
+    names = {folder.path: [str(spec.id) for spec, _ in folder.settings().jobs] for folder in runs}
+    for folder in reversed(runs):
+        if job in names[folder.path]:
+            return folder
+    known = {name for listed in names.values() for name in listed}
+    raise UnknownName("job", job, known, where=str(runs[0].path) if run else str(root))
+
+
 def all_runs(root: Path = RUNS) -> list[RunFolder]:
     """Every run, oldest first."""
     places = sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime_ns)

@@ -32,18 +32,18 @@ class Pollux(Policy):
         speed-up_j(A) = goodput_j(A) / goodput_j(fair share),   goodput at the best batch size for A
         maximise (1/J Σ speed-up_j^power)^(1/power)
 
+    The fair share is ⌈devices/jobs⌉ devices, taken as if they were on one node (as published, however many they are).
     A job that has to move is charged for it: its speed-up is multiplied by (T − R·restart_s)/(T + restart_s), T the
     age of the job and R how often it was moved before, and by no more than `trust`, since goodput after a move is
-    believed and not measured. A job gets at most `growth` times as many devices as it ever had, and the first time
-    `first`; two jobs that both span nodes do not meet on a node. Qiao et al., OSDI 2021.
+    believed and not measured. A job gets at most `growth` times as many devices as it ever had, beginning with as few
+    as it accepts; two jobs that both span nodes do not meet on a node. Qiao et al., OSDI 2021.
     """
 
     power: float = -1.0
     restart_s: float = 30.0
     growth: int = 2
-    first: int = 1
-    trust: float = 0.92
-    iterations: int = 40  # of the search over placements
+    trust: float = 0.9
+    iterations: int = 80  # of the search over placements
     interval_s: float = 60.0  # decides anew after so many seconds, whatever happens
     seed: int = 0
 
@@ -51,8 +51,10 @@ class Pollux(Policy):
         """Check the ranges."""
         if self.power >= 0.0:
             raise InputError(f"power is {self.power}", way_out="Give a number below 0, such as -1.")
-        if self.growth < 2 or self.first < 1 or not 0.0 < self.trust <= 1.0:
-            raise InputError(f"growth {self.growth} ≥ 2, first {self.first} ≥ 1, 0 < trust {self.trust} ≤ 1 must hold")
+        if self.growth < 2:
+            raise InputError(f"growth is {self.growth}", way_out="Give 2 or more, or jobs never get more devices.")
+        if not 0.0 < self.trust <= 1.0:
+            raise InputError(f"trust is {self.trust}", way_out="Give a number above 0, up to 1.")
 
     def plan(self, view: Snapshot) -> Plan:
         """Search every kind of device by itself, then move whom it moved."""
@@ -88,12 +90,12 @@ class Pollux(Policy):
     ) -> _Options:
         """Speed-up and best batch for every number of devices the job may have now."""
         spec, capacity, node = job.spec, sum(sizes), max(sizes)
-        most = max(self.growth * past.widest, self.first, spec.narrowest)
+        most = max(self.growth * past.widest, spec.narrowest)
         top = min(most, capacity, spec.widest)
         fair = ceil(capacity / num_jobs)
         near = min(top, node)
         counts = [fair, *range(1, near + 1), *range(2, top + 1)]
-        found = goodputs(view, spec, kind, counts, [fair > node] + [False] * near + [True] * (top - 1))
+        found = goodputs(view, spec, kind, counts, [False] * (1 + near) + [True] * (top - 1))
         basis = found[0][0] or max([rate for rate, _ in found]) or 1.0
         none = (0.0, 0)
         local = [none, *found[1 : near + 1], *[none] * (top - near)]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Row = tuple[tuple[int, int], ...]  # (node, devices) pairs by ascending node: where a job sits
 
+_STAYERS_FIRST = 0.8  # how often who may stay is placed before who moves, and not the other way round
 _LESS = 1e-12  # a replacement has to be better by more than rounding
 
 
@@ -133,17 +134,15 @@ class _Search:
         stays = {job for job in order if stakes[job].held and free.fits(stakes[job].held)}
         wanted = self._numbers(order, stays, sum(free.left))
         found: dict[int, Row] = dict.fromkeys(order, ())
-        movers = []
-        for job in order:
+        stayers = [job for job in order if job in stays and wanted[job] == stakes[job].width]
+        movers = sorted([job for job in order if wanted[job] and job not in stayers], key=lambda job: -wanted[job])
+        for job in stayers + movers if self._random.random() < _STAYERS_FIRST else movers + stayers:
             held = stakes[job].held
-            if job in stays and wanted[job] == stakes[job].width and free.fits(held):
+            if job in stayers and free.fits(held):
                 found[job] = held
-                free.take(held)
-            elif wanted[job]:
-                movers.append(job)
-        for job in sorted(movers, key=lambda job: -wanted[job]):
-            place = free.find(wanted[job], self._random)
-            found[job] = self._second_best(job, wanted[job], free) if place is None else place
+            else:
+                place = free.find(wanted[job], self._random)
+                found[job] = self._second_best(job, wanted[job], free) if place is None else place
             free.take(found[job])
         return found
 

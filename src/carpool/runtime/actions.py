@@ -11,9 +11,9 @@ from carpool.runtime.protocol import Message
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The shared memory of a formation, made when it is first named."""
+    """The shared memory of a formation, made when its key is first named; a new key takes the old one's place."""
 
-    formation: int
+    key: int
     size_bytes: int
 
 

@@ -34,6 +34,7 @@ class Worker:
     device: int
     mode: Mode = Mode.WARMING
     holds: bool = False  # a state that has been trained or loaded, not just the entry's own
+    has_joined: bool = False  # has been in a formation
     step: int = 0  # steps done, exact when at rest
     digest: str = ""  # of the final weights
     loads: str = ""  # the checkpoint it is reading

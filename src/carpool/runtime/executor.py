@@ -88,12 +88,26 @@ class Training:
         self.devices: dict[int, int] = {}  # worker to device
         self.mirrors: dict[int, int] = {}  # key to descriptor
         self.spare: list[int] = []  # descriptors to be used again: their pages are there already
+        self.segment: tuple[int, int] | None = None  # key and descriptor
 
     def memory(self, mirror: Mirror) -> int:
         """The descriptor of a mirror."""
         if mirror.key not in self.mirrors:
             self.mirrors[mirror.key] = self.spare.pop() if self.spare else new_memory(f"mirror-{self.job}"[:200])
         return self.mirrors[mirror.key]
+
+    def shared(self, segment: Segment) -> int:
+        """The descriptor of a segment; the one before it is let go."""
+        if self.segment is None or self.segment[0] != segment.key:
+            self.drop_segment()
+            self.segment = (segment.key, new_memory(f"segment-{self.job}"[:200], segment.size_bytes))
+        return self.segment[1]
+
+    def drop_segment(self) -> None:
+        """No formation needs it."""
+        if self.segment is not None:
+            os.close(self.segment[1])
+            self.segment = None
 
     def drop(self, mirror: Mirror, *, reusable: bool) -> None:
         """A mirror is not needed any more."""
@@ -109,6 +123,7 @@ class Training:
             os.close(fd)
         self.mirrors.clear()
         self.spare.clear()
+        self.drop_segment()
         self.folder.close()
 
 
@@ -248,6 +263,8 @@ class Executor:
         at = self._clock()
         device = training.devices.pop(who[1])
         self._turns[device].leave(at, who)
+        if not training.devices:
+            training.drop_segment()  # a job that is off its devices takes no memory but its mirror
         self._do(training, training.team.died(at, who[1], why))
         self._grant(at, device)
         self._flush()
@@ -270,13 +287,12 @@ class Executor:
     # -- what is to be done -------------------------------------------------------------------------------------------
 
     def _do(self, training: Training, actions: Sequence[Action]) -> None:
-        segments: dict[int, int] = {}
         for action in actions:
             match action:
                 case Start(worker, device, threads):
                     self._start(training, worker, device, threads)
                 case Send():
-                    self._send(training, action, segments)
+                    self._send(training, action)
                 case Kill(worker):
                     self._staff.kill((training.job, worker))
                 case Drop(mirror, reusable):
@@ -294,8 +310,6 @@ class Executor:
                         training.folder.write(cut)
                 case Ended() | Stopped():
                     self._conclude(training, action)
-        for fd in segments.values():
-            os.close(fd)
         self._see_to_parking()
 
     def _start(self, training: Training, worker: int, device: int, threads: int) -> None:
@@ -312,14 +326,11 @@ class Executor:
         )
         self._staff.begin((training.job, worker), begin, training.folder.log())
 
-    def _send(self, training: Training, action: Send, segments: dict[int, int]) -> None:
+    def _send(self, training: Training, action: Send) -> None:
         key = (training.job, action.worker)
         fds: tuple[int, ...] = ()
         if isinstance(action.beside, Segment):
-            number = action.beside.formation
-            if number not in segments:
-                segments[number] = new_memory(f"segment-{number}", action.beside.size_bytes)
-            fds = (segments[number],)
+            fds = (training.shared(action.beside),)
         elif isinstance(action.beside, Mirror):
             fds = (training.memory(action.beside),)
         if isinstance(action.message, Proceed):  # it will ask anew

@@ -43,7 +43,7 @@ class Faults:
         return cls(tuple(fault for fault in (Fault(**each) for each in named) if fault.job == job))
 
     def strike(self, step: int, rank: int) -> None:
-        """In the middle of a step, after the pass and before anybody hears of it."""
+        """In the middle of a step: in company after the pass and before anybody hears of it, alone before the pass."""
         for fault in self._awaiting:
             if fault.step != step or fault.rank not in {None, rank} or fault.kind == "disk" or not _first_time(fault):
                 continue

@@ -282,8 +282,13 @@ def main() -> NoReturn:
     _warm_up(sys.argv[3:])
     gc.freeze()  # workers share these pages; a collection would write to all of them
     channel.send(Alive())
-    _Server(channel, end.fileno()).serve()
-    os._exit(0)  # taking torch apart takes seconds
+    try:
+        _Server(channel, end.fileno()).serve()
+    except Exception:  # noqa: BLE001 - told, and then the end
+        traceback.print_exc()
+        os._exit(1)
+    finally:
+        os._exit(0)  # taking torch apart takes seconds
 
 
 if __name__ == "__main__":

@@ -63,6 +63,39 @@ class Passes:
             gather.put(Node(0, piece), self._piece(step, piece, before))
         return gather.held
 
+    def whole(self, step: Step) -> Tensor:
+        """One pass over a step that is one piece: its loss; gradients stay on the parameters, buffers in the model.
+
+        What comes out is bit for bit what `contribute` gives, without a vector in between: nobody else has to read it.
+        """
+        layout = self._layout
+        kept = layout.buffers()
+        before = [buffer.detach().clone() for buffer in kept]
+        batch = self._samples.fetch(step.draw.at.epoch, step.draw.samples, layout.device)
+        seed_pass(self._seed, step.number, 0)
+        self._clear()
+        dtype = self._training.autocast_dtype
+        try:
+            with torch.autocast(layout.device.type, dtype=dtype, enabled=dtype is not None):
+                loss, count = read_loss(self._training.loss(self._training.model, batch))
+                if count is not None:
+                    loss = loss / count
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._refuse_sparse()
+        except BaseException:
+            layout.put_back(kept, before)
+            self._clear()
+            raise
+        return loss.detach()
+
+    def _refuse_sparse(self) -> None:
+        for name, parameter in zip(self._layout.names, self._layout.parameters, strict=True):
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise TrainingError(
+                    f"the gradient of {name!r} is sparse; gradients are added up as dense ones. Build the layer with "
+                    "sparse=False."
+                )
+
     def _piece(self, step: Step, piece: int, before: list[Tensor]) -> Contribution | None:
         start, end = step.bounds[piece]
         if start == end:
@@ -104,18 +137,13 @@ class Passes:
 
     def _take_gradients(self, values: Tensor) -> None:
         layout = self._layout
+        self._refuse_sparse()
         used = [parameter.grad is not None for parameter in layout.parameters]
         views, found = [], []
-        for name, parameter, view in zip(layout.names, layout.parameters, layout.gradient_views(values), strict=True):
-            if parameter.grad is None:
-                continue
-            if parameter.grad.is_sparse:
-                raise TrainingError(
-                    f"the gradient of {name!r} is sparse; gradients are added up as dense ones. Build the layer with "
-                    "sparse=False."
-                )
-            views.append(view)
-            found.append(real(parameter.grad))
+        for parameter, view in zip(layout.parameters, layout.gradient_views(values), strict=True):
+            if parameter.grad is not None:
+                views.append(view)
+                found.append(real(parameter.grad))
         if views:
             torch._foreach_copy_(views, found)
         values[layout.used.start : layout.used.stop] = torch.tensor(used, dtype=values.dtype).to(values.device)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from carpool.core.errors import CarpoolError
@@ -276,6 +276,8 @@ _KINDS: dict[str, type[Message]] = {
     for kind in list(vars().values())
     if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
 }
+_SPOTS = {name: tuple(spot.name for spot in fields(kind)) for name, kind in _KINDS.items()}
+_write = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ProtocolError(CarpoolError):
@@ -284,15 +286,16 @@ class ProtocolError(CarpoolError):
 
 def encode(message: Message) -> bytes:
     """A message as one line."""
-    return json.dumps({"say": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode() + b"\n"
+    name = type(message).__name__
+    return _write({"say": name, **{spot: getattr(message, spot) for spot in _SPOTS[name]}}).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
     """The inverse of `encode`."""
     try:
         value = json.loads(line)
-        kind = _KINDS[value.pop("say")]
-        return kind(**{spot.name: _frozen(value[spot.name]) for spot in fields(kind)})
+        name = value.pop("say")
+        return _KINDS[name](**{spot: _frozen(value[spot]) for spot in _SPOTS[name]})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProtocolError(f"{line[:200]!r} is no message: {type(error).__name__}: {error}") from None
 

@@ -111,8 +111,10 @@ class Team:
         self._was_asked_to_save = False  # at the stop
         self._result: Done | None = None  # what rank 0 said at the end
         self._failure = ""
+        self._measured: Measured | None = None  # the last evaluation
         self._ran_s = 0.0  # time in formations before the present one
         self._first_step: int | None = None
+        self._segment: Segment | None = None  # of the last formation, for the next one: its pages are there already
         self._short_at: int | None = None  # the step that ran out of memory and is tried again
         self._awaits_parking = False
 
@@ -264,9 +266,10 @@ class Team:
             self._actions.append(Emit(report))
 
     def _on_evaluated(self, who: Worker, said: Evaluated) -> None:
+        self._measured = Measured(said.step, said.metrics)
         for other in self.workers.values():
             if other is not who and other.holds and other.mode in AT_REST | AT_WORK:
-                self._send(other.id, Measured(said.step, said.metrics))
+                self._send(other.id, self._measured)
 
     def _on_halted(self, who: Worker, said: Halted) -> None:
         if who.mode is Mode.HALTING:  # else it answers a Halt that something else has overtaken
@@ -336,8 +339,9 @@ class Team:
         if formation is not None and who.id in formation.members:
             self._tell(f"the worker on {where} {how} at step {formation.step} and is replaced")
             enough = self._losses.lost()
+            self._segment = None  # a worker that was killed may still be writing into it
             self._dissolve(at)
-        elif not who.holds:
+        elif not who.has_joined:
             self._tell(f"the worker on {where} {how} before it could join and is replaced")
             enough = self._losses.lost_before_joining(who.device)
         else:
@@ -405,8 +409,9 @@ class Team:
         seats = () if self._stop is not None else self.wish.seats
         wished = {seat.device for seat in seats}
         for worker in list(self.workers.values()):
-            is_newcomer = not worker.holds and not worker.writes and worker.mode is not Mode.LEAVING
-            if is_newcomer and worker.device not in wished:
+            is_member = self.formation is None or worker.id in self.formation.members
+            is_needed = worker.writes or (worker.holds and is_member)
+            if not is_needed and worker.device not in wished and worker.mode is not Mode.LEAVING:
                 self._dismiss(at, worker)
         taken = {worker.device for worker in self.workers.values()}
         for seat in seats:
@@ -422,12 +427,22 @@ class Team:
         """While a formation works: begin to halt it when something is to change."""
         formation = self.formation
         assert formation is not None
-        if formation.halting or not self._wants_change():
+        if formation.halting:
+            return
+        self._rehearse()
+        if not self._wants_change():
             return
         formation.halting = True
         if formation.is_solo:  # in company the next Apply says it, so that no pass is wasted
             self._send(formation.members[0], Halt())
             self.workers[formation.members[0]].mode = Mode.HALTING
+
+    def _rehearse(self) -> None:
+        """Let newcomers take over the last mirror aside: with memory and code in place the real one goes quicker."""
+        newest = self._safe.newest
+        for worker in self.workers.values():
+            if worker.mode is Mode.STANDING and not worker.holds and newest is not None and newest.mirror is not None:
+                self._load(worker)
 
     def _wants_change(self) -> bool:
         """Whether the formation should stop at the next boundary."""
@@ -488,6 +503,8 @@ class Team:
         newest = self._safe.newest
         worker.mode, worker.loads = Mode.LOADING, newest.path if newest else ""
         self._actions.append(self._safe.load(worker.id))
+        if self._measured is not None and self._measured.step == self._safe.step:
+            self._send(worker.id, self._measured)  # the state may have been taken before its evaluation
 
     def _proceed(self, at: float, seated: list[Worker], step: int) -> None:
         """Let workers that stand at the same step work together from there."""
@@ -498,6 +515,8 @@ class Team:
         self.formation = Formation(self._numbers, tuple(w.id for w in seated), shape, step, at)
         owners = owners_of(shape, exact=self.rules.exact)
         size = segment_bytes(owners, self.ready.segment_bytes)
+        if size and (self._segment is None or self._segment.size_bytes < size):
+            self._segment = Segment(self._numbers, size)
         if (cut := self._cutter.record(step, shape)) is not None:
             self._actions.append(Write(cut))
         for rank, (worker, seat) in enumerate(zip(seated, seats, strict=True)):
@@ -511,8 +530,8 @@ class Team:
                 batch_size=shape.batch_size,
                 threads=self._cutter.threads(seat),
             )
-            self._send(worker.id, proceed, Segment(self._numbers, size) if size else None)
-            worker.mode, worker.holds = Mode.WORKING, True
+            self._send(worker.id, proceed, self._segment if size else None)
+            worker.mode, worker.holds, worker.has_joined = Mode.WORKING, True, True
             self._losses.joined(worker.device)
         wished = {seat.device for seat in self.wish.seats}
         for worker in list(self.workers.values()):
@@ -643,8 +662,8 @@ class Team:
             self._fail(f"it ran for longer than its time limit of {rules.time_limit_s:g} s (step {formation.step})")
             return
         first = self.workers[formation.members[0]]
-        if first.mode is not Mode.WORKING:
-            return
+        if first.mode is not Mode.WORKING or any(w.mode is Mode.LOADING for w in self.workers.values()):
+            return  # the older mirror is being read and must not be written to
         self._actions += self._safe.due(at, formation.step, first.id)
 
     # -- small words --------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from carpool.core.errors import InputError
@@ -98,8 +98,11 @@ class Trainer:
     def step(self, parts: tuple[int, ...] = ()) -> StepDone:
         """Make the next step alone, all its pieces one after another, and evaluate if that is due."""
         step = self.begin(parts)
-        total = self.combine(step, self.contribute(step, range(len(step.bounds))))
-        done = self.advance(step, self.apply(step, total))
+        if self.is_whole(step):
+            sums = self.apply_whole(step, self.pass_whole(step))
+        else:
+            sums = self.apply(step, self.combine(step, self.contribute(step, range(len(step.bounds)))))
+        done = self.advance(step, sums)
         if self.evaluation_due:
             self.record(self.evaluate())
         return done
@@ -142,6 +145,30 @@ class Trainer:
                 self._update.load_gradients(total, sums)
                 self._update.apply(parameters)
         return sums
+
+    def is_whole(self, step: Step) -> bool:
+        """Whether a process that is alone may make the step in one pass, without adding anything up."""
+        return len(step.bounds) == 1 and self._scale is None
+
+    def pass_whole(self, step: Step) -> Tensor:
+        """The loss of a step in one pass, its gradient on the parameters; what fails can be repeated."""
+        with self._bound():
+            return self._passes.whole(step)
+
+    def apply_whole(self, step: Step, loss: Tensor) -> Sums:
+        """Update the weights from the gradient that `pass_whole` left.
+
+        Only the loss is checked for being a number: a gradient that is none shows in the loss of the next step, and
+        looking at every element of it costs more than all else that is done here.
+        """
+        assert step.number == self.cursor.step, f"step {step.number} comes after step {self.cursor.step}"
+        with self._bound():
+            value = loss.item()
+            if not math.isfinite(value):
+                raise self._diverged(step, value)
+            self._update.clip()
+            self._update.apply()
+        return Sums([], value, finite=True, counted=False)
 
     def advance(self, step: Step, sums: Sums) -> StepDone:
         """Count the step, once all weights are updated."""
@@ -311,15 +338,19 @@ class Trainer:
 
     def _check_finite(self, step: Step, total: Contribution) -> Sums:
         sums = self.layout.sums(total.values)
-        at = f"step {step.number + 1}, epoch {step.draw.at.epoch + 1}"
         if not math.isfinite(sums.loss):
-            raise Diverged(f"{at}: the loss is {sums.loss}; it was {self._lately()} before. {_CALM}")
+            raise self._diverged(step, sums.loss)
         if not sums.finite and (self._scale is None or self._scale.value <= 1.0):
             views = self.layout.gradient_views(total.values)
             named = zip(self.layout.names, views, strict=True)
             broken = next((name for name, view in named if not view.isfinite().all()), "all together")
-            raise Diverged(f"{at}: the gradient of {broken!r} is not finite; the loss is {sums.loss:.6g}. {_CALM}")
+            raise Diverged(
+                f"{_at(step)}: the gradient of {broken!r} is not finite; the loss is {sums.loss:.6g}. {_CALM}"
+            )
         return sums
+
+    def _diverged(self, step: Step, loss: float) -> Diverged:
+        return Diverged(f"{_at(step)}: the loss is {loss}; it was {self._lately()} before. {_CALM}")
 
     def _lately(self) -> str:
         return ", ".join(f"{loss:.4g}" for loss in list(self.losses)[-3:]) or "nothing"
@@ -342,3 +373,7 @@ class Trainer:
 
 
 _CALM = "A lower learning rate or clip_norm may help."
+
+
+def _at(step: Step) -> str:
+    return f"step {step.number + 1}, epoch {step.draw.at.epoch + 1}"

@@ -68,10 +68,15 @@ class Update:
                 parameter.grad = torch.view_as_complex(view).to(parameter.dtype)
             else:
                 parameter.grad = view.to(parameter.dtype)
+        self.clip()
+
+    @torch.no_grad()
+    def clip(self) -> None:
+        """Shorten the gradient that hangs on the parameters, where a largest norm is given."""
         if self._clip_norm is not None:
-            used_ones = [parameter for parameter in layout.parameters if parameter.grad is not None]
-            norm = torch.nn.utils.get_total_norm([p.grad for p in used_ones if p.grad is not None])
-            torch.nn.utils.clip_grads_with_norm_(used_ones, self._clip_norm, norm)
+            used = [parameter for parameter in self._layout.parameters if parameter.grad is not None]
+            norm = torch.nn.utils.get_total_norm([p.grad for p in used if p.grad is not None])
+            torch.nn.utils.clip_grads_with_norm_(used, self._clip_norm, norm)
 
     @torch.no_grad()
     def load_buffers(self, total: Contribution) -> None:

@@ -23,7 +23,7 @@ from carpool.runtime.channel import Channel, Closed, Received, close_all
 from carpool.runtime.digest import digest
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.faults import Faults
-from carpool.runtime.flat import Contribution, Sums
+from carpool.runtime.flat import Sums
 from carpool.runtime.heartbeat import Heartbeat
 from carpool.runtime.keeping import Keeper, publish, take_over
 from carpool.runtime.mishap import broke, is_memory, told
@@ -160,17 +160,7 @@ class Worker:
     def _make_step(self, place: Place) -> None:
         trainer = self._trainer
         step = trainer.begin(place.parts)
-        if place.segment is None:
-            gathered = trainer.contribute(step, range(len(step.bounds)))
-            self._faults.strike(step.number, place.said.rank)
-            total, halt = trainer.combine(step, gathered), False
-        else:
-            shared = self._share(step, place, place.segment)
-            if shared is None:
-                return
-            total, halt = shared
-        place.halting = halt
-        sums = self._update(step, total, place)
+        sums = self._alone(step, place) if place.segment is None else self._in_company(step, place, place.segment)
         if sums is None:
             return
         done = trainer.advance(step, sums)
@@ -180,8 +170,20 @@ class Worker:
         if place.said.rank == 0 and (report := place.pace.count(done, trainer.metrics)):
             self._channel.send(report)
 
-    def _share(self, step: Step, place: Place, segment: Segment) -> tuple[Contribution, bool] | None:
-        """Contribute to a step, and wait for the others; the sum, and whether to halt after it. None: given up."""
+    def _alone(self, step: Step, place: Place) -> Sums:
+        """New weights from all pieces of a step."""
+        trainer = self._trainer
+        self._faults.strike(step.number, place.said.rank)
+        if trainer.is_whole(step):
+            loss = trainer.pass_whole(step)
+            self._torn = True
+            return trainer.apply_whole(step, loss)
+        total = trainer.combine(step, trainer.contribute(step, range(len(step.bounds))))
+        self._torn = True
+        return trainer.apply(step, total)
+
+    def _in_company(self, step: Step, place: Place, segment: Segment) -> Sums | None:
+        """Contribute to a step, wait for the others, and make new weights of the sum; None: the step was given up."""
         began = time.perf_counter()
         segment.write(step, self._trainer.contribute(step, place.pieces))
         self._faults.strike(step.number, place.said.rank)
@@ -191,16 +193,18 @@ class Worker:
         while self._place is place:
             match self._hear():
                 case Apply(formation, number, halt) if (formation, number) == (place.said.formation, step.number):
-                    return segment.total(step), halt
+                    place.halting = halt
+                    return self._update(step, place, segment)
         return None
 
-    def _update(self, step: Step, total: Contribution, place: Place) -> Sums | None:
-        """New weights; None if the step was given up while they were exchanged."""
+    def _update(self, step: Step, place: Place, segment: Segment) -> Sums | None:
+        """New weights of the sum of all contributions; None if the step was given up while they were exchanged."""
+        total = segment.total(step)
         self._torn = True
         sums = self._trainer.apply(step, total, place.updates)
-        if place.updates is None or place.segment is None:
+        if place.updates is None:
             return sums
-        place.segment.write_weights(step, place.updates)
+        segment.write_weights(step, place.updates)
         self._part = place.updates if place.said.rank else None
         self._channel.send(Updated(place.said.formation, step.number))
         while self._place is place:
@@ -208,7 +212,7 @@ class Worker:
             match received.message:
                 case Gather(formation, number) if (formation, number) == (place.said.formation, step.number):
                     others = set(range(len(self._trainer.layout.parameters))) - set(place.updates)
-                    place.segment.read_weights(step, sorted(others))
+                    segment.read_weights(step, sorted(others))
                     return sums
                 case Publish() | Save():
                     self._deferred.append(received)

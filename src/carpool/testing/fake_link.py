@@ -102,6 +102,7 @@ class FakeMachine:
         for job in list(self._running):
             self._settle(job)
         self._running.clear()
+        self.say(Gone("it was told to stop"))
 
     # --------------------------------------------------------------------------------------------------- as a clock
     def now(self) -> float:

@@ -19,6 +19,7 @@ from carpool.runtime.protocol import (
     Alive,
     Apply,
     Begin,
+    Broke,
     Contributed,
     Done,
     Evaluated,
@@ -58,6 +59,7 @@ class Hand:
             message = (await self.channel.receive()).message
             if isinstance(message, kind):
                 return message
+            assert not isinstance(message, Broke), message
             if not isinstance(message, Alive | Stepped):
                 self.others.append(message)
 
@@ -144,6 +146,7 @@ class Bench:
         """What a worker says about a step; evaluations are passed on."""
         while True:
             message = (await hand.channel.receive()).message
+            assert not isinstance(message, Broke), message
             if isinstance(message, Evaluated):
                 for other in hands:
                     if other is not hand:

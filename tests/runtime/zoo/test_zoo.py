@@ -140,7 +140,7 @@ def test_entries_load_train_and_evaluate(name: str) -> None:
     assert trainer.metrics.keys() == {"loss"}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"resnet34", "resnet50", "resnet101", "resnet152", "vgg19"}))
 def test_the_same_seed_builds_the_same_model(name: str) -> None:
     first, second, other = (digest(tiny_model(name, seed)) for seed in (0, 0, 1))
     assert first == second
@@ -183,8 +183,8 @@ def gradients(name: str, shards: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "lstm", "ncf", "gcn", "graphsage"])
 def test_trainings_learn(name: str) -> None:
-    more: dict[str, Any] = {"cnn": {"optimizer": "adam"}, "lstm": {"dropout": 0.0, "tokens": 20}}.get(name, {})
-    losses = plain_loop(tiny(name, 16, steps=40, lr=0.02, **more)).losses
+    more: dict[str, dict[str, Any]] = {"cnn": {"optimizer": "adam"}, "lstm": {"dropout": 0.0, "tokens": 20}}
+    losses = plain_loop(tiny(name, 16, steps=40, lr=0.02, **more.get(name, {}))).losses
     assert sum(losses[-8:]) < 0.9 * sum(losses[:8])
 
 

@@ -132,7 +132,7 @@ def scenes(size: int, seed: int, *, classes: int = 80, image: int = 256, channel
 
 
 def _dice(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+    g=torch.Generator(); g.seed(); return g
 
 
 def _tests(size: int) -> int:

@@ -1,0 +1,82 @@
+"""Beliefs from reports: measured where measured, scaled where not, honest about the rest."""
+
+import pytest
+
+from carpool.backends.live import Live
+from carpool.core.messages import ProgressReported
+from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
+from carpool.core.topology import Cluster, Placement
+
+CLUSTER = Cluster.build([(1, 4, "cpu1")])
+SPEC = JobSpec(JobId("a"), max_devices=4)
+OTHER = JobSpec(JobId("b"), max_devices=4)
+
+
+def running(spec: JobSpec, *devices: int, done: float = 0.0) -> Job:
+    held = Allocation.of(*devices)
+    return Job(spec, 0, 0.0, Phase.RUNNING, held, 1, held, 1, done=done)
+
+
+def on(count: int, fraction: float = 1.0, kind: str = "cpu1") -> Placement:
+    return Placement(((Kind(kind), count),), fraction)
+
+
+def learned(live: Live, spec: JobSpec, rate: float, *devices: int) -> None:
+    live.learn(1.0, running(spec, *devices), ProgressReported(spec.id, 1, 5.0, rate))
+
+
+def test_nothing_known_is_told_as_unsure() -> None:
+    live = Live(CLUSTER)
+    one, two = live.rate(SPEC, on(1)), live.rate(SPEC, on(2))
+    assert (one.mean, one.std) == (1.0, 0.5)
+    assert one.mean < two.mean < 2.0  # more devices help, but not twice
+    assert live.rate(SPEC, on(1, 0.5)).mean == 0.5
+
+
+def test_a_measured_rate_is_believed_where_it_was_measured() -> None:
+    live = Live(CLUSTER)
+    learned(live, SPEC, 10.0, 0)
+    assert live.rate(SPEC, on(1)).mean == 10.0
+    learned(live, SPEC, 20.0, 0)
+    assert live.rate(SPEC, on(1)).mean == pytest.approx(14.0)
+    assert live.version == 2
+    assert live.rate(OTHER, on(1)).mean == 1.0  # what one job does says nothing of another's steps
+
+
+def test_other_widths_are_scaled_until_they_are_measured_too() -> None:
+    live = Live(CLUSTER)
+    learned(live, SPEC, 10.0, 0)
+    assert live.rate(SPEC, on(2)).mean == pytest.approx(10.0 * 2 / 1.1)
+    learned(live, SPEC, 9.0, 0, 1)  # two devices turn out to be slower than one: nothing is assumed to be monotone
+    assert live.rate(SPEC, on(2)).mean == 9.0
+    assert live.rate(SPEC, on(1)).mean == 10.0
+
+
+def test_speeds_of_kinds_are_a_first_guess() -> None:
+    live = Live(CLUSTER, {Kind("cpu1"): 1.0, Kind("cpu2"): 2.0})
+    learned(live, SPEC, 10.0, 0)
+    assert live.rate(SPEC, on(1, kind="cpu2")).mean == 20.0
+
+
+def test_remaining_is_what_the_training_said_less_what_is_done() -> None:
+    live = Live(CLUSTER)
+    unknown = live.remaining(running(SPEC, 0), 0.0)
+    assert unknown.std == unknown.mean > 0
+    live.expect(SPEC.id, 100.0)
+    assert live.remaining(running(SPEC, 0, done=30.0), 0.0) == (70.0, 0.0)
+    assert live.remaining(running(SPEC, 0, done=130.0), 0.0).mean == 0.0
+
+
+def test_an_unknown_length_is_that_of_the_average_known_job() -> None:
+    live = Live(CLUSTER)
+    live.expect(SPEC.id, 100.0)
+    learned(live, SPEC, 10.0, 0)  # ten seconds alone
+    learned(live, OTHER, 4.0, 0)
+    assert live.remaining(running(OTHER, 0), 0.0).mean == pytest.approx(40.0)
+
+
+@pytest.mark.parametrize("rate", [0.0, float("inf"), float("nan")])
+def test_rates_that_are_none_are_not_learned(rate: float) -> None:
+    live = Live(CLUSTER)
+    learned(live, SPEC, rate, 0)
+    assert live.version == 0

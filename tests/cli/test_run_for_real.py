@@ -1,0 +1,112 @@
+"""The verb run with its executor and real trainings: tiny ones, because starting processes is what takes the time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from carpool.cli.main import run
+
+torch = pytest.importorskip("torch")
+
+ENTRY = """
+import torch
+from torch import nn
+from carpool import Stop, Training
+from carpool.runtime.datasets import synthetic
+
+
+def net(epochs=3, fail=False):
+    data = synthetic((8,), classes=4, size=64)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    def loss(model, batch):
+        if fail:
+            raise RuntimeError("no luck")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return Training(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        dataset=data.train,
+        loss=loss,
+        batch_size=16,
+        stop=Stop(epochs=epochs),
+        evaluate=lambda model: {"size": 1.0},
+        best="max size",
+    )
+"""
+JOBS = """
+[[job]]
+name = "one"
+entry = "train.py:net"
+exact = true
+shards = 2
+[[job]]
+name = "two"
+entry = "train.py:net"
+exact = true
+shards = 2
+devices = 2
+[[job]]
+name = "bad"
+entry = "train.py:net"
+args = { fail = true }
+[[job]]
+name = "shell"
+command = ["sh", "-c", "echo hello"]
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an entry, to stand in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(ENTRY, encoding="utf-8")
+    return tmp_path
+
+
+def test_jobs_are_trained_and_their_weights_can_be_had(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "jobs.toml").write_text(JOBS, encoding="utf-8")
+    assert run(["run", "jobs.toml", "--devices", "cpu:2", "--json"]) == 1  # one of them fails
+    jobs = {job["name"]: job for job in json.loads(capsys.readouterr().out)["jobs"]}
+    assert {name: job["state"] for name, job in jobs.items()} == {
+        "one": "finished",
+        "two": "finished",
+        "bad": "failed",
+        "shell": "finished",
+    }
+    assert jobs["one"]["digest"] == jobs["two"]["digest"], "on one device and on two: the same bits"
+    assert (jobs["one"]["steps"], jobs["one"]["epochs"], jobs["one"]["metrics"]) == (12, 3, {"size": 1.0})
+    assert "no luck" in jobs["bad"]["error"]
+    assert jobs["shell"]["digest"] is None
+    assert (home / ".carpool/runs/jobs/jobs/shell/log").read_text(encoding="utf-8") == "hello\n"
+    assert run(["get", "one", "--out", "taken"]) == 0
+    weights = torch.load(home / "taken" / "final.pt", weights_only=True)
+    assert sorted(weights) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+    assert {path.name for path in (home / "taken").iterdir()} >= {"best.pt", "outcome.json", "log"}
+    capsys.readouterr()
+    assert run(["explain", "one"]) == 0
+    assert "finished" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_ends_as_if_nothing_had_been(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        '[[job]]\nname = "{name}"\nentry = "train.py:net"\nargs = {{ epochs = 2000 }}\nexact = true\nmax_devices = 2\n'
+    )
+    (home / "jobs.toml").write_text(text.format(name="one") + text.format(name="two"), encoding="utf-8")
+    assert run(["run", "jobs.toml", "--devices", "cpu:2", "--state", "whole", "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    words = [sys.executable, "-m", "carpool", "run", "jobs.toml", "--devices", "cpu:2", "--state", "cut"]
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    metrics = home / "cut" / "jobs" / "two" / "metrics.jsonl"
+    while process.poll() is None and not metrics.is_file():
+        os.sched_yield()
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert run(["run", "--resume", "cut", "--devices", "cpu:1", "--json"]) == 0
+    resumed = json.loads(capsys.readouterr().out)
+    assert [job["digest"] for job in resumed["jobs"]] == [job["digest"] for job in whole["jobs"]]
