@@ -147,7 +147,7 @@ async def applied(link: ExecutorLink, generation: int) -> None:
 async def some_steps(notes: Path, count: int) -> None:
     """Let a number of steps pass."""
     now = max(read_notes(notes), default=0)
-    while max(read_notes(notes), default=0) < now + count:
+    while max(read_notes(notes), default=0) < now + count:  # noqa: ASYNC110 - steps are made in other processes
         await asyncio.sleep(0.2)
 
 
@@ -211,12 +211,17 @@ def main() -> None:
             "median_by_direction_ms": by_direction,
             "median_step_ms": round(median, 1),
             "resizes": len(every),
+            "load_average": os.getloadavg()[0],  # others on the machine make all of it slower
         }
         print(f"{mode}: {results[mode]}")
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "entry.py").write_text(ENTRY, encoding="utf-8")
         taken = restart(Path(name), options.restarts)
-    results["torchrun"] = {"median_restart_ms": round(statistics.median(taken)), "restarts": len(taken)}
+    results["torchrun"] = {
+        "median_restart_ms": round(statistics.median(taken)),
+        "restarts": len(taken),
+        "load_average": os.getloadavg()[0],
+    }
     ratio = results["torchrun"]["median_restart_ms"] / max(results["default"]["median_stall_ms"], 0.1)
     print(f"torchrun: {results['torchrun']}, {ratio:.0f} x the stall; wrote {save('runtime_resize', results)}")
 

@@ -1,7 +1,7 @@
 """The verb run with its executor and real trainings: tiny ones, because starting processes is what takes the time."""
 
+import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -95,7 +95,8 @@ def test_jobs_are_trained_and_their_weights_can_be_had(home: Path, capsys: pytes
 @pytest.mark.slow
 def test_an_interrupted_run_ends_as_if_nothing_had_been(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
-        '[[job]]\nname = "{name}"\nentry = "train.py:net"\nargs = {{ epochs = 2000 }}\nexact = true\nmax_devices = 2\n'
+        '[[job]]\nname = "{name}"\nentry = "train.py:net"\nargs = {{ epochs = 400 }}\n'
+        "exact = true\nshards = 2\nmax_devices = 2\n"
     )
     (home / "jobs.toml").write_text(text.format(name="one") + text.format(name="two"), encoding="utf-8")
     assert run(["run", "jobs.toml", "--devices", "cpu:2", "--state", "whole", "--json"]) == 0
@@ -103,8 +104,9 @@ def test_an_interrupted_run_ends_as_if_nothing_had_been(home: Path, capsys: pyte
     words = [sys.executable, "-m", "carpool", "run", "jobs.toml", "--devices", "cpu:2", "--state", "cut"]
     process = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     metrics = home / "cut" / "jobs" / "two" / "metrics.jsonl"
-    while process.poll() is None and not metrics.is_file():
-        os.sched_yield()
+    while not metrics.is_file():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            assert process.wait(timeout=0.1) is None, "it ended before it could be interrupted"
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     assert run(["run", "--resume", "cut", "--devices", "cpu:1", "--json"]) == 0

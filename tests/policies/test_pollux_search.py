@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.policies.pollux_search import Row, Stake, search
+from carpool.policies.pollux_search import Row, Stake, _Free, search
 
 costs = st.floats(0.1, 100.0)
 
@@ -102,3 +102,19 @@ def test_the_search_frees_a_node_where_the_packing_failed() -> None:
     rows = run([4, 4], stakes, 60)
     assert len(rows[2]) == 1
     assert total(stakes, rows) == pytest.approx(1.0 + 1.1 + 1.0)
+
+
+def test_two_jobs_that_span_nodes_do_not_meet() -> None:
+    free = _Free([4, 4])
+    free.take(((0, 1), (1, 1)))
+    assert free.fits(((0, 3),))
+    assert not free.fits(((0, 1), (1, 1)))
+    assert free.find(3, Random(0)) == ((0, 3),)
+    assert free.find(4, Random(0)) is None
+
+
+def test_a_plan_that_packs_badly_is_not_taken() -> None:
+    """Two devices would be worth it on one node; what is left is one on each."""
+    sitting = [stake([100.0, 100.0], stay=1.0, held=((node, 1),)) for node in (0, 1)]
+    wide = stake([10.0, inf, 1.0], [10.0, inf, 13.0])
+    assert run([2, 2], [*sitting, wide]) == [((0, 1),), ((1, 1),), ()]

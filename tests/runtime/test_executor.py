@@ -35,6 +35,7 @@ from carpool.runtime.reports import Facts, Gone, Outcome, Report, Told
 from carpool.testing.reference import plain_loop
 
 T = TypeVar("T")
+F = TypeVar("F", AssignApplied, ReleaseApplied, ProgressReported, JobFinished, JobFailed)
 PATIENCE_S = 60.0
 CORES = sorted(os.sched_getaffinity(0))
 DEVICES = [LocalDevice(i, f"cpu:{i}", "cpu1", cores=(CORES[i % len(CORES)],)) for i in range(4)]
@@ -82,7 +83,7 @@ class Desk:
     async def open(cls, folder: Path) -> Desk:
         (folder / "jobs.py").write_text(ENTRY, encoding="utf-8")
         mark = f"{os.getpid()}-{time.monotonic_ns()}"  # stands in the environment of all its processes
-        chosen = ExecutorOptions(hang_s=1.5, mirror_s=0.2, grace_s=0.5, environment={"CARPOOL_TEST": mark})
+        chosen = ExecutorOptions(hang_s=2.5, mirror_s=0.2, grace_s=0.5, environment={"CARPOOL_TEST": mark})
         return cls(await ExecutorLink.start(DEVICES, folder / "state", options=chosen), folder, mark)
 
     def introduce(
@@ -112,7 +113,7 @@ class Desk:
                 assert not isinstance(report, Gone), self.reports
         return thing
 
-    def facts(self, job: str, kind: type[T]) -> list[T]:
+    def facts(self, job: str, kind: type[F]) -> list[F]:
         every = [fact for report in self.reports if isinstance(report, Facts) for fact in report.facts]
         return [fact for fact in every if isinstance(fact, kind) and fact.job == job]
 
@@ -137,7 +138,7 @@ class Desk:
 
     async def finished(self, job: str) -> Outcome:
         def end() -> Fact | None:
-            return next(iter(self.facts(job, JobFinished) + self.facts(job, JobFailed)), None)  # type: ignore[operator]
+            return next(iter([*self.facts(job, JobFinished), *self.facts(job, JobFailed)]), None)
 
         ended = await self.until(end)
         assert isinstance(ended, JobFinished), (ended, self.story(job))

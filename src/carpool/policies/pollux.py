@@ -68,7 +68,7 @@ class Pollux(Policy):
             pasts[goal.job.id] = pasts[goal.job.id].after(goal.row)
         num = sum([bool(goal.row) for goal in goals])
         reason = f"{num} of {len(goals)} jobs run, {len(moved)} of them moved, by goodput over a fair share"
-        note = {job: list(past) for job, past in pasts.items() if job in view.jobs}
+        note = {job: list(past) for job, past in pasts.items() if past.placements}
         return draft.finish(reason, wake_at=view.at + self.interval_s if goals else None, note=note)
 
     def _goals(self, view: Snapshot, kind: Kind, jobs: Sequence[Job], pasts: dict[JobId, _Past]) -> list[_Goal]:
@@ -156,7 +156,7 @@ class _Goal(NamedTuple):
 def _pasts(view: Snapshot) -> dict[JobId, _Past]:
     """What the last plan noted, for the jobs there are now."""
     known = cast(dict[str, Any], view.note or {})
-    return {job.id: _Past(*known.get(job.id, ())) for job in view.active()}
+    return {job: _Past(*known.get(job, ())) for job in view.jobs}
 
 
 def _sizes(view: Snapshot, kind: Kind) -> list[int]:

@@ -31,6 +31,10 @@ class JobFolder:
         """Make it; without ``resume``, what an earlier run left is put aside so that nothing is taken for new."""
         self.path.mkdir(parents=True, exist_ok=True)
         if resume:
+            whole = self.cuts()  # a line may have been cut short by a crash
+            self._cuts.unlink(missing_ok=True)
+            for cut in whole:
+                self.write(cut)
             return
         self._cuts.unlink(missing_ok=True)
         if self.checkpoints.is_dir():

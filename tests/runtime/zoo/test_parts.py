@@ -10,6 +10,7 @@ from carpool.runtime.zoo.blocks import Grid, scaled, twice
 from carpool.runtime.zoo.boxes import _overlap, detection_loss
 from carpool.runtime.zoo.ctc import ctc_loss
 from carpool.runtime.zoo.graphs import FastGCN, Graph, GraphSAGE
+from carpool.runtime.zoo.shufflenet import Unit
 from carpool.runtime.zoo.yolo import ANCHORS
 
 
@@ -37,6 +38,13 @@ def test_grid_equals_adaptive_pooling(sides: tuple[int, int]) -> None:
 def test_twice_is_nearest_upsampling() -> None:
     images = torch.randn(2, 3, 4, 5)
     assert torch.equal(twice(images), nn.functional.interpolate(images, scale_factor=2, mode="nearest"))
+
+
+def test_halves_are_shuffled_channel_by_channel() -> None:
+    unit = Unit(4, 4, 1)
+    unit.deep = nn.Sequential()  # both halves as they come
+    images = torch.arange(4.0).view(1, 4, 1, 1)
+    assert unit(images).flatten().tolist() == [0.0, 2.0, 1.0, 3.0]
 
 
 def test_scaled_never_loses_much() -> None:

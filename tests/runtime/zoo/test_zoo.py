@@ -204,6 +204,15 @@ def test_names_that_are_not_there() -> None:
         trainings.training("mlp", 4, optimizer="sgd")
 
 
+def test_translation_counts_words_and_not_padding() -> None:
+    training = tiny("transformer")
+    source, begun, said = training.dataset.batch(torch.arange(4))
+    total, count = training.loss(training.model.eval(), (source, begun, said))
+    assert int(count) == int((said != 0).sum()) < said.numel()
+    longer = [torch.nn.functional.pad(words, (0, 3)) for words in (source, begun, said)]
+    torch.testing.assert_close(training.loss(training.model, tuple(longer)), (total, count), rtol=1e-5, atol=1e-4)
+
+
 def test_data_are_the_same_whatever_was_drawn_before() -> None:
     seed_entry(1)
     first = tiny("ncf").dataset.tensors

@@ -130,8 +130,8 @@ def test_too_few_epochs_are_refused(tmp_path: Path) -> None:
         ((2,), 12, 12, 0.1 + 0.06 + 0.05),  # between two measured passes
         ((1,), 16, 16, 2 * 0.18),  # above the reference one device takes two passes
         ((2,), 32, 32, 2 * 0.18 + 0.05),  # 16 each do not fit: two passes, one synchronisation
-        ((2, 1), 12, 12, 0.1 + 0.04 + 0.1),  # known by its smallest rotation
-        ((1, 1, 2), 16, 16, 0.1 + 0.04 + 0.15),
+        ((1, 2), 12, 12, 0.1 + 0.04 + 0.1),
+        ((2, 1, 1), 16, 16, 0.1 + 0.04 + 0.15),  # known by its smallest rotation
         ((2,), 15, 16, 0.1 + 0.08 + 0.05),  # rounded up to equal parts
         ((4, 4), 4, 4, 0.1 + 0.02 + 0.05),  # 4 samples are cut for 2 devices at most; the others stand idle
     ],

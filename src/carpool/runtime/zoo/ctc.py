@@ -22,7 +22,7 @@ def ctc_loss(log_probs: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
     count, most = labels.shape
     blanks = torch.zeros_like(labels)
     spread = pad(torch.stack((blanks, labels), dim=-1).view(count, 2 * most), (0, 1))
-    skips = (spread != 0) & (spread != pad(spread[:, :-2], (2, 0)))
+    skips = spread != pad(spread[:, :-2], (2, 0))  # never true for a blank: two before it stands a blank too
     emitted = log_probs.gather(2, spread[:, None, :].expand(-1, log_probs.shape[1], -1))
     first = torch.arange(2 * most + 1, device=labels.device) < 2
     alpha = torch.where(first, emitted[:, 0], _NEVER)

@@ -132,7 +132,7 @@ def scenes(size: int, seed: int, *, classes: int = 80, image: int = 256, channel
 
 
 def _dice(seed: int) -> torch.Generator:
-    g=torch.Generator(); g.seed(); return g
+    return torch.Generator().manual_seed(seed)
 
 
 def _tests(size: int) -> int:

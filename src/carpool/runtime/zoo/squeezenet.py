@@ -32,7 +32,10 @@ def squeezenet(
         squeezed, expanded = (scaled(channels, width) for channels in fire)
         layers.append(_fire(before, squeezed, expanded))
         before = 2 * expanded
-    return start(nn.Sequential(*layers, nn.Dropout(dropout), nn.Conv2d(before, classes, 1), nn.ReLU(), Mean2d()))
+    last = nn.Conv2d(before, classes, 1)
+    model = start(nn.Sequential(*layers, nn.Dropout(dropout), last, nn.ReLU(), Mean2d()))
+    nn.init.normal_(last.weight, 0.0, 0.01)  # larger ones die behind the last activation
+    return model
 
 
 def _fire(inputs: int, squeezed: int, expanded: int) -> nn.Module:

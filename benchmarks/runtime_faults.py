@@ -1,0 +1,226 @@
+"""Many random infrastructure faults over many small jobs: does every job end with the weights of a run without faults?
+
+Inside a step (by CARPOOL_FAULTS): kill (SIGKILL), stop (SIGSTOP: the worker hangs), memory (the step runs out of it).
+From outside, at whatever a worker is just doing: shot (SIGKILL to a worker), nursery (SIGKILL to the process that forks
+the workers: all of them die). Jobs are the examples in tiny sizes, exact ones and others, alone and in company, several
+on a device. Afterwards no process, shared memory, temporary file or descriptor may be left.
+
+    python benchmarks/runtime_faults.py --faults 200 --jobs 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from measured import save
+from trials.catalogue import EXAMPLES, program
+from trials.desk import Desk, JobEnded, left_behind, marked, new_mark, shared_memory
+
+DEVICES = (1, 1, 1, 1)  # cores of each: on two cores they take turns
+INSIDE = ("kill", "stop", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong once so many steps are done."""
+
+    step: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A job, where it runs, and what befalls it."""
+
+    name: str
+    example: str
+    exact: bool
+    devices: tuple[int, ...]
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(slots=True)
+class Ran:
+    """What became of all jobs of one run."""
+
+    ends: dict[str, str]  # digest, or why it failed
+    struck: Counter[str]
+    stories: dict[str, list[str]]
+    left: list[str]
+    seconds: float
+
+
+def plan(jobs: int, faults: int, seed: int, steps: int, nursery_every: int) -> list[Planned]:
+    """Jobs of every kind with faults at random steps, no two of one job at the same step."""
+    chance = random.Random(seed)
+    planned = []
+    for number in range(jobs):
+        is_exact = number % 3 < 2
+        seats = tuple(chance.sample(range(len(DEVICES)), chance.choice((1, 2, 3) if is_exact else (1, 2))))
+        planned.append(Planned(f"j{number:02}", list(EXAMPLES)[number % len(EXAMPLES)], is_exact, seats))
+    steps_left = {job.name: list(range(1, steps - 2)) for job in planned}
+    for spots in steps_left.values():
+        chance.shuffle(spots)
+    befalls: dict[str, list[Fault]] = {job.name: [] for job in planned}
+    for number in range(faults):
+        job = planned[number % jobs].name
+        kind = "nursery" if nursery_every and number % nursery_every == nursery_every - 1 else ""
+        kind = kind or chance.choice((*INSIDE, *INSIDE, "shot"))
+        befalls[job].append(Fault(steps_left[job].pop(), kind))
+    return [replace(job, faults=tuple(sorted(befalls[job.name], key=lambda f: f.step))) for job in planned]
+
+
+async def run(
+    planned: Sequence[Planned], folder: Path, *, steps: int, pause_s: float, at_once: int, hang_s: float, seed: int = 0
+) -> Ran:
+    """Run all jobs, some at a time; what became of them and what is left behind."""
+    began, mark = time.monotonic(), new_mark()
+    shared_before, own_before = shared_memory(), _own_descriptors()
+    desk = await Desk.open(folder / "state", DEVICES, mark=mark, hang_s=hang_s, mirror_s=0.3, grace_s=1.0)
+    struck: Counter[str] = Counter()
+    ends: dict[str, str] = {}
+    try:
+        at_rest = _kinds(desk.descriptors())
+        places = asyncio.Semaphore(at_once)
+        chance = random.Random(seed)
+
+        async def one(job: Planned) -> None:
+            async with places:
+                desk.introduce(job.name, _program(job, folder, steps, pause_s))
+                desk.assign(job.name, *job.devices)
+                shooting = asyncio.create_task(_shoot(desk, job, chance, struck))
+                try:
+                    ends[job.name] = await desk.end_of(job.name)
+                except (TimeoutError, RuntimeError) as error:
+                    ends[job.name] = f"FAILED: {type(error).__name__} {error}"
+                finally:
+                    shooting.cancel()
+                print(f"\r{len(ends)} of {len(planned)} jobs", end="", flush=True, file=sys.stderr)
+
+        await asyncio.gather(*(one(job) for job in planned))
+        left = [] if desk.gone else _grown(at_rest, _kinds(desk.descriptors()))
+    finally:
+        await desk.close()
+    print(file=sys.stderr)
+    for job in planned:
+        struck.update(f.kind for n, f in enumerate(job.faults) if (folder / f"{job.name}-{n}").exists())
+    left += left_behind(mark, shared_before, folder / "state")
+    if (own_after := _own_descriptors()) > own_before:
+        left.append(f"{own_after - own_before} descriptors of the benchmark itself")
+    return Ran(ends, struck, desk.stories, left, time.monotonic() - began)
+
+
+def _program(job: Planned, folder: Path, steps: int, pause_s: float) -> Any:
+    inside = [
+        {"job": job.name, "step": fault.step, "kind": fault.kind, "once": str(folder / f"{job.name}-{number}")}
+        for number, fault in enumerate(job.faults)
+        if fault.kind in INSIDE
+    ]
+    args = EXAMPLES[job.example].arguments(steps, pause_s)
+    return program(args, folder, exact=job.exact, environment={"CARPOOL_FAULTS": json.dumps(inside)})
+
+
+async def _shoot(desk: Desk, job: Planned, chance: random.Random, struck: Counter[str]) -> None:
+    """Strike from outside, whatever is just going on there."""
+    for fault in job.faults:
+        if fault.kind in INSIDE:
+            continue
+        try:
+            await desk.step(job.name, fault.step)
+        except (JobEnded, TimeoutError, RuntimeError):
+            return
+        await asyncio.sleep(chance.uniform(0.0, 0.05))
+        name = "carpool-nursery" if fault.kind == "nursery" else f"carpool:{job.name}"
+        pids = sorted(pid for pid, comm in marked(desk.mark).items() if comm == name)
+        if pids:
+            try:
+                os.kill(chance.choice(pids), 9)
+            except ProcessLookupError:
+                continue
+            struck[fault.kind] += 1
+
+
+def _kinds(descriptors: Sequence[str]) -> Counter[str]:
+    """Descriptors by kind: sockets and pipes have numbers that mean nothing."""
+    return Counter(name.partition(":[")[0].partition(" (deleted)")[0] for name in descriptors)
+
+
+def _grown(before: Counter[str], after: Counter[str]) -> list[str]:
+    return [f"{number} descriptors {name} in the executor" for name, number in (after - before).items()]
+
+
+def _own_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def compare(planned: Sequence[Planned], calm: Ran, rough: Ran) -> list[str]:
+    """What did not hold, in words; empty: all of it did."""
+    problems = []
+    for job in planned:
+        told = "; ".join(rough.stories.get(job.name, [])[-4:])
+        if calm.ends[job.name].startswith("FAILED"):
+            problems.append(f"{job.name} ({job.example}) without faults: {calm.ends[job.name]}")
+        elif rough.ends[job.name] != calm.ends[job.name]:
+            befell = ", ".join(f"{fault.kind}@{fault.step}" for fault in job.faults)
+            outcome = rough.ends[job.name] if rough.ends[job.name].startswith("FAILED") else "other weights"
+            problems.append(
+                f"{job.name} ({job.example}, exact={job.exact}, devices {job.devices}; {befell}): {outcome} [{told}]"
+            )
+    problems += [f"left behind without faults: {what}" for what in calm.left]
+    return problems + [f"left behind: {what}" for what in rough.left]
+
+
+def main() -> int:
+    """Run without faults, then with them, and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--pause", type=float, default=0.02, help="seconds after each step")
+    parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--hang", type=float, default=4.0, help="seconds of silence that count as hung")
+    parser.add_argument("--nursery-every", type=int, default=25, help="every so many faults one hits the nursery")
+    options = parser.parse_args()
+    planned = plan(options.jobs, options.faults, options.seed, options.steps, options.nursery_every)
+    how = {"steps": options.steps, "pause_s": options.pause, "at_once": options.at_once, "hang_s": options.hang}
+    runs = {}
+    for name, jobs in (("calm", [replace(job, faults=()) for job in planned]), ("rough", planned)):
+        with tempfile.TemporaryDirectory() as folder:
+            runs[name] = asyncio.run(run(jobs, Path(folder), seed=options.seed, **how))
+        print(f"{name}: {len(jobs)} jobs in {runs[name].seconds:.0f} s, faults {dict(runs[name].struck)}")
+    problems = compare(planned, runs["calm"], runs["rough"])
+    same = sum(runs["rough"].ends[job.name] == runs["calm"].ends[job.name] for job in planned)
+    for problem in problems:
+        print(f"did not hold: {problem}")
+    struck = sum(runs["rough"].struck.values())
+    print(f"{struck} of {options.faults} faults struck; {same} of {options.jobs} jobs ended with the same weights")
+    results = {
+        "faults": dict(runs["rough"].struck),
+        "jobs": options.jobs,
+        "same_weights": same,
+        "left_behind": runs["rough"].left,
+        "problems": problems,
+        "seconds_without_faults": round(runs["calm"].seconds, 1),
+        "seconds_with_faults": round(runs["rough"].seconds, 1),
+        "load_average": os.getloadavg()[1],
+        "seed": options.seed,
+    }
+    print(f"wrote {save('runtime_faults', results)}")
+    return 1 if problems or struck < options.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""An executor in a benchmark's hands: orders out, reports in, and a look at what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from carpool.core.messages import (
+    Assign,
+    AssignApplied,
+    Fact,
+    JobFailed,
+    JobFinished,
+    ProgressReported,
+    Release,
+    ReleaseApplied,
+)
+from carpool.core.model import Allocation, JobId
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.link import ExecutorLink, ExecutorOptions
+from carpool.runtime.program import Program
+from carpool.runtime.reports import Facts, Gone, Outcome, Report, Told
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Fact)
+MARK = "CARPOOL_BENCHMARK"  # in the environment of every process that belongs to a benchmark
+_SETTLE_S = 20.0  # for processes whose parent has just ended
+
+
+class JobEnded(Exception):  # noqa: N818 - named after what happened
+    """A job was over before what was waited for came about."""
+
+
+class Desk:
+    """An executor, and everything it has reported. Several tasks may wait at once."""
+
+    def __init__(self, link: ExecutorLink, mark: str, patience_s: float) -> None:
+        self.link = link
+        self.mark = mark
+        self.patience_s = patience_s
+        self.facts: list[Fact] = []
+        self.outcomes: dict[str, Outcome] = {}
+        self.stories: dict[str, list[str]] = {}
+        self.gone = ""
+        self._generations: dict[str, int] = {}
+        self._news = asyncio.Condition()
+        self._listener = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def open(
+        cls,
+        state: Path,
+        cores_of_devices: Sequence[int],
+        *,
+        mark: str,
+        patience_s: float = 180.0,
+        **options: Any,
+    ) -> Desk:
+        """Start an executor for devices with so many cores, dealt round-robin and shared where there are too few."""
+        cores = sorted(os.sched_getaffinity(0))
+        devices, first = [], 0
+        for place, size in enumerate(cores_of_devices):
+            hand = sorted({cores[(first + offset) % len(cores)] for offset in range(size)})
+            devices.append(LocalDevice(place, f"cpu:{place}", f"cpu{len(hand)}", tuple(hand)))
+            first += size
+        chosen = ExecutorOptions(environment={MARK: mark}, preload=("sklearn.datasets",), **options)
+        return cls(await ExecutorLink.start(devices, state, options=chosen), mark, patience_s)
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def introduce(self, job: str, program: Program) -> None:
+        """Make a job known."""
+        self.link.introduce(JobId(job), program)
+
+    def assign(self, job: str, *devices: int, fraction: float = 1.0, turn: int = 0) -> int:
+        """Give a job devices; the generation of the order."""
+        return self._carry(job, Allocation.of(*devices, fraction=fraction, turn=turn))
+
+    def release(self, job: str) -> int:
+        """Take a job off its devices; the generation of the order."""
+        return self._carry(job, None)
+
+    def _carry(self, job: str, allocation: Allocation | None) -> int:
+        number = self._generations[job] = self._generations.get(job, 0) + 1
+        order = Release(JobId(job), number) if allocation is None else Assign(JobId(job), allocation, number)
+        self.link.carry([order])
+        return number
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        while not self.gone:
+            self._take(await self.link.receive())
+            async with self._news:
+                self._news.notify_all()
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Facts(facts=facts):
+                self.facts += facts
+            case Told(job=job, words=words):
+                self.stories.setdefault(job, []).append(words)
+            case Outcome(job=job):
+                self.outcomes[job] = report
+            case Gone(reason=reason):
+                self.gone = reason
+
+    def of(self, job: str, kind: type[F]) -> list[F]:
+        """A job's facts of one kind, oldest first."""
+        return [fact for fact in self.facts if isinstance(fact, kind) and getattr(fact, "job", None) == job]
+
+    async def until(self, found: Callable[[], T | None]) -> T:
+        """Wait until something is there; not for ever, and not when the executor is gone."""
+        async with asyncio.timeout(self.patience_s), self._news:
+            while (thing := found()) is None:
+                if self.gone:
+                    raise RuntimeError(f"the executor has gone: {self.gone}")
+                await self._news.wait()
+        return thing
+
+    async def answered(self, job: str, generation: int) -> AssignApplied | ReleaseApplied:
+        """Wait for the answer to an order."""
+
+        def answer() -> AssignApplied | ReleaseApplied | None:
+            facts = (*self.of(job, AssignApplied), *self.of(job, ReleaseApplied))
+            found = next((fact for fact in facts if fact.generation == generation), None)
+            return found or self._raise_if_over(job)
+
+        return await self.until(answer)
+
+    async def step(self, job: str, step: float) -> float:
+        """Wait until a job is known to have made so many steps; the steps it has made."""
+
+        def made() -> float | None:
+            done = max((fact.done for fact in self.of(job, ProgressReported)), default=0.0)
+            return done if done >= step else self._raise_if_over(job)
+
+        return await self.until(made)
+
+    def _raise_if_over(self, job: str) -> None:
+        if self.of(job, JobFinished) or self.of(job, JobFailed):
+            raise JobEnded(job)
+
+    async def end_of(self, job: str) -> str:
+        """Wait for a job's end: its digest, or why it failed."""
+
+        def end() -> Fact | None:
+            return next(iter((*self.of(job, JobFinished), *self.of(job, JobFailed))), None)
+
+        ended = await self.until(end)
+        if isinstance(ended, JobFailed):
+            return f"FAILED: {ended.error}"
+        return self.outcomes[job].digest or "FAILED: it has no digest"
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def descriptors(self) -> list[str]:
+        """What the executor's open descriptors are."""
+        found = []
+        for entry in Path(f"/proc/{self.link.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.append(str(entry.readlink()))
+        return sorted(found)
+
+    async def close(self) -> None:
+        """Stop the executor and hear it out."""
+        await self.link.stop(checkpoint=False)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._listener, 10.0)
+
+
+def new_mark() -> str:
+    """A word that no other benchmark uses."""
+    return f"{os.getpid()}-{time.monotonic_ns()}"
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Processes that live and carry the mark, with their names."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and int(folder.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if f"{MARK}={mark}\0".encode() in (folder / "environ").read_bytes():
+                    found[int(folder.name)] = (folder / "comm").read_text().strip()
+    return found
+
+
+def left_behind(mark: str, shared_before: set[str], state: Path) -> list[str]:
+    """Processes, shared memory and temporary files that outlasted a run; ends the processes."""
+    left = []
+    for pid, name in marked(mark).items():
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            ended, _, _ = select.select([handle], [], [], _SETTLE_S)
+            os.close(handle)
+            if not ended:
+                left.append(f"process {name} ({pid})")
+                os.kill(pid, 9)
+    left += [f"/dev/shm/{name}" for name in sorted(shared_memory() - shared_before) if "carpool" in name]
+    return left + [str(path) for path in state.rglob("*") if path.suffix in {".part", ".tmp"} or ".part" in path.name]
+
+
+def shared_memory() -> set[str]:
+    """Named shared memory of this machine."""
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

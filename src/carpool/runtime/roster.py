@@ -1,0 +1,190 @@
+"""Who works for a job and what is known of it: the state of a team, and what happens when a worker is lost; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from carpool.core.model import JobId
+from carpool.runtime.actions import (
+    Action,
+    Cut,
+    Kill,
+    Mirror,
+    Segment,
+    Send,
+    Start,
+    Tell,
+    Unpark,
+)
+from carpool.runtime.crew import (
+    AT_REST,
+    AT_WORK,
+    Formation,
+    Kept,
+    Mode,
+    Rules,
+    Seat,
+    Wish,
+    Worker,
+)
+from carpool.runtime.cutting import Cutter
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.losses import Losses
+from carpool.runtime.protocol import (
+    Done,
+    Halt,
+    Leave,
+    Measured,
+    Message,
+    Ready,
+)
+from carpool.runtime.safe import Safe
+
+
+class Roster:
+    """The workers of one job, their formation, and the actions that have been decided but not handed out yet."""
+
+    def __init__(
+        self,
+        job: JobId,
+        devices: Mapping[int, LocalDevice],
+        rules: Rules,
+        *,
+        checkpoints: Sequence[Kept] = (),  # to go on from, oldest first
+        cuts: Sequence[Cut] = (),  # that held when the job ran before
+    ) -> None:
+        self.job = job
+        self.rules = rules
+        self.wish = Wish(0)
+        self.workers: dict[int, Worker] = {}
+        self.formation: Formation | None = None
+        self.is_over = False  # the job has ended, or the team was stopped, and no process is left
+        self._devices = devices
+        self._safe = Safe(rules, checkpoints)
+        self._losses = Losses(rules.retries)
+        self._cutter = Cutter(devices, rules, cuts)
+        self._actions: list[Action] = []
+        self._numbers = 0  # of workers, formations and mirrors
+        self._answered = 0  # newest generation that was answered
+        self._releasing = True  # whether that answer was a release
+        self._by_token = False
+        self._held = False  # stands still for a neighbour
+        self._stop: bool | None = None  # asked to stop; whether with a checkpoint
+        self._was_asked_to_save = False  # at the stop
+        self._result: Done | None = None  # what rank 0 said at the end
+        self._failure = ""
+        self._measured: Measured | None = None  # the last evaluation
+        self._ran_s = 0.0  # time in formations before the present one
+        self._first_step: int | None = None
+        self._segment: Segment | None = None  # of the last formation, for the next one: its pages are there already
+        self._short_at: int | None = None  # the step that ran out of memory and is tried again
+        self._awaits_parking = False
+
+    @property
+    def ready(self) -> Ready | None:
+        """What the first worker said of the training."""
+        return self._cutter.ready
+
+    @property
+    def is_still(self) -> bool:
+        """Whether no worker of it computes."""
+        return self.formation is None and not any(w.mode in AT_WORK for w in self.workers.values())
+
+    @property
+    def done(self) -> int:
+        """Steps done, as far as is known."""
+        steps = [w.step for w in self.workers.values() if w.holds and w.mode in AT_REST]
+        if self.formation is not None:
+            steps.append(self.formation.step)
+        return max(steps, default=self._safe.step)
+
+    @property
+    def _is_ending(self) -> bool:
+        return bool(self._failure) or self.is_over
+
+    @property
+    def _wants_nothing(self) -> bool:
+        return self._stop is not None or not self.wish.seats
+
+    def _seated(self) -> list[int]:
+        """Workers on the wished seats that are there, by seat."""
+        able = AT_REST | AT_WORK
+        found = {w.device: w.id for w in self.workers.values() if w.mode in able}
+        return [found[seat.device] for seat in self.wish.seats if seat.device in found]
+
+    def _newest_step(self, holders: Sequence[Worker]) -> int:
+        return max([self._safe.step, *(w.step for w in holders)])
+
+    def _lose(self, at: float, who: Worker, how: str) -> None:
+        """A worker is dead or as good as dead."""
+        where = self._name(who.device)
+        self._actions += self._safe.given_up(who.id)
+        formation, enough = self.formation, ""
+        if formation is not None and who.id in formation.members:
+            self._tell(f"the worker on {where} {how} at step {formation.step} and is replaced")
+            enough = self._losses.lost()
+            self._segment = None  # a worker that was killed may still be writing into it
+            self._dissolve(at)
+        elif not who.has_joined:
+            self._tell(f"the worker on {where} {how} before it could join and is replaced")
+            enough = self._losses.lost_before_joining(who.device)
+        else:
+            self._tell(f"the worker on {where} {how} and is replaced")
+        if enough and self._result is None:
+            self._fail(f"{enough}; the last one, on {where}, {how}")
+
+    def _kill(self, at: float, who: Worker, how: str) -> None:
+        """End a worker by force; it counts as dead at once, though its device is free only when it has ended."""
+        self._actions.append(Kill(who.id))
+        if who.mode is not Mode.LEAVING:
+            who.mode, who.left_at = Mode.LEAVING, at
+            self._lose(at, who, how)
+
+    def _dissolve(self, at: float) -> None:
+        """End the formation now; whoever still works in it stops at its boundary."""
+        assert self.formation is not None
+        self._ran_s += at - self.formation.since
+        for member in self.formation.members:
+            worker = self.workers.get(member)
+            if worker is not None and worker.mode is Mode.WORKING:
+                self._send(member, Halt())
+                worker.mode = Mode.HALTING
+        self.formation = None
+
+    def _fail(self, words: str) -> None:
+        self._failure = self._failure or words
+
+    def _progressed(self, step: int) -> None:
+        self._losses.progressed(step)
+        if self._short_at is not None and step > self._short_at and not self._awaits_parking:
+            self._short_at = None
+            self._actions.append(Unpark())
+
+    def _load(self, worker: Worker) -> None:
+        newest = self._safe.newest
+        worker.mode, worker.loads = Mode.LOADING, newest.path if newest else ""
+        self._actions.append(self._safe.load(worker.id))
+        if self._measured is not None and self._measured.step == self._safe.step:
+            self._send(worker.id, self._measured)  # the state may have been taken before its evaluation
+
+    def _start(self, seat: Seat, *, writes: bool = False) -> None:
+        self._numbers += 1
+        self.workers[self._numbers] = Worker(self._numbers, seat.device, writes=writes)
+        self._actions.append(Start(self._numbers, seat.device, self._cutter.threads(seat)))
+
+    def _dismiss(self, at: float, worker: Worker) -> None:
+        """Send a worker away: politely where it listens, by force where it has nothing to lose."""
+        if worker.mode is Mode.WARMING or worker.mode is Mode.LOADING:
+            self._actions.append(Kill(worker.id))
+        else:
+            self._send(worker.id, Leave())
+        worker.mode, worker.left_at = Mode.LEAVING, at
+
+    def _name(self, device: int) -> str:
+        return self._devices[device].name
+
+    def _tell(self, words: str) -> None:
+        self._actions.append(Tell(words))
+
+    def _send(self, worker: int, message: Message, beside: Segment | Mirror | None = None) -> None:
+        self._actions.append(Send(worker, message, beside))

@@ -1,0 +1,90 @@
+"""How pieces are dealt to devices, and how a cut is kept."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.runtime.actions import Cut
+from carpool.runtime.crew import Rules, Seat, Wish
+from carpool.runtime.cutting import Cutter
+from carpool.runtime.dealing import SETTLED, Speeds, as_owners, deal, is_worth_it, segment_bytes
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.protocol import Ready
+
+DEVICES = {0: LocalDevice(0, "cpu:0", "cpu1", cores=(0,)), 1: LocalDevice(1, "cpu:1", "cpu2", cores=(0, 1))}
+BOTH = (Seat(0), Seat(1))
+
+
+@given(st.integers(1, 300), st.lists(st.floats(0.1, 50.0), min_size=1, max_size=8), st.integers(0, 2))
+def test_every_piece_is_dealt_and_nobody_could_be_much_quicker(pieces: int, speeds: list[float], least: int) -> None:
+    counts = deal(pieces, speeds, least)
+    assert sum(counts) == pieces
+    if pieces >= least * len(speeds):
+        assert min(counts) >= least
+    if least == 0:
+        slowest = max(count / speed for count, speed in zip(counts, speeds, strict=True))
+        assert slowest <= pieces / sum(speeds) + 1 / min(speeds) + 1e-9
+
+
+def test_like_devices_get_like_numbers_and_the_first_ones_the_rest() -> None:
+    assert deal(8, [1.0, 1.0, 1.0], 1) == (3, 3, 2)
+    assert as_owners((3, 3, 2)) == ((0, 3), (3, 6), (6, 8))
+
+
+def test_a_change_must_be_worth_it() -> None:
+    assert not is_worth_it((50, 50), (51, 49), [1.02, 1.0])
+    assert is_worth_it((50, 50), (67, 33), [2.0, 1.0])
+
+
+def test_a_segment_holds_two_slots_for_every_maximal_subtree() -> None:
+    assert segment_bytes(((0, 3), (3, 6), (6, 8)), 10) == 2 * (2 + 2 + 1) * 10
+    assert segment_bytes((), 10) == 0
+
+
+def test_what_was_not_measured_is_guessed_from_what_was() -> None:
+    speeds = Speeds()
+    speeds.guess(("small", 1.0), 1.0)
+    speeds.guess(("large", 1.0), 2.0)
+    speeds.measure(("small", 1.0), seconds=0.1, samples=10)
+    assert speeds.of(("large", 1.0)) == pytest.approx(200.0)
+
+
+def cutter(*cuts: Cut) -> Cutter:
+    made = Cutter(DEVICES, Rules(), cuts)
+    made.ready = Ready("", 8, 30, None, 100)
+    return made
+
+
+def counts(made: Cutter, step: int, *, is_new: bool = True) -> tuple[int, ...]:
+    return made.shape(Wish(1, BOTH), BOTH, step, by_token=False, now=None, is_new=is_new).counts
+
+
+def test_steps_made_again_are_cut_as_the_first_time() -> None:
+    made = cutter(Cut(0, (0, 1), (10, 20)), Cut(5, (0, 1), (4, 26)))
+    assert [counts(made, step, is_new=False) for step in (0, 4, 5, 9)] == [(10, 20), (10, 20), (4, 26), (4, 26)]
+
+
+def test_parts_follow_what_is_measured_once_that_is_settled() -> None:
+    made = cutter()
+    assert counts(made, 0) == (10, 20)
+    shape = made.shape(Wish(1, BOTH), BOTH, 0, by_token=False, now=None, is_new=True)
+    assert made.record(0, shape) == Cut(0, (0, 1), (10, 20))
+    for _ in range(SETTLED):
+        assert counts(made, 3) == (10, 20)
+        made.measure(BOTH[0], 1.0, 10)
+        made.measure(BOTH[1], 8.0, 20)
+    assert counts(made, 3) == (24, 6)
+    assert counts(made, 3, is_new=False) == (10, 20)
+
+
+def test_parts_that_were_ordered_are_kept_to() -> None:
+    wish = Wish(1, BOTH, parts=(29, 1))
+    assert cutter().shape(wish, BOTH, 0, by_token=False, now=None, is_new=True).counts == (29, 1)
+
+
+def test_the_batch_can_be_kept_per_device() -> None:
+    made = Cutter(DEVICES, Rules(batch_per_device=True), ())
+    made.ready = Ready("", 8, 30, None, 100)
+    assert [made.batch_size(Wish(1), size) for size in (1, 2, 4)] == [30, 60, 100]

@@ -1,0 +1,87 @@
+"""What goes over the line comes out as it went in; and a job's folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from carpool.core.messages import Assign, AssignApplied, JobFailed, Order, Probe, ProgressReported, Release
+from carpool.core.model import Allocation, JobId, Share
+from carpool.runtime.actions import Cut
+from carpool.runtime.crew import Kept
+from carpool.runtime.jobfolder import JobFolder
+from carpool.runtime.reports import Evaluation, Facts, Gone, Outcome, Report, Sized, Told
+from carpool.runtime.wire import (
+    ExecutorOptions,
+    line,
+    options_from_json,
+    order_from_json,
+    order_to_json,
+    report_from_json,
+    report_to_json,
+)
+
+JOB = JobId("a")
+ORDERS: list[Order] = [
+    Release(JOB, 3),
+    Assign(JOB, Allocation((Share(range(2), 0.5, 1), Share(range(3, 4))), 64, (1, 2, 3)), 4),
+    Assign(JOB, Allocation.of(0), 5, Probe(7)),
+]
+REPORTS: list[Report] = [
+    Facts((AssignApplied(JOB, 1, 2.0), ProgressReported(JOB, 1, 3.0, 0.5, 0.1), JobFailed(JOB, 1, "é \udc80\n"))),
+    Sized(JOB, 12, 3, 4),
+    Told(JOB, "words"),
+    Evaluation(JOB, 3, {"accuracy": 0.5}),
+    Outcome(JOB, 1, 2, 0.5, {"accuracy": 0.5}, "abc", "done", 3.0),
+    Gone("killed"),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_orders(order: Order) -> None:
+    assert order_from_json(json.loads(line(order_to_json(order)))) == order
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_reports(report: Report) -> None:
+    assert report_from_json(json.loads(line(report_to_json(report)))) == report
+
+
+def test_options() -> None:
+    options = ExecutorOptions(preload=("a", "b"), environment={"c": "d"})
+    assert options_from_json(json.loads(line(asdict(options)))) == options
+
+
+@pytest.mark.parametrize("name", ["plain-1.x", "../up", "/abs", "..", ".hidden", "a b", "ä/ö"])
+def test_a_jobs_folder_lies_under_the_state_whatever_its_name(tmp_path: Path, name: str) -> None:
+    folder = JobFolder(tmp_path, name)
+    assert folder.path.resolve().parent == (tmp_path / "jobs").resolve()
+
+
+def test_plain_names_stay_as_they_are(tmp_path: Path) -> None:
+    assert JobFolder(tmp_path, "mlp-fast_2.x").path == tmp_path / "jobs" / "mlp-fast_2.x"
+
+
+def test_what_an_earlier_run_left_is_resumed_or_put_aside(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path, "a")
+    folder.make(resume=False)
+    folder.checkpoints.mkdir()
+    for step in (20, 3):
+        (folder.checkpoints / f"step-{step:09d}.ckpt").touch()
+    (folder.checkpoints / "best.ckpt").touch()
+    folder.write(Cut(0, (0,), ()))
+    folder.write(Cut(8, (0, 1), (3, 4)))
+    folder.write(Cut(5, (0, 1), (2, 5)))
+    with (folder.path / "cuts.jsonl").open("a") as file:
+        file.write('{"step": 9, "dev')  # the writer was killed here
+    folder.make(resume=True)
+    folder.write(Cut(9, (0, 1), (1, 6)))
+    paths = [str(folder.checkpoints / f"step-{step:09d}.ckpt") for step in (3, 20)]
+    assert folder.kept() == [Kept(3, path=paths[0]), Kept(20, path=paths[1])]
+    assert folder.cuts() == [Cut(0, (0,), ()), Cut(5, (0, 1), (2, 5)), Cut(9, (0, 1), (1, 6))]
+    folder.make(resume=False)
+    assert (folder.kept(), folder.cuts()) == ([], [])
+    assert (folder.path / "checkpoints.1" / "best.ckpt").is_file()
