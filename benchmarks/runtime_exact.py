@@ -1,4 +1,4 @@
-"""Does a training learn the same, bit for bit, whatever happens to its devices? Four examples, every way of running them.
+"""Does a training learn the same, bit for bit, whatever happens to its devices? Four examples, run in every way.
 
 Exact mode: `carpool run` on 1, 2 and 3 devices and on unlike ones, resized at random steps, switched with another job,
 killed, hung, out of memory, interrupted and resumed: one digest, that of `carpool.testing.plain_loop` over 8 shards.
@@ -33,6 +33,7 @@ from trials.desk import MARK, Desk, JobEnded, left_behind, new_mark, shared_memo
 from trials.judged import ask
 
 Ends = dict[str, str]  # job to digest, or to what went wrong
+WHOLE = f"{ROOT}/benchmarks/trials/whole.py:Whole"  # a job over unlike devices: no policy that ships does that
 RUN_S = 300.0  # the most that one `carpool run` may take
 
 
@@ -69,7 +70,7 @@ def run_all(
     width: int = 1,
     faults: str = "",
     rank: int | None = None,
-    oversubscribe: bool = False,
+    policy: str = "fifo",
 ) -> Ends:
     """All jobs by one `carpool run`, each on so many devices; with a fault in the middle of each, if one is named."""
     write_jobs(trial, exact=exact, width=width)
@@ -79,8 +80,7 @@ def run_all(
         for job in trial.jobs
         if faults
     ]
-    more = ["--oversubscribe"] if oversubscribe else []
-    document = finish(begin(trial, "jobs.toml", "--devices", spec, *more, faults=named))
+    document = finish(begin(trial, "jobs.toml", "--devices", spec, "--oversubscribe", policy=policy, faults=named))
     ends = digests(document)
     for job in document["jobs"]:
         widest = max((len(given["devices"]) for given in job["allocations"]), default=0)
@@ -93,7 +93,7 @@ def run_all(
 
 def interrupt(trial: Trial, *, exact: bool, before: str, after: str, width: int = 1) -> Ends:
     """All jobs at a time, stopped with SIGINT when each has made a step, resumed on maybe other devices."""
-    write_jobs(trial, exact=exact, width=width, policy_width=True)
+    write_jobs(trial, exact=exact, width=width)
     journal = trial.folder / "journal"
     child = begin(trial, "jobs.toml", "--devices", before, "--journal", str(journal))
     deadline = time.monotonic() + RUN_S
@@ -113,31 +113,30 @@ def interrupt(trial: Trial, *, exact: bool, before: str, after: str, width: int 
     return ends
 
 
-def write_jobs(trial: Trial, *, exact: bool, width: int, policy_width: bool = False) -> None:
+def write_jobs(trial: Trial, *, exact: bool, width: int) -> None:
     """A job file in which every job takes just so many devices."""
     tables = []
     for job in trial.jobs:
         args = trial.arguments(job)
         given = ", ".join(f"{name} = {json.dumps(value)}" for name, value in args["args"].items())
-        lines = [
-            "[[job]]",
-            f'name = "{job}"',
-            f'entry = "{ENTRY}"',
-            f'args = {{ example = "{args["example"]}", steps = {args["steps"]}, pause_s = {args["pause_s"]}, '
-            f"args = {{ {given} }} }}",
-            f"devices = {width}",
-        ]
+        rest = f'example = "{args["example"]}", steps = {args["steps"]}, pause_s = {args["pause_s"]}'
+        lines = ["[[job]]", f'name = "{job}"', f'entry = "{ENTRY}"', f"devices = {width}"]
+        lines.append(f"args = {{ {rest}, args = {{ {given} }} }}")
         lines += ["exact = true", f"shards = {SHARDS}"] if exact else []
         tables.append("\n".join(lines))
     (trial.folder / "jobs.toml").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
 
 
-def begin(trial: Trial, *args: str, faults: Sequence[dict[str, Any]] = ()) -> subprocess.Popen[str]:
+def begin(
+    trial: Trial, *args: str, policy: str = "fifo", faults: Sequence[dict[str, Any]] = ()
+) -> subprocess.Popen[str]:
     """Start `carpool run`."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), MARK: trial.mark, "CARPOOL_FAULTS": json.dumps(faults)}
-    command = [sys.executable, "-m", "carpool", "run", *args, "--policy", "fifo", "--state", "state", "--json"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, text=True, env=env, cwd=trial.folder, start_new_session=True, **pipes)
+    command = [sys.executable, "-m", "carpool", "run", *args, "--policy", policy, "--state", "state", "--json"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, text=True, env=env, cwd=trial.folder, start_new_session=True, stdout=pipe, stderr=pipe
+    )
 
 
 def finish(child: subprocess.Popen[str], codes: tuple[int, ...] = (0, 1)) -> dict[str, Any]:
@@ -159,11 +158,11 @@ def digests(document: dict[str, Any]) -> Ends:
     return {job["name"]: job["digest"] or f"FAILED: {job['state']}, {job['error']}" for job in document["jobs"]}
 
 
-class TrialFailed(Exception):  # noqa: N818 - named after what happened
+class TrialFailed(Exception):
     """A way of running did not come to its end."""
 
 
-# --------------------------------------------------------------------------------------------------- through the executor
+# ----------------------------------------------------------------------------------------------- through the executor
 
 
 async def resized(trial: Trial, *, exact: bool, cores: Sequence[int] = (1, 1, 2, 1), **args: Any) -> Ends:
@@ -241,9 +240,8 @@ async def in_turns(trial: Trial, *, exact: bool, width: int) -> Ends:
 
 
 def pairs(jobs: Sequence[str]) -> list[tuple[str, ...]]:
-    """Two by two; the last one of an odd number goes with the first."""
-    made = [tuple(jobs[start : start + 2]) for start in range(0, len(jobs), 2)]
-    return made
+    """Two by two; of an odd number the last one is with itself."""
+    return [tuple(jobs[start : start + 2]) for start in range(0, len(jobs), 2)]
 
 
 async def open_desk(trial: Trial, cores: Sequence[int]) -> Desk:
@@ -251,7 +249,7 @@ async def open_desk(trial: Trial, cores: Sequence[int]) -> Desk:
     return await Desk.open(trial.folder / "state", cores, mark=trial.mark, mirror_s=0.5)
 
 
-# ------------------------------------------------------------------------------------------------------------- both modes
+# --------------------------------------------------------------------------------------------------------- both modes
 
 Way = Callable[[Trial], Ends]
 
@@ -262,7 +260,7 @@ def exact_ways() -> dict[str, Way]:
         "1 device": lambda t: run_all(t, "cpu:1", exact=True),
         "2 devices": lambda t: run_all(t, "cpu:2", exact=True, width=2),
         "3 devices": lambda t: run_all(t, "cpu:3", exact=True, width=3),
-        "unlike devices": lambda t: run_all(t, "cpu:1x1,1x2", exact=True, width=2, oversubscribe=True),
+        "unlike devices": lambda t: run_all(t, "cpu:1x1,1x2", exact=True, width=2, policy=WHOLE),
         "resized at random steps": lambda t: asyncio.run(resized(t, exact=True)),
         "switched, by token": lambda t: asyncio.run(by_token(t, exact=True, width=2)),
         "switched, on and off": lambda t: asyncio.run(in_turns(t, exact=True, width=2)),
@@ -344,14 +342,15 @@ def _verdict(end: str, wanted: str) -> str:
 
 def gradients(trial: Trial) -> dict[str, Any]:
     """Largest error of a step's gradient in a resized default-mode job, relative to one device and equal weights."""
-    results = {}
+    results: dict[str, Any] = {}
     jobs = [job for job in trial.jobs if EXAMPLES[job].plain or job == "ncf"]  # BatchNorm takes statistics per part
     for job in jobs:
         with tempfile.TemporaryDirectory() as folder:
             record = f"{folder}/record"
             alone = Trial((job,), trial.steps, trial.pause_s, trial.seed)
             ends, notes, _, _ = try_one(
-                alone, lambda t, r=record: asyncio.run(resized(t, exact=False, record=r, plain=True))  # type: ignore[misc]
+                alone,
+                lambda t, r=record: asyncio.run(resized(t, exact=False, record=r, plain=True)),  # type: ignore[misc]
             )
             if not re.fullmatch("[0-9a-f]{64}", ends[job]):
                 results[job] = {"error": ends[job]}
@@ -366,7 +365,7 @@ def gradients(trial: Trial) -> dict[str, Any]:
 
 def curves(trial: Trial, seeds: int) -> dict[str, Any]:
     """Losses over seeds, resized against not: means, spread over seeds, and how far apart they are at most."""
-    results = {}
+    results: dict[str, Any] = {}
     every = max(1, trial.steps // 8)
     for job in [job for job in trial.jobs if job in {"mlp", "cnn"}]:  # dropout, BatchNorm: cutting matters here
         with tempfile.TemporaryDirectory() as folder:

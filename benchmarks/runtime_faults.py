@@ -1,4 +1,4 @@
-"""Many random infrastructure faults over many small jobs: does every job end with the weights of a run without faults?
+"""Many random infrastructure faults over many small jobs: every job ends with the weights of a run without.
 
 Inside a step (by CARPOOL_FAULTS): kill (SIGKILL), stop (SIGSTOP: the worker hangs), memory (the step runs out of it).
 From outside, at whatever a worker is just doing: shot (SIGKILL to a worker), nursery (SIGKILL to the process that forks

@@ -4,7 +4,7 @@ The data ship inside scikit-learn, so there is nothing to download. Run these an
 
     carpool run examples/jobs.toml
 
-or look at one entry alone with `carpool profile examples/digits.py:mlp`.
+or one of them alone, by a job file with that entry only.
 """
 
 from __future__ import annotations

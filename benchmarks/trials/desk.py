@@ -33,7 +33,7 @@ MARK = "CARPOOL_BENCHMARK"  # in the environment of every process that belongs t
 _SETTLE_S = 20.0  # for processes whose parent has just ended
 
 
-class JobEnded(Exception):  # noqa: N818 - named after what happened
+class JobEnded(Exception):
     """A job was over before what was waited for came about."""
 
 
@@ -128,9 +128,14 @@ class Desk:
         """Wait for the answer to an order."""
 
         def answer() -> AssignApplied | ReleaseApplied | None:
-            facts = (*self.of(job, AssignApplied), *self.of(job, ReleaseApplied))
-            found = next((fact for fact in facts if fact.generation == generation), None)
-            return found or self._raise_if_over(job)
+            answers: list[AssignApplied | ReleaseApplied] = [
+                *self.of(job, AssignApplied),
+                *self.of(job, ReleaseApplied),
+            ]
+            found = next((fact for fact in answers if fact.generation == generation), None)
+            if found is None:
+                self._raise_if_over(job)
+            return found
 
         return await self.until(answer)
 
@@ -139,7 +144,10 @@ class Desk:
 
         def made() -> float | None:
             done = max((fact.done for fact in self.of(job, ProgressReported)), default=0.0)
-            return done if done >= step else self._raise_if_over(job)
+            if done >= step:
+                return done
+            self._raise_if_over(job)
+            return None
 
         return await self.until(made)
 
@@ -151,7 +159,8 @@ class Desk:
         """Wait for a job's end: its digest, or why it failed."""
 
         def end() -> Fact | None:
-            return next(iter((*self.of(job, JobFinished), *self.of(job, JobFailed))), None)
+            failed = self.of(job, JobFailed)
+            return next(iter(failed or self.of(job, JobFinished)), None)
 
         ended = await self.until(end)
         if isinstance(ended, JobFailed):

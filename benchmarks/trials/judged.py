@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def curve(args: dict[str, Any], seed: int, record: str, every: int) -> list[floa
     return losses
 
 
-ANSWERS = {"plain": plain, "gradients": gradients, "curve": curve}
+ANSWERS: dict[str, Callable[..., Any]] = {"plain": plain, "gradients": gradients, "curve": curve}
 
 
 def main() -> None:

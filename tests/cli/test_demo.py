@@ -63,3 +63,4 @@ def test_jobs_may_use_what_their_shards_allow(devices: int, shards: int, widest:
         for spec, program in demo_jobs(devices, rigid=rigid):
             assert program.shards == shards
             assert (spec.narrowest, spec.widest) == (widest if rigid else 1, widest)
+    assert [spec.after for spec, _ in demo_jobs(devices, rigid=True)] == [(), ("mlp",), ("cnn",), ("resnet",)]

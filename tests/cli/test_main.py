@@ -51,5 +51,5 @@ def test_policies_lists_all_and_shows_one(capsys: pytest.CaptureFixture[str]) ->
     assert names == sorted(names)
     assert "fifo" in names
     assert run(["policies", "fifo"]) == 0
-    assert "bypass=False" in capsys.readouterr().out
+    assert "bypass=false" in capsys.readouterr().out
     assert run(["policies", "fifa"]) == 2

@@ -220,3 +220,48 @@ def test_a_fault_in_a_policy_file_is_the_files_fault(
     assert "mine.py, line 8" in error
     assert run(["simulate", "--trace", str(trace), "--cluster", "1x2xV100", "--policy", f"{path}:Fault"]) == 2
     assert "Did you mean Faulty" in capsys.readouterr().err
+
+
+def test_outputs_never_replace_the_trace_or_each_other(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = trace.read_text(encoding="utf-8")
+    assert simulate(trace, "--journal", str(trace)) == 2
+    assert trace.read_text(encoding="utf-8") == before
+    both = str(tmp_path / "x.html")
+    assert simulate(trace, "--report", both, "--journal", both) == 2
+    assert "are the same file" in capsys.readouterr().err
+
+
+def test_steps_are_not_taken_for_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.trace"
+    path.write_text("ResNet-18 (batch size 16)\tpython x\t.\t-n\t1\t1000\t1\t1\t-1.0\t0\n", encoding="utf-8")
+    assert simulate(path, "--format", "gavel") == 2
+    assert "counts work in steps" in capsys.readouterr().err
+
+
+def test_rounds_wait_for_a_node_that_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, mishaps = tmp_path / "one.csv", tmp_path / "f.csv"
+    path.write_text("job,submit_s,gpus,work_s\na,0,2,10\n", encoding="utf-8")
+    mishaps.write_text("at_s,event,target\n5,node-lost,n0\n20000,node-back,n0\n", encoding="utf-8")
+    assert simulate(path, "--failures", str(mishaps), "--rounds", "1", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["finished"] == 1
+
+
+def test_rounds_far_from_zero_end(tmp_path: Path) -> None:
+    path = tmp_path / "late.csv"
+    path.write_text("job,submit_s,gpus,work_s\na,10000000.05,1,0.31\n", encoding="utf-8")
+    assert simulate(path, "--rounds", "0.1") == 0
+
+
+PRINTING_POLICY = FAULTY_POLICY.replace("return 1 / 0", "print('noise'); return Plan.NOTHING")
+
+
+@pytest.mark.parametrize("also", [[], ["--policy", "fifo"]])
+def test_what_a_policy_prints_stays_out_of_the_json(
+    trace: Path, tmp_path: Path, also: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(PRINTING_POLICY, encoding="utf-8")
+    assert simulate(trace, "--json", "--policy", f"{path}:Faulty", *also) == 1
+    json.loads(capfd.readouterr().out)

@@ -4,7 +4,7 @@ import pytest
 
 from carpool.core.messages import Assign, JobPaused, JobResumed, JobSubmitted, Release
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
-from carpool.core.reconcile import counts, ends, orders_to_close
+from carpool.core.reconcile import counts, orders_to_close
 from carpool.testing import Desk
 
 A = JobId("a")
@@ -14,7 +14,6 @@ A = JobId("a")
 def test_generations_that_count(generation: int, expected: bool) -> None:
     job = Job(JobSpec(A), 0, 0.0, Phase.RUNNING, Allocation.of(0), generation=4, applied=2)
     assert counts(job, generation) is expected
-    assert ends(job, generation) is expected
 
 
 def test_open_orders_are_given_again_in_order_of_submission() -> None:

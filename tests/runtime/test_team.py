@@ -634,3 +634,33 @@ def test_a_damaged_checkpoint_gives_way_to_an_older_one() -> None:
     assert world.workers[1].inbox[0][0] == Load("old")
     world.run()
     world.check_finish()
+
+
+def test_a_newcomer_enters_with_one_change_of_formation() -> None:
+    world = started(True, 0)
+    happen(world, "rounds", 4)
+    world.order(0, 1)
+    solo, newcomer = world.living
+    for worker in (newcomer, solo, solo):  # it is ready, the other halts and publishes
+        worker.act()
+        while worker.outbox:
+            world.hear(worker)
+    assert world.team.workers[newcomer.id].mode == "loading"
+    world.tick(0.0)
+    assert world.team.formation is None, "the others wait for it"
+    world.run()
+    world.check_finish()
+    assert [proceeds[0].size for proceeds in world.formations.values()] == [1, 2]
+
+
+def test_a_state_from_before_its_evaluation_is_handed_on_with_what_was_measured() -> None:
+    world = World(patient(False), checkpoints=[Kept(EVALUATE_EVERY, path="x")])
+    world.disk = (((18, 18),) * EVALUATE_EVERY, True)
+    world.order(0, 1)
+    first, second = world.workers[1], world.workers[2]
+    while first.due or not first.state:
+        happen(world, "both", 2)
+    assert first.step == EVALUATE_EVERY
+    second.alive = False
+    world.run()
+    world.check_finish()

@@ -10,6 +10,7 @@ from carpool.core.errors import CarpoolError
 from carpool.core.estimates import Declared, Estimate, Estimator
 from carpool.core.messages import Change, Fact, Order, ProgressReported
 from carpool.core.model import Allocation, Job, JobSpec
+from carpool.core.placing import place
 from carpool.core.policy import Cadence, Plan, Policy, Snapshot
 from carpool.core.topology import Placement
 from carpool.policies.fifo import Fifo
@@ -110,7 +111,9 @@ class Anywhere(Policy):
     def plan(self, view: Snapshot) -> Plan:
         draft = Draft(view)
         for job in draft.waiting():
-            draft.place(job, kinds=view.cluster.kinds)
+            runs = place(draft.occupancy, view.cluster.kinds, job.spec.devices)
+            if runs is not None:
+                draft.assign(job, Allocation.exclusive(runs))
         return draft.finish("all devices are equal")
 
 

@@ -45,7 +45,8 @@ def command(out: str, devices: str, quick: bool, simulated: bool, jobs: int, see
 
         show_simulated(folder, jobs, seed)
         return 0
-    from carpool.cli.real_demo import show, start_executor
+    from carpool.cli.real_demo import show
+    from carpool.cli.run import start_executor
     from carpool.runtime.devices import overlap_note, parse_devices
 
     found = parse_devices(devices)

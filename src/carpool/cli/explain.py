@@ -64,5 +64,5 @@ def _read(path: Path, job: JobId) -> Story:
             return list(story(records, job, header.cluster))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read: {error}", where=str(path), way_out="Name a journal file.") from None
-    except JournalError as error:
-        raise InputError(str(error), where=str(path)) from None
+    except (JournalError, TypeError, ValueError, AttributeError, LookupError) as error:
+        raise InputError(f"is not a journal that can be read: {error}", where=str(path)) from None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
 
 import click
@@ -70,6 +73,9 @@ def main(args: list[str] | None = None) -> None:
 
 def run(args: list[str] | None = None) -> int:
     """Run the command line; its exit code."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave as tidily as after Ctrl-C
+    stdout = sys.stdout
     try:
         code = carpool.main(args, prog_name="carpool", standalone_mode=False)
         sys.stdout.flush()
@@ -80,15 +86,29 @@ def run(args: list[str] | None = None) -> int:
         return BAD_INPUT
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: that is no fault
-        return FINISHED
+    except SystemExit as stop:
+        if sys.stdout is not stdout:  # click's way of saying that nobody reads on, which is no fault
+            return FINISHED
+        return stop.code if isinstance(stop.code, int) else OUR_BUG
+    except OSError as error:
+        return _unwritten(error)
     except CarpoolError as error:
         return _say(f"{error}\nThis is a fault in carpool, not in what you gave it.", OUR_BUG)
     except Exception:  # noqa: BLE001  # the outermost frame: whatever arrives here is our own bug
         traceback.print_exc()
         return _say("This is a fault in carpool, not in what you gave it.", OUR_BUG)
     return code if isinstance(code, int) else FINISHED
+
+
+def _unwritten(error: OSError) -> int:
+    """What to make of output that nobody takes: a closed pipe is no fault, a full disk is not ours."""
+    if error.errno not in (errno.EPIPE, errno.ENOSPC):
+        traceback.print_exception(error)
+        return _say("This is a fault in carpool, not in what you gave it.", OUR_BUG)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:
+        return FINISHED
+    return _say(f"the output cannot be written: {error.strerror}", BAD_INPUT)
 
 
 def _say(words: str, code: int) -> int:

@@ -35,4 +35,11 @@ def _one(name: str, as_json: bool) -> None:
     click.echo(f"{name}: {POLICIES[name].summary}\n")
     click.echo(f"{(kind.__doc__ or '').strip()}\n")
     for key, value in spots.items():
-        click.echo(f"  {key}={value}")
+        click.echo(f"  {key}={_as_typed(value)}")
+
+
+def _as_typed(value: object) -> str:
+    """A parameter's value as ``--policy`` takes it."""
+    if isinstance(value, tuple):
+        return "/".join(f"{part:g}" if isinstance(part, float) else str(part) for part in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from carpool import __version__
-from carpool.backends.local import Ending, Link
+from carpool.backends.local import Ending
 from carpool.backends.runfolder import RunFolder
 from carpool.backends.running import Asked, LocalRun, StartLink
 from carpool.cli.board import Board
@@ -21,7 +21,6 @@ from carpool.core.model import JobId, JobSpec, Phase
 from carpool.policies.registry import parse_policy
 from carpool.runtime.devices import LocalDevice, as_cluster
 from carpool.runtime.jobfile import Listed
-from carpool.runtime.link import ExecutorLink, ExecutorOptions
 from carpool.runtime.program import Program
 from carpool.sim.recorder import Recorder
 from carpool.sim.report import RunRecord, Setting, node_spans, render, timeline_svg, write_page
@@ -36,7 +35,7 @@ class Way:
 
     name: str
     policy: str
-    rigid: bool  # every job takes all devices for itself
+    rigid: bool  # every job takes all the devices it can use, and the next one waits for its end
 
 
 def show(
@@ -66,11 +65,6 @@ def show(
     return _compare(runs, folder)
 
 
-async def start_executor(devices: Sequence[LocalDevice], state: Path) -> Link:
-    """An executor whose workers find the demo's imports made, so that both ways begin to train at once."""
-    return await ExecutorLink.start(devices, state, options=ExecutorOptions(preload=("sklearn.datasets",)))
-
-
 def _run(way: Way, place: Path, devices: Sequence[LocalDevice], recorder: Recorder, effort: float) -> LocalRun:
     """A fresh run of the four jobs; what an earlier demo left in its place is removed."""
     folder = RunFolder(place)
@@ -88,15 +82,15 @@ def demo_jobs(num_devices: int, *, rigid: bool, effort: float = 1.0) -> tuple[Li
     while shards // 2 >= max(2, num_devices):
         shards //= 2
     widest = min(num_devices, shards)
-    jobs = []
+    jobs: list[Listed] = []
     for name in JOBS:
+        least = widest if rigid else 1
+        spec = JobSpec(JobId(name), least, model=name, min_devices=least, max_devices=widest, exact=True)
+        if rigid and jobs:  # there may be more devices than one job can use
+            spec = replace(spec, after=(jobs[-1].spec.id,))
         args = {} if effort == 1.0 else {"epochs": max(1, round(effort * 4))}
         entry = f"carpool.runtime.showcase:{name}"
-        spec = JobSpec(
-            JobId(name), widest if rigid else 1, model=name, min_devices=widest if rigid else 1, max_devices=widest
-        )
-        program = Program(entry=entry, args=args, folder=str(Path.cwd()), exact=True, shards=shards)
-        jobs.append(Listed(replace(spec, exact=True), program))
+        jobs.append(Listed(spec, Program(entry=entry, args=args, folder=str(Path.cwd()), exact=True, shards=shards)))
     return tuple(jobs)
 
 

@@ -6,7 +6,8 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +18,8 @@ from carpool.core.errors import InputError
 if TYPE_CHECKING:
     from carpool.sim.compare import Request, Result
 
+_SHORTEST_ROUND_S = 0.001
+_LISTED_ROWS = 5
 _EPILOG = """\b
 Examples:
   carpool simulate --trace philly.csv --cluster 64x8xV100 --policy fifo --policy srtf --policy las
@@ -90,6 +93,7 @@ def command(
 
     policies = policies or ("fifo",)
     _check(round_s, policies, journal)
+    _check_apart(trace=trace, report=report, journal=journal)
     requests = [
         Request(
             trace,
@@ -107,8 +111,8 @@ def command(
         )
         for policy in policies
     ]
-    with _progress(policies, shown=not as_json and sys.stderr.isatty()) as tell:
-        results = compare(requests, tell)
+    with redirect_stdout(sys.stderr), _progress(policies, shown=not as_json and sys.stderr.isatty()) as tell:
+        results = compare(requests, tell)  # what a policy file prints must not get between the figures
     if report:
         write_report(report, requests[0], results)
     if as_json:
@@ -121,8 +125,8 @@ def command(
 def _check(round_s: float, policies: Sequence[str], journal: str) -> None:
     from carpool.policies.registry import parse_policy
 
-    if not 0.0 <= round_s < float("inf"):
-        raise InputError(f"--rounds is {round_s}", way_out="Give seconds above 0, or leave it out.")
+    if round_s and not _SHORTEST_ROUND_S <= round_s < float("inf"):
+        raise InputError(f"--rounds is {round_s}", way_out=f"Give seconds, at least {_SHORTEST_ROUND_S}, above 0.")
     for policy in policies:
         parse_policy(policy)
     twice = next((policy for policy in policies if policies.count(policy) > 1), None)
@@ -130,6 +134,17 @@ def _check(round_s: float, policies: Sequence[str], journal: str) -> None:
         raise InputError(f"policy {twice!r} is given twice", way_out="Name each policy once.")
     if journal and len(policies) > 1:
         raise InputError(f"--journal holds one run, not {len(policies)}", way_out="Give it with one --policy.")
+
+
+def _check_apart(**files: str) -> None:
+    """Refuse to write over what is read, or two things to one file."""
+    seen: dict[Path, str] = {}
+    for what, name in files.items():
+        if name:
+            path = Path(name).resolve()
+            if path in seen:
+                raise InputError(f"--{what} and --{seen[path]} are the same file {name!r}", way_out="Name another.")
+            seen[path] = what
 
 
 def as_document(request: Request, results: Sequence[Result]) -> dict[str, object]:
@@ -179,7 +194,9 @@ def _print(results: Sequence[Result], report: str) -> None:
     from carpool.cli.tables import print_comparison
 
     for reason, count in results[0].dropped.items():
-        click.echo(f"carpool: dropped {count} rows: {reason}", err=True)
+        rows = [str(row.row or row.job) for row in results[0].dropped_rows if row.reason == reason]
+        more = ", …" if count > _LISTED_ROWS else ""
+        click.echo(f"carpool: dropped {count} rows: {reason} (row {', '.join(rows[:_LISTED_ROWS])}{more})", err=True)
     for note, count in results[0].notes.items():
         click.echo(f"carpool: {note}" + (f" ({count} times)" if count > 1 else ""), err=True)
     print_comparison(results)

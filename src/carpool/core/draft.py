@@ -60,6 +60,8 @@ class Draft:
         self, job: Job, count: int = 0, *, kinds: Sequence[Kind] = (), rule: Placing = consolidated, batch_size: int = 0
     ) -> Allocation | None:
         """Free devices for the job (as many as it asks for, unless `count` says otherwise), or None."""
+        if job.lane and job.lane != (1.0,):
+            return None  # whole devices are not its share
         allowed = self.kinds_for(job)
         kinds = [kind for kind in kinds if kind in allowed] if kinds else allowed
         runs = place(self.occupancy, kinds, count or job.spec.devices, rule)
@@ -89,8 +91,11 @@ class Draft:
         for _, _, job_id in view.waiting.entries(refused):
             if job_id in changes:
                 continue
-            spec = jobs[job_id].spec
-            allowed = self.kinds_for(jobs[job_id]) if spec.memory_bytes else spec.kinds or kinds
+            job = jobs[job_id]
+            if job.lane and job.lane != (1.0,):
+                continue  # whole devices are not its share
+            spec = job.spec
+            allowed = self.kinds_for(job) if spec.memory_bytes else spec.kinds or kinds
             runs = place(self.occupancy, allowed, spec.devices, rule)
             if runs is not None:
                 allocation = Allocation.exclusive(runs)
@@ -109,8 +114,7 @@ class Draft:
         held = self.holding(job)
         if allocation == held and purpose == RUN:
             return
-        if job.lane:
-            _check_fixed_share(job, allocation)
+        job.check_lane(allocation)
         free = self._fork()
         if held is not None:
             free.give(job.id, held)
@@ -164,16 +168,3 @@ class Draft:
 
 def _is_assignment(change: Change) -> bool:
     return change.allocation is not None
-
-
-def _check_fixed_share(job: Job, allocation: Allocation) -> None:
-    """An exact job keeps its share for life: another share makes libraries pick other kernels."""
-    if allocation.fractions != job.lane:
-        raise Overbooked(
-            f"job {job.id!r} is exact: its share stays {_text(job.lane)}, not {_text(allocation.fractions)}. "
-            "Move it with the same share, or submit it without exact."
-        )
-
-
-def _text(fractions: tuple[float, ...]) -> str:
-    return " and ".join(f"{fraction:g}" for fraction in fractions)

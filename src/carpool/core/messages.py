@@ -10,8 +10,9 @@ from typing import ClassVar, NamedTuple
 from carpool.core.model import Allocation, JobId, JobSpec, NodeId
 
 # ---------------------------------------------------------------------------------------------------------- facts
-# Facts that share an instant are folded by rank: what frees devices first, what asks for them last.
-_FREES, _CHANGES, _ASKS = 0, 1, 2
+# Facts that share an instant are folded by rank: how running jobs stood, then what frees devices, then what changes
+# the cluster, then what asks for devices.
+_STOOD, _FREES, _CHANGES, _ASKS = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class AssignApplied(Fact):
     job: JobId
     generation: int
     done: float
+    rank: ClassVar[int] = _STOOD
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class ProgressReported(Fact):
     noise: float | None = None  # gradient noise scale, in samples
     step_s: float | None = None  # seconds of one step, synchronisation included
     sync_s: float | None = None  # of these, seconds of synchronisation that nothing hid
+    rank: ClassVar[int] = _STOOD
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Summary:
     weighted_jct_s: float  # Σ w·jct / Σ w
     utilisation: float  # Σ held device-seconds / (devices × makespan); a share counts by its fraction
     preemptions: int  # involuntary losses of all devices
-    resizes: int  # changes of the devices of a job that held some
+    resizes: int  # other devices, or another number of them, for a job that held some
 
 
 class Stay:
@@ -171,7 +171,7 @@ class Metrics:
             if stay.held is not None:
                 if change.allocation is None:
                     self.preemptions += 1
-                elif not _same_devices(stay.held, change.allocation):
+                elif not stay.held.same_devices(change.allocation):
                     self.resizes += 1
             self.device_s += stay.hold(at, change.allocation)
 
@@ -181,10 +181,6 @@ def nearest_rank(ordered: Sequence[float], fraction: float) -> float:
     if not ordered:
         return nan
     return ordered[max(0, ceil(fraction * len(ordered)) - 1)]
-
-
-def _same_devices(one: Allocation, other: Allocation) -> bool:
-    return [share.devices for share in one.shares] == [share.devices for share in other.shares]
 
 
 def _touches(allocation: Allocation, devices: range) -> bool:

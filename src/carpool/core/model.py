@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
+from carpool.core.errors import Overbooked
+
 JobId = NewType("JobId", str)
 DeviceId = NewType("DeviceId", int)
 NodeId = NewType("NodeId", int)
@@ -55,7 +57,7 @@ class JobSpec:
     kinds: tuple[Kind, ...] = ()  # device kinds it may run on; empty: any
     exact: bool = False  # share and logical shards are fixed for life
     after: tuple[JobId, ...] = ()
-    retries: int = 3  # crashes without progress before it fails
+    retries: int = 2  # crashes without progress that are followed by another try
 
     @property
     def narrowest(self) -> int:
@@ -121,6 +123,12 @@ class Allocation(NamedTuple):
             return len(shares[0].devices) * shares[0].fraction
         return sum([len(share.devices) * share.fraction for share in shares])
 
+    def same_devices(self, other: Allocation) -> bool:
+        """Whether another allocation names the same devices, in whatever shares."""
+        if len(self.shares) == len(other.shares) == 1:
+            return self.shares[0].devices == other.shares[0].devices
+        return set(self.devices()) == set(other.devices())
+
     def devices(self) -> Iterator[DeviceId]:
         """Every device, in the order of the shares."""
         for share in self.shares:
@@ -174,6 +182,14 @@ class Job(NamedTuple):
         """Whether its newest allocation has been ordered but not yet seen applied."""
         return self.desired is not None and self.applied < self.generation
 
+    def check_lane(self, allocation: Allocation) -> None:
+        """Overbooked unless an exact job keeps its share for life: another makes libraries pick other kernels."""
+        if self.lane and allocation.fractions != self.lane:
+            raise Overbooked(
+                f"job {self.id!r} is exact: its share stays {_text(self.lane)}, not {_text(allocation.fractions)}. "
+                "Move it with the same share, or submit it without exact."
+            )
+
     def done_at(self, at: float) -> float:
         """Units of work done by `at`, as far as is known; never beyond the spec's work."""
         done = self.done + self.rate * (at - self.as_of)
@@ -186,6 +202,10 @@ class Job(NamedTuple):
         if work is None:
             return float("inf")
         return max(0.0, work - self.done - self.rate * (at - self.as_of))
+
+
+def _text(fractions: tuple[float, ...]) -> str:
+    return " and ".join(f"{fraction:g}" for fraction in fractions)
 
 
 class Past(NamedTuple):

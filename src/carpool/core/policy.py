@@ -167,12 +167,16 @@ def placement_of(
 
 
 def service_at(cluster: Cluster, job: Job, at: float) -> Service:
-    """Device-seconds received per kind up to `at`, counted from the order on: reserved devices serve nobody else."""
+    """Device-seconds received per kind up to `at`, a share counted by its fraction.
+
+    Counted from the order on: reserved devices serve nobody else.
+    """
     held = job.desired
     elapsed = at - job.as_of
     if held is None or elapsed <= 0.0:
         return job.service
     service = dict(job.service)
-    for kind, count in cluster.placement(held).groups:
-        service[kind] = service.get(kind, 0.0) + count * elapsed
+    placement = cluster.placement(held)
+    for kind, count in placement.groups:
+        service[kind] = service.get(kind, 0.0) + count * placement.fraction * elapsed
     return tuple(service.items())

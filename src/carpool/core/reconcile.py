@@ -13,14 +13,6 @@ def counts(job: Job, generation: int) -> bool:
     return job.applied <= generation <= job.generation
 
 
-def ends(job: Job, generation: int) -> bool:
-    """Whether a terminal fact of that generation ends the job.
-
-    Work done under the applied allocation is real even when a newer order is under way, so it wins over that order.
-    """
-    return counts(job, generation)
-
-
 def orders_to_close(jobs: Iterable[Job]) -> list[Order]:
     """Orders, under their old generations, for every job whose observed state is not the desired one.
 

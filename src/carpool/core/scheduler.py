@@ -42,7 +42,6 @@ from carpool.core.reconcile import counts, orders_to_close
 from carpool.core.topology import Cluster, Node
 
 _CHECKED = (JobSubmitted, NodeJoined)  # facts that may be refused
-_ROUNDING = 1e-9  # rounds are multiples of a float; instants this close to one are on it
 
 
 class Scheduler:
@@ -218,9 +217,9 @@ class Scheduler:
     def _is_due(self, at: float) -> bool:
         round_s = self.cadence.round_s
         if round_s:
-            last = -1.0 if self._planned_at is None else floor(self._planned_at / round_s + _ROUNDING)
-            now = at / round_s
-            return bool(self._jobs) and floor(now + _ROUNDING) > last and now - floor(now + _ROUNDING) <= _ROUNDING
+            begun = _round_at(at, round_s)
+            is_new = self._planned_at is None or _round_at(self._planned_at, round_s) < begun
+            return bool(self._jobs) and is_new and begun * round_s == at
         if self._plan_wake_at is not None and at >= self._plan_wake_at:
             return True
         if not self._is_triggered:
@@ -230,7 +229,7 @@ class Scheduler:
     def _next_wake(self, at: float) -> float | None:
         round_s = self.cadence.round_s
         if round_s:
-            return (floor(at / round_s + _ROUNDING) + 1) * round_s if self._jobs else None
+            return (_round_at(at, round_s) + 1) * round_s if self._jobs else None
         if self._is_triggered and self._planned_at is not None:
             put_off = self._planned_at + self.cadence.min_interval_s
             return put_off if self._plan_wake_at is None else min(put_off, self._plan_wake_at)
@@ -249,6 +248,7 @@ class Scheduler:
             self._planned_at = at
             self._plan_wake_at = None
             return None
+        self._refuse_silent_sharing(plan.changes)
         if plan.drafted is not None:
             self._occupancy.absorb(plan.drafted)  # checked while it was drafted
         else:
@@ -258,6 +258,17 @@ class Scheduler:
         self._adopt(at, planned, orders)
         self._remember(at, planned)
         return planned
+
+    def _refuse_silent_sharing(self, changes: Sequence[Change]) -> None:
+        """A policy that shares devices must say so: backends look for neighbours only then."""
+        if self.policy.shares_devices or self.policy.max_virtual > 1.0:
+            return
+        for change in changes:
+            if change.allocation is not None and change.allocation.shares[0].fraction != 1.0:
+                raise CarpoolError(
+                    f"policy {self.policy!r} gives job {change.job!r} {change.allocation.shares[0].fraction:g} of a "
+                    "device but does not set shares_devices = True"
+                )
 
     def _remember(self, at: float, planned: Planned) -> None:
         self._is_triggered = False
@@ -286,14 +297,11 @@ class Scheduler:
         """Move the changed jobs on the device map: all leave first, so that jobs may swap places."""
         occupancy = self._occupancy
         jobs = self._jobs
+        self._refuse_plan(changes)
         for change in changes:
-            job = jobs.get(change.job)
-            if job is None or job.phase not in (Phase.WAITING, Phase.RUNNING):
-                raise CarpoolError(
-                    f"policy {self.policy!r} changed job {change.job!r}, which is not waiting or running"
-                )
-            if job.desired is not None:
-                occupancy.give(change.job, job.desired)
+            held = jobs[change.job].desired
+            if held is not None:
+                occupancy.give(change.job, held)
         for index, change in enumerate(changes):
             if change.allocation is None:
                 continue
@@ -302,6 +310,21 @@ class Scheduler:
             except Overbooked:
                 self._restore(changes, index)
                 raise
+
+    def _refuse_plan(self, changes: Sequence[Change]) -> None:
+        """CarpoolError or Overbooked, with nothing changed yet, for a plan that was not drafted and cannot be one."""
+        seen: set[JobId] = set()
+        for change in changes:
+            job = self._jobs.get(change.job)
+            if job is None or job.phase not in (Phase.WAITING, Phase.RUNNING):
+                raise CarpoolError(
+                    f"policy {self.policy!r} changed job {change.job!r}, which is not waiting or running"
+                )
+            if change.job in seen:
+                raise CarpoolError(f"policy {self.policy!r} changed job {change.job!r} twice in one plan")
+            seen.add(change.job)
+            if change.allocation is not None:
+                job.check_lane(change.allocation)
 
     def _restore(self, changes: Sequence[Change], taken: int) -> None:
         """Undo a half-made move."""
@@ -496,3 +519,11 @@ class Scheduler:
             self._take_off(at, self._jobs[job], Step.CRASH, f"lost node {node.name}", orders)
         self._occupancy.lose(node)
         return True
+
+
+def _round_at(at: float, round_s: float) -> int:
+    """The last round that has begun by `at`; rounds begin at whole multiples, as floats multiply."""
+    number = floor(at / round_s)
+    if (number + 1) * round_s <= at:
+        return number + 1
+    return number - 1 if number * round_s > at else number

@@ -25,6 +25,8 @@ from carpool.core.messages import (
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.core.topology import Cluster
 
+_LEAVE = (NodeLost, JobCrashed, JobPaused, JobFinished, JobFailed, JobCancelled)  # after these it holds nothing
+
 
 def story(records: Iterable[Record], job: JobId, cluster: Cluster | None = None) -> Iterator[tuple[float, str]]:
     """(instant, sentence) for everything that concerned the job, in order; with a cluster, losses of nodes too."""
@@ -37,7 +39,7 @@ def story(records: Iterable[Record], job: JobId, cluster: Cluster | None = None)
             elif isinstance(fact, NodeLost) and cluster is not None and held is not None:
                 words = _of_loss(cluster, fact, held)
             if words:
-                held = None if isinstance(fact, NodeLost | JobCrashed | JobPaused) else held
+                held = None if isinstance(fact, _LEAVE) else held
                 yield record.at, words
         if record.planned is not None:
             for index, change in enumerate(record.planned.changes):

@@ -8,8 +8,9 @@ if the others had never been, v_j does not depend on the shorter ones, and the c
 
 since the sum of weighted completion times falls by the weights of the jobs that are there in every second. With
 F_i(m) the left side for m devices this is v_i = min over k of (w_1 + … + w_i − F_{i−1}(N − k)) / s_i(k). The devices
-then go where Σ v_j · s_j(k_j) is largest. For equal jobs with s(k) = k^p and equal weights that is heSRPT (Berg, Vesilo,
-Harchol-Balter 2020), which is optimal; for unlike speed tables it is the same argument, exact while the order holds.
+then go where Σ v_j · s_j(k_j) is largest. For equal jobs with s(k) = k^p and equal weights that is heSRPT (Berg,
+Vesilo, Harchol-Balter 2020), which is optimal; for unlike speed tables it is the same argument, exact while the order
+holds.
 """
 
 from __future__ import annotations

@@ -140,12 +140,13 @@ def _from_file(path: Path, name: str) -> type[Policy]:
             f"there is no file {str(path)!r}", way_out="Give the path of a Python file with a policy in it."
         )
     spec = importlib.util.spec_from_file_location(f"carpool_policy_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their annotations up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"cannot be imported: {type(error).__name__}: {error}", where=str(path)) from error
     known = {
         key: value

@@ -46,7 +46,7 @@ class Cutter:
         self, seats: tuple[Seat, ...], step: int, batch: int, present: tuple[int, ...], *, is_new: bool
     ) -> tuple[int, ...]:
         recorded = self._recorded(step, seats)
-        if False:
+        if not is_new and (recorded or present):
             return recorded or present
         if not present and sum(recorded) == batch:
             present = recorded

@@ -164,16 +164,18 @@ class Staff:
 
     def _on_gone(self, reason: str) -> None:
         """The nursery died: so have its workers, and another one takes its place."""
-        self._nursery = None
+        dead, self._nursery = self._nursery, None
         self._early.clear()
         self._failures += 1
-        self._restart = asyncio.create_task(self._replace(reason))
+        self._restart = asyncio.create_task(self._replace(dead, reason))
         for process in self._processes.values():
             if process.pid:
                 self._exit(process, f"the nursery ended: {reason}")
 
-    async def _replace(self, reason: str) -> None:
+    async def _replace(self, dead: Nursery | None, reason: str) -> None:
         try:
+            if dead is not None:
+                await dead.stop()  # else its socket and its number stay taken
             if self._failures > _MOST_NURSERIES:
                 raise NurseryGone(f"{self._failures} nurseries ended one after another; the last one: {reason}")
             await self.start()

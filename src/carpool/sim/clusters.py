@@ -47,7 +47,7 @@ def read_cluster(path: Path) -> Cluster:
         raise InputError(f"is not TOML: {error}", where=str(path)) from None
     _known(data, {"node", "link"}, str(path))
     nodes: list[Node] = []
-    for index, table in enumerate(data.get("node", [])):
+    for index, table in enumerate(_tables(data, "node", str(path))):
         _add_nodes(nodes, table, f"{path}: node {index + 1}")
     if not nodes:
         raise InputError("has no [[node]]", where=str(path), way_out='Add one: [[node]] devices = 8 kind = "V100".')
@@ -55,7 +55,9 @@ def read_cluster(path: Path) -> Cluster:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"two nodes are named {twice!r}", where=str(path), way_out="Give each a name of its own.")
-    links = tuple(_link(table, f"{path}: link {index + 1}") for index, table in enumerate(data.get("link", [])))
+    links = tuple(
+        _link(table, names, f"{path}: link {index + 1}") for index, table in enumerate(_tables(data, "link", str(path)))
+    )
     return Cluster(tuple(nodes), links)
 
 
@@ -74,31 +76,49 @@ def describe(cluster: Cluster) -> str:
 def _add_nodes(nodes: list[Node], table: dict[str, Any], where: str) -> None:
     _known(table, {"name", "count", "devices", "kind", "memory", "bank"}, where)
     count = _whole(table, "count", where, default=1)
+    banks = _tables(table, "bank", where) if "bank" in table else [table]
+    if count * sum(_whole(bank, "devices", where) for bank in banks) > _MOST_DEVICES:
+        raise InputError(f"has more than {_MOST_DEVICES} devices", where=where, way_out="Use a smaller cluster.")
     for copy in range(count):
         name = table.get("name", f"n{len(nodes)}")
         name = name if count == 1 else f"{name}-{copy}" if "name" in table else name
-        banks: list[Bank] = []
+        built: list[Bank] = []
         first = nodes[-1].devices.stop if nodes else 0
-        for bank in table.get("bank", [table]):
+        for bank in banks:
+            if bank is not table:
+                _known(bank, {"devices", "kind", "memory"}, where)
             size = _whole(bank, "devices", where)
             kind = bank.get("kind")
             if not isinstance(kind, str) or not kind:
                 raise InputError(f"kind is {kind!r}", where=where, way_out='Name one, such as kind = "V100".')
             memory_bytes = parse_bytes(bank.get("memory", 0), f"{where}: memory")
-            banks.append(Bank(Kind(kind), range(first, first + size), memory_bytes))
+            built.append(Bank(Kind(kind), range(first, first + size), memory_bytes))
             first += size
-        nodes.append(Node(NodeId(len(nodes)), str(name), tuple(banks)))
+        nodes.append(Node(NodeId(len(nodes)), str(name), tuple(built)))
 
 
-def _link(table: dict[str, Any], where: str) -> Link:
+def _link(table: dict[str, Any], names: list[str], where: str) -> Link:
     _known(table, {"ends", "bytes_per_s", "latency_s"}, where)
     ends = table.get("ends")
     if not isinstance(ends, list) or len(ends) != 2:
         raise InputError(f"ends is {ends!r}", where=where, way_out='Name two, such as ends = ["n0", "n1"].')
-    speed = table.get("bytes_per_s")
-    if not isinstance(speed, int | float) or speed <= 0:
+    for end in ends:
+        if end not in names:
+            raise UnknownName("node", str(end), names, where=where)
+    speed, latency = table.get("bytes_per_s"), table.get("latency_s", 0.0)
+    if not isinstance(speed, int | float) or not 0 < speed < float("inf"):
         raise InputError(f"bytes_per_s is {speed!r}", where=where, way_out="Give a number above 0.")
-    return Link((str(ends[0]), str(ends[1])), float(speed), float(table.get("latency_s", 0.0)))
+    if not isinstance(latency, int | float) or not 0 <= latency < float("inf"):
+        raise InputError(f"latency_s is {latency!r}", where=where, way_out="Give seconds of at least 0.")
+    return Link((str(ends[0]), str(ends[1])), float(speed), float(latency))
+
+
+def _tables(table: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]:
+    """The [[key]] tables of a table."""
+    rows = table.get(key, [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or (key == "bank" and not rows):
+        raise InputError(f"{key} is {rows!r}", where=where, way_out=f"Write it as [[{key}]] tables.")
+    return rows
 
 
 def _whole(table: dict[str, Any], key: str, where: str, default: int | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from carpool.sim.recorder import Recorder
 from carpool.sim.report.recording import Recording
 from carpool.sim.run import simulate
 from carpool.sim.traces.readers import read_trace
-from carpool.sim.traces.trace import check_capacity
+from carpool.sim.traces.trace import DroppedRow, WorkUnit, check_capacity
 from carpool.sim.traces.write import replacing
 from carpool.sim.worlds import parse_world
 
@@ -60,6 +61,7 @@ class Result:
     cpu_s: float  # of that policy's process, start-up and parsing included
     dropped: dict[str, int] = field(default_factory=dict)
     notes: dict[str, int] = field(default_factory=dict)
+    dropped_rows: tuple[DroppedRow, ...] = ()
     recording: Recording | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -80,6 +82,12 @@ def perform(request: Request, progress: Callable[[float], None] | None = None) -
     world = parse_world(request.world, request.seed)
     failures = parse_failures(request.failures, cluster, request.seed)
     trace = read_trace(request.trace, request.format, skip_invalid=request.skip_invalid, max_jobs=request.max_jobs)
+    if trace.work_unit is WorkUnit.STEPS and not request.world.startswith("gavel:"):
+        raise InputError(
+            f"counts work in steps, and world {request.world!r} does not know how long a step takes",
+            where=request.trace,
+            way_out="Give --world gavel:THROUGHPUTS.json.",
+        )
     one_kind = max(cluster.capacity.values())  # a gang sits on devices of one kind
     trace = check_capacity(trace, one_kind, cluster.capacity, skip_invalid=request.skip_invalid)
     arrivals, cluster = world.prepare(trace.arrivals, cluster)
@@ -109,6 +117,7 @@ def perform(request: Request, progress: Callable[[float], None] | None = None) -
         time.process_time(),
         dict(trace.dropped),
         dict(trace.notes),
+        tuple(trace.dropped_rows),
         recorder.close(end_s + trace.arrivals[0].submit_s) if recorder else None,
     )
 
@@ -204,6 +213,7 @@ def _receive(pipe: Connection, process: Any, request: Request) -> float | Result
 
 
 def _child(request: Request, pipe: Connection) -> None:
+    sys.stdout = sys.stderr  # what a policy file prints must not get between the figures
     try:
         pipe.send(perform(request, pipe.send))
     except InputError as error:

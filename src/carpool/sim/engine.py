@@ -48,16 +48,18 @@ class Engine:
             wake_at = scheduler.wake_at
             if self._is_over(next_at, wake_at):
                 return
-            if next_at is None or (self._has_all and not scheduler.num_running):
+            is_wake = next_at is None or (wake_at is not None and wake_at <= next_at)
+            if scheduler.num_running or not self._has_all:
+                idle = 0
+            elif next_at is None or not is_wake:  # a wake-up before something happens is no sign of anything
                 idle += 1
                 if idle > _PATIENCE + len(timeline):  # events in the heap may have been overtaken
                     return
-            else:
-                idle = 0
-            if wake_at is None or (next_at is not None and next_at < wake_at):
+            if not is_wake:
                 assert next_at is not None
                 at = next_at
             else:
+                assert wake_at is not None
                 at = wake_at
             facts: Sequence[Fact] = timeline.happen(at)
             if not facts:

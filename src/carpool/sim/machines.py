@@ -163,7 +163,7 @@ class Machines:
             before = stint.placement
             self._leave(stint, disturbed)
             stint.settle(at)
-        moved = stint.allocation is None or not _same_devices(stint.allocation, order.allocation)
+        moved = stint.allocation is None or not stint.allocation.same_devices(order.allocation)
         stint.allocation = order.allocation
         stint.generation = order.generation
         stint.placement = self._enter(stint, disturbed)
@@ -302,13 +302,6 @@ class Machines:
             beside.update(self._on_device[device])
         beside.pop(stint.spec.id, None)
         return replace(alone, neighbours=tuple(map(_neighbour, beside.values()))) if beside else alone
-
-
-def _same_devices(one: Allocation, other: Allocation) -> bool:
-    """Whether two allocations name the same devices, in whatever shares."""
-    if len(one.shares) == len(other.shares) == 1:
-        return one.shares[0].devices == other.shares[0].devices
-    return set(one.devices()) == set(other.devices())
 
 
 def _neighbour(stint: Stint) -> Neighbour:

@@ -8,6 +8,7 @@ from math import exp, floor, inf
 from pathlib import Path
 from random import Random
 
+from carpool.core.errors import UnknownName
 from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind
@@ -199,7 +200,10 @@ class ParametricWorld:
         return spec if spec.memory_bytes else replace(spec, memory_bytes=self.memory(spec))
 
     def furnished(self, cluster: Cluster) -> Cluster:
-        """The cluster with the memory of its kinds filled in where it states none."""
+        """The cluster with the memory of its kinds filled in where it states none; kinds must be known, if any are."""
+        for kind in cluster.kinds:
+            if self.kinds and kind not in self.kinds:
+                raise UnknownName("kind", kind, self.kinds, where="this world")
         nodes = []
         for node in cluster.nodes:
             banks = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from math import isfinite
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -121,7 +122,7 @@ def _value(key: str, value: object, hint: Any, limits: Limits, where: str) -> An
     if key in _IN_BYTES:
         return parse_bytes(value, f"{where}: {key}")
     allowed = int if hint is int else int | float
-    if isinstance(value, bool) or not isinstance(value, allowed) or not limits.admit(value):
+    if isinstance(value, bool) or not isinstance(value, allowed) or not (isfinite(value) and limits.admit(value)):
         what = "a whole number" if hint is int else "a number"
         bounds = "" if limits == Limits() else f" {limits}"
         raise InputError(f"{key} is {value!r}", where=where, way_out=f"Give {what}{bounds}.")

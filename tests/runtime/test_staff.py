@@ -1,0 +1,59 @@
+"""A nursery that dies is taken down before another one takes its place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from carpool.runtime import staff
+from carpool.runtime.protocol import Exited, Message
+
+
+class Deaf:
+    """Ears for a staff without workers."""
+
+    def heard(self, who: staff.Key, message: Message) -> None:
+        raise AssertionError(who, message)
+
+    def ended(self, who: staff.Key, why: str) -> None:
+        raise AssertionError(who, why)
+
+
+class FakeNursery:
+    """Notes what is done to it; dies when it is told to."""
+
+    made: list[FakeNursery]
+
+    def __init__(
+        self, on_exit: Callable[[Exited], object], on_gone: Callable[[str], object], *, preload: tuple[str, ...]
+    ) -> None:
+        self.die = on_gone
+        self.done: list[str] = []
+        self.made.append(self)
+
+    async def start(self) -> None:
+        self.done.append("start")
+
+    async def stop(self) -> None:
+        assert len(self.made) == 1 or self is self.made[-1], "the next one came before this one had gone"
+        self.done.append("stop")
+
+
+def test_a_dead_nursery_is_stopped_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its socket stays open, and it stays in the process table until the collector finds its handle."""
+    FakeNursery.made = []
+    monkeypatch.setattr(staff, "Nursery", FakeNursery)
+
+    async def go() -> None:
+        workers = staff.Staff(Deaf(), lambda: 0.0)
+        await workers.start()
+        FakeNursery.made[0].die("killed by SIGKILL")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [nursery.done for nursery in FakeNursery.made] == [["start", "stop"], ["start"]]
+        await workers.stop()
+        assert [nursery.done for nursery in FakeNursery.made] == [["start", "stop"], ["start", "stop"]]
+
+    asyncio.run(go())
