@@ -152,17 +152,16 @@ class Desk:
         return await self.until(made)
 
     def _raise_if_over(self, job: str) -> None:
-        if self.of(job, JobFinished) or self.of(job, JobFailed):
+        if self._end(job) is not None:
             raise JobEnded(job)
+
+    def _end(self, job: str) -> JobFinished | JobFailed | None:
+        ends = (fact for fact in self.facts if isinstance(fact, JobFinished | JobFailed) and fact.job == job)
+        return next(ends, None)
 
     async def end_of(self, job: str) -> str:
         """Wait for a job's end: its digest, or why it failed."""
-
-        def end() -> Fact | None:
-            failed = self.of(job, JobFailed)
-            return next(iter(failed or self.of(job, JobFinished)), None)
-
-        ended = await self.until(end)
+        ended = await self.until(lambda: self._end(job))
         if isinstance(ended, JobFailed):
             return f"FAILED: {ended.error}"
         return self.outcomes[job].digest or "FAILED: it has no digest"

@@ -105,7 +105,7 @@ class Formation:
     since: float
     halting: bool = False
     contributed: dict[int, float] = field(default_factory=dict)  # to the present step, with the seconds it took
-    pace: Pace = field(default_factory=lambda: Pace())
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def is_solo(self) -> bool:

@@ -1,0 +1,66 @@
+"""What an executor holds for one training: its team, its folder, and its memory files."""
+
+from __future__ import annotations
+
+import os
+
+from carpool.core.model import JobId
+from carpool.runtime.actions import (
+    Mirror,
+    Segment,
+)
+from carpool.runtime.jobfolder import JobFolder
+from carpool.runtime.memory import new_memory
+from carpool.runtime.program import Program
+from carpool.runtime.team import Team
+
+
+class Training:
+    """What an executor holds for one training job beside its team."""
+
+    def __init__(self, job: JobId, program: Program, folder: JobFolder, team: Team) -> None:
+        self.job = job
+        self.program = program
+        self.folder = folder
+        self.team = team
+        self.by_token = False
+        self.devices: dict[int, int] = {}  # worker to device
+        self.mirrors: dict[int, int] = {}  # key to descriptor
+        self.spare: list[int] = []  # descriptors to be used again: their pages are there already
+        self.segment: tuple[int, int] | None = None  # key and descriptor
+
+    def memory(self, mirror: Mirror) -> int:
+        """The descriptor of a mirror."""
+        if mirror.key not in self.mirrors:
+            self.mirrors[mirror.key] = self.spare.pop() if self.spare else new_memory(f"mirror-{self.job}"[:200])
+        return self.mirrors[mirror.key]
+
+    def shared(self, segment: Segment) -> int:
+        """The descriptor of a segment; the one before it is let go."""
+        if self.segment is None or self.segment[0] != segment.key:
+            self.drop_segment()
+            self.segment = (segment.key, new_memory(f"segment-{self.job}"[:200], segment.size_bytes))
+        return self.segment[1]
+
+    def drop_segment(self) -> None:
+        """No formation needs it."""
+        if self.segment is not None:
+            os.close(self.segment[1])
+            self.segment = None
+
+    def drop(self, mirror: Mirror, *, reusable: bool) -> None:
+        """A mirror is not needed any more."""
+        fd = self.mirrors.pop(mirror.key, None)
+        if fd is not None and reusable and not self.spare:
+            self.spare.append(fd)
+        elif fd is not None:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for fd in (*self.mirrors.values(), *self.spare):
+            os.close(fd)
+        self.mirrors.clear()
+        self.spare.clear()
+        self.drop_segment()
+        self.folder.close()
