@@ -12,256 +12,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import random
 import re
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from measured import ROOT, save
-from trials.catalogue import ENTRY, EXAMPLES, SHARDS, program
-from trials.desk import MARK, Desk, JobEnded, left_behind, new_mark, shared_memory
+from measured import save
+from trials.catalogue import EXAMPLES, SHARDS
+from trials.commanded import WHOLE, interrupt, run_all
+from trials.desk import left_behind, new_mark, shared_memory
 from trials.judged import ask
+from trials.ordered import by_token, in_turns, over_seeds, resized
+from trials.setting import Ends, Trial, TrialFailed
 
-Ends = dict[str, str]  # job to digest, or to what went wrong
-WHOLE = f"{ROOT}/benchmarks/trials/whole.py:Whole"  # a job over unlike devices: no policy that ships does that
 NEAR = 1e-5  # what a step's gradient may differ by after a resize in default mode, relative to its norm
-RUN_S = 300.0  # the most that one `carpool run` may take
-
-
-@dataclass(slots=True)
-class Trial:
-    """The settings of this benchmark, and where one way of running puts its files."""
-
-    jobs: tuple[str, ...]
-    steps: int
-    pause_s: float
-    seed: int
-    folder: Path = Path()
-    mark: str = ""
-    notes: dict[str, str] = field(default_factory=dict)  # what shows that it was really tried
-
-    @property
-    def middle(self) -> int:
-        """A step well inside of the training."""
-        return random.Random(self.seed).randrange(self.steps // 4, self.steps // 2)
-
-    def arguments(self, job: str, **more: Any) -> dict[str, Any]:
-        """What a job's entry takes."""
-        return EXAMPLES[job].arguments(self.steps, self.pause_s, **more)
-
-
-# ---------------------------------------------------------------------------------------------------------- carpool run
-
-
-def run_all(
-    trial: Trial,
-    spec: str,
-    *,
-    exact: bool,
-    width: int = 1,
-    faults: str = "",
-    rank: int | None = None,
-    policy: str = "fifo",
-) -> Ends:
-    """All jobs by one `carpool run`, each on so many devices; with a fault in the middle of each, if one is named."""
-    write_jobs(trial, exact=exact, width=width)
-    marks = {job: trial.folder / f"struck-{job}" for job in trial.jobs}
-    named = [
-        {"job": job, "step": trial.middle, "kind": faults, "once": str(marks[job]), "rank": rank}
-        for job in trial.jobs
-        if faults
-    ]
-    document = finish(begin(trial, "jobs.toml", "--devices", spec, "--oversubscribe", policy=policy, faults=named))
-    ends = digests(document)
-    for job in document["jobs"]:
-        widest = max((len(given["devices"]) for given in job["allocations"]), default=0)
-        if widest != width and not ends[job["name"]].startswith("FAILED"):
-            ends[job["name"]] = f"NOT TRIED: it held {widest} devices, not {width}"
-        if faults and not marks[job["name"]].exists():
-            ends[job["name"]] = f"NOT TRIED: no {faults} struck it"
-    return ends
-
-
-def interrupt(trial: Trial, *, exact: bool, before: str, after: str, width: int = 1) -> Ends:
-    """All jobs at a time, stopped with SIGINT when one has made a step, resumed until each was stopped in the middle."""
-    write_jobs(trial, exact=exact, width=width)
-    caught: dict[str, int] = {}
-    for sitting in range(2 * len(trial.jobs)):
-        journal = trial.folder / f"journal-{sitting}"
-        more = ["--resume"] if sitting else []
-        child = begin(trial, "jobs.toml", *more, "--devices", before, "--journal", str(journal))
-        await_step(child, journal, set(trial.jobs) - set(caught))
-        child.send_signal(signal.SIGINT)
-        document = finish(child, codes=(0, 130))
-        steps = {job["name"]: job["steps"] for job in document["jobs"] if job["state"] == "interrupted"}
-        caught |= {name: made for name, made in steps.items() if name not in caught and 0 < made < trial.steps}
-        if len(caught) == len(trial.jobs) or child.returncode == 0:
-            break
-    trial.notes["interrupted at"] = ", ".join(f"{name} {steps}" for name, steps in caught.items())
-    if child.returncode == 130:
-        document = finish(begin(trial, "jobs.toml", "--resume", "--devices", after))
-    missed = {job: "NOT TRIED: it was never stopped in the middle" for job in trial.jobs if job not in caught}
-    return digests(document) | missed
-
-
-def await_step(child: subprocess.Popen[str], journal: Path, jobs: set[str]) -> None:
-    """Wait until one of the jobs has made a step, or the run is over."""
-    deadline = time.monotonic() + RUN_S
-    told = re.compile(r'"fact": ?"ProgressReported", ?"job": ?"([^"]*)"')
-    while child.poll() is None and time.monotonic() < deadline:
-        if journal.exists() and jobs.intersection(told.findall(journal.read_text(encoding="ascii"))):
-            return
-        time.sleep(0.05)
-
-
-def write_jobs(trial: Trial, *, exact: bool, width: int) -> None:
-    """A job file in which every job takes just so many devices."""
-    tables = []
-    for job in trial.jobs:
-        args = trial.arguments(job)
-        given = ", ".join(f"{name} = {json.dumps(value)}" for name, value in args["args"].items())
-        rest = f'example = "{args["example"]}", steps = {args["steps"]}, pause_s = {args["pause_s"]}'
-        lines = ["[[job]]", f'name = "{job}"', f'entry = "{ENTRY}"', f"devices = {width}"]
-        lines.append(f"args = {{ {rest}, args = {{ {given} }} }}")
-        lines += ["exact = true", f"shards = {SHARDS}"] if exact else []
-        tables.append("\n".join(lines))
-    (trial.folder / "jobs.toml").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
-
-
-def begin(
-    trial: Trial, *args: str, policy: str = "fifo", faults: Sequence[dict[str, Any]] = ()
-) -> subprocess.Popen[str]:
-    """Start `carpool run`."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), MARK: trial.mark, "CARPOOL_FAULTS": json.dumps(faults)}
-    command = [sys.executable, "-m", "carpool", "run", *args, "--policy", policy, "--state", "state", "--json"]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, text=True, env=env, cwd=trial.folder, start_new_session=True, stdout=pipe, stderr=pipe
-    )
-
-
-def finish(child: subprocess.Popen[str], codes: tuple[int, ...] = (0, 1)) -> dict[str, Any]:
-    """What it printed at its end; one that takes too long is killed."""
-    try:
-        printed, told = child.communicate(timeout=RUN_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        printed, told = child.communicate()
-        raise TrialFailed(f"carpool run took longer than {RUN_S:.0f} s") from None
-    if child.returncode not in codes:
-        raise TrialFailed(f"carpool run ended with {child.returncode}: {told.strip()[-300:]}")
-    document: dict[str, Any] = json.loads(printed)
-    return document
-
-
-def digests(document: dict[str, Any]) -> Ends:
-    """Digests by job, or why there is none."""
-    return {job["name"]: job["digest"] or f"FAILED: {job['state']}, {job['error']}" for job in document["jobs"]}
-
-
-class TrialFailed(Exception):
-    """A way of running did not come to its end."""
-
-
-# ----------------------------------------------------------------------------------------------- through the executor
-
-
-async def resized(trial: Trial, *, exact: bool, cores: Sequence[int] = (1, 1, 2, 1), **args: Any) -> Ends:
-    """One job after another, on other devices after every few steps."""
-    desk = await open_desk(trial, cores)
-    chance = random.Random(trial.seed)
-    ends: Ends = {}
-    try:
-        for job in trial.jobs:
-            desk.introduce(job, program(trial.arguments(job, **args), trial.folder, exact=exact))
-            changes = await resize_at_random(desk, job, chance, len(cores))
-            trial.notes[job] = f"{len(changes) - 1} resizes at {', '.join(f'{step:.0f}' for step in changes[1:])}"
-            ends[job] = await desk.end_of(job)
-            if len(changes) < 3:
-                ends[job] = f"NOT TRIED: only {len(changes) - 1} resizes"
-    finally:
-        await desk.close()
-    return ends
-
-
-async def resize_at_random(desk: Desk, job: str, chance: random.Random, num_devices: int) -> list[float]:
-    """Give a job other devices at random steps until it is over; the steps at which it changed."""
-    changes: list[float] = []
-    devices: list[int] = []
-    try:
-        while True:
-            others = [n for n in range(1, num_devices + 1) if n != len(devices)]
-            devices = chance.sample(range(num_devices), chance.choice(others))
-            applied = await desk.answered(job, desk.assign(job, *devices))
-            changes.append(applied.done)
-            await desk.step(job, applied.done + chance.randrange(1, 6))
-    except JobEnded:
-        return changes
-
-
-async def by_token(trial: Trial, *, exact: bool, width: int) -> Ends:
-    """Two jobs at a time on the same devices of one core: every step needs the device's token."""
-    desk = await open_desk(trial, (1,) * width)
-    ends: Ends = {}
-    try:
-        for pair in pairs(trial.jobs):
-            for turn, job in enumerate(pair):
-                desk.introduce(job, program(trial.arguments(job), trial.folder, exact=exact))
-                desk.assign(job, *range(width), fraction=0.5, turn=turn)
-            for job in pair:
-                ends[job] = await desk.end_of(job)
-    finally:
-        await desk.close()
-    return ends
-
-
-async def in_turns(trial: Trial, *, exact: bool, width: int) -> Ends:
-    """Two jobs, one of them on the devices, the other one off them; changed every few steps."""
-    desk = await open_desk(trial, (1,) * width)
-    chance = random.Random(trial.seed)
-    ends: Ends = {}
-    try:
-        for pair in pairs(trial.jobs):
-            for job in pair:
-                desk.introduce(job, program(trial.arguments(job), trial.folder, exact=exact))
-            switches, left = 0, list(pair)
-            while left:
-                job = left.pop(0)
-                try:
-                    applied = await desk.answered(job, desk.assign(job, *range(width)))
-                    await desk.step(job, applied.done + chance.randrange(2, 12))
-                    await desk.answered(job, desk.release(job))
-                    switches, left = switches + 1, [*left, job]
-                except JobEnded:
-                    ends[job] = await desk.end_of(job)
-            trial.notes[" and ".join(pair)] = f"{switches} switches"
-    finally:
-        await desk.close()
-    return ends
-
-
-def pairs(jobs: Sequence[str]) -> list[tuple[str, ...]]:
-    """Two by two; of an odd number the last one is with itself."""
-    return [tuple(jobs[start : start + 2]) for start in range(0, len(jobs), 2)]
-
-
-async def open_desk(trial: Trial, cores: Sequence[int]) -> Desk:
-    """An executor of this trial."""
-    return await Desk.open(trial.folder / "state", cores, mark=trial.mark, mirror_s=0.5)
-
-
-# --------------------------------------------------------------------------------------------------------- both modes
-
 Way = Callable[[Trial], Ends]
 
 
@@ -414,27 +184,11 @@ def curves(trial: Trial, seeds: int) -> dict[str, Any]:
     return results
 
 
-async def over_seeds(trial: Trial, record: Path, seeds: int) -> Ends:
-    """One job with several seeds, on one device and resized."""
-    (job,) = trial.jobs
-    desk = await open_desk(trial, (1, 1, 1))
-    chance = random.Random(trial.seed)
-    ends: Ends = {}
-    try:
-        for seed in range(seeds):
-            for how in ("calm", "resized"):
-                name = f"{how}-{seed}"
-                args = trial.arguments(job, record=str(record / name))
-                desk.introduce(name, program(args, trial.folder, seed=seed))
-                if how == "calm":
-                    desk.assign(name, 0)
-                else:
-                    changes = await resize_at_random(desk, name, chance, 3)
-                    trial.notes[name] = f"{len(changes) - 1} resizes"
-                ends[name] = await desk.end_of(name)
-    finally:
-        await desk.close()
-    return ends
+def plain_loops(trial: Trial, shards: int | None, threads: int) -> Ends:
+    """The digests of ordinary loops."""
+    how = {"what": "plain", "seed": 0, "shards": shards, "threads": threads}
+    asked = [{"args": trial.arguments(job) | {"pause_s": 0.0}, **how} for job in trial.jobs]
+    return dict(zip(trial.jobs, ask(asked), strict=True))
 
 
 def main() -> int:
@@ -452,19 +206,15 @@ def main() -> int:
     for job in trial.jobs:
         print(f"{job}: {EXAMPLES[job].entry}, {EXAMPLES[job].what}")
     cores = len(os.sched_getaffinity(0))
-    loops = {"exact": (SHARDS, 1), "default": (None, 1), "all cores": (None, cores)}
-    asked = [
-        {"what": "plain", "args": trial.arguments(job) | {"pause_s": 0.0}, "seed": 0, "shards": cut, "threads": threads}
-        for cut, threads in loops.values()
-        for job in trial.jobs
-    ]
-    found = iter(ask(asked))
-    plain: dict[str, Ends] = {mode: {job: next(found) for job in trial.jobs} for mode in loops}
+    # Threads that wait for each other at every tiny operation crawl on a busy machine: one job shows it.
+    threaded = replace(trial, jobs=tuple(job for job in trial.jobs if job == "cnn") or trial.jobs[:1])
+    loops = {"exact": (trial, SHARDS, 1), "default": (trial, None, 1), "all cores": (threaded, None, cores)}
+    plain = {mode: plain_loops(*loop) for mode, loop in loops.items()}
     results: dict[str, Any] = {"jobs": {job: EXAMPLES[job].what for job in trial.jobs}, "steps": trial.steps}
     results["exact"] = try_ways(trial, "exact", exact_ways(), plain["exact"], options.only)
     results["default"] = try_ways(trial, "default", default_ways(), plain["default"], options.only)
     whole: dict[str, Way] = {"1 device, all cores": lambda t: run_all(t, "cpu:1", exact=False)}
-    results["default"] |= try_ways(trial, "default", whole, plain["all cores"], options.only)
+    results["default"] |= try_ways(threaded, "default", whole, plain["all cores"], options.only)
     if not options.only or "default 2" in options.only:
         results["default_2_devices"] = try_ways(trial, "default 2", pair_ways(), {}, options.only)
     if not options.only or "gradients" in options.only:

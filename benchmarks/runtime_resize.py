@@ -186,9 +186,11 @@ def wait_for_step(notes: Path, step: int) -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill torchrun and its processes."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """Kill torchrun and its processes, each of which leads a session of its own and would live on."""
+    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii").split()
+    for pid in (process.pid, *map(int, found)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
 
 

@@ -39,7 +39,8 @@ def test_unknown_verb_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> No
 def test_help_and_policies_import_nothing_heavy() -> None:
     code = (
         "import sys, carpool.cli.main as m; m.run(['--help']); m.run(['policies']);"
-        "print([name for name in ('numpy', 'scipy', 'torch', 'rich', 'sklearn') if name in sys.modules], file=sys.stderr)"
+        "heavy = [name for name in ('numpy', 'scipy', 'torch', 'rich', 'sklearn') if name in sys.modules];"
+        "print(heavy, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr.strip().endswith("[]")

@@ -288,6 +288,21 @@ def test_two_jobs_take_turns_on_one_device(desk: Desk, run: Run[None]) -> None:
     run(go())
 
 
+def test_faults_while_jobs_take_turns_leave_no_token_with_somebody_who_rests(desk: Desk, run: Run[None]) -> None:
+    async def go() -> None:
+        jobs = {f"turn-{n}": devices for n, devices in enumerate([(0, 1), (1, 0), (0,), (1,), (0, 1)])}
+        for n, job in enumerate(jobs):
+            faults = [{"step": step, "kind": kind} for step in (3, 7) for kind in ("memory", "kill")]
+            desk.introduce(job, exact=n % 2 == 0, args={"epochs": 6}, faults=faults)
+        for n, (job, devices) in enumerate(jobs.items()):
+            desk.assign(job, *devices, turn=n % 2, fraction=0.2)
+        ends = {job: (await desk.finished(job)).digest for job in jobs}
+        assert {ends["turn-0"], ends["turn-2"], ends["turn-4"]} == {desk.expected(epochs=6)}
+        assert ends["turn-3"] == desk.expected(shards=None, epochs=6)
+
+    run(go())
+
+
 def test_errors_of_the_users_fail_their_job_only(desk: Desk, run: Run[None]) -> None:
     async def go() -> None:
         desk.introduce("raises", entry="jobs.py:raises")

@@ -59,7 +59,7 @@ def test_short_steps_are_granted_in_numbers_to_those_that_work_alone() -> None:
     assert turns.next(0.002) == ("alone", 10)
 
 
-KINDS = st.sampled_from(["ask", "give_back", "leave", "next"])
+KINDS = st.sampled_from(["ask", "give_back", "withdraw", "leave", "next"])
 
 
 @given(st.lists(st.tuples(KINDS, st.sampled_from("abc")), max_size=60))
@@ -78,8 +78,8 @@ def test_whoever_asks_gets_the_token_once_it_is_free(events: list[tuple[str, str
             case "give_back" if holder == who:
                 turns.give_back(at, who)
                 holder = ""
-            case "leave":
-                turns.leave(at, who)
+            case "leave" | "withdraw":
+                turns.leave(at, who) if kind == "leave" else turns.withdraw(at, who)
                 asking.discard(who)
                 holder = "" if holder == who else holder
             case "next":

@@ -19,11 +19,11 @@ Examples:
 @click.option("--out", default="out", show_default=True, metavar="DIR", help="Where timelines, page and runs go.")
 @click.option("--devices", default="", metavar="SPEC", help="cpu:4, cuda … [default: all GPUs, else all cores]")
 @click.option("--quick", is_flag=True, help="A few epochs only: to see that it works, not what it gains.")
-@click.option("--simulated", is_flag=True, help="A made-up day on 64 GPUs under five policies instead; needs no torch.")
+@click.option("--simulated", is_flag=True, help="Made-up jobs on 64 GPUs under five policies instead; needs no torch.")
 @click.option(
-    "--jobs", type=click.IntRange(min=10), default=1500, show_default=True, help="With --simulated: jobs of the day."
+    "--jobs", type=click.IntRange(min=10), default=1500, show_default=True, help="With --simulated: how many jobs."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="With --simulated: another seed, another day.")
+@click.option("--seed", type=int, default=0, show_default=True, help="With --simulated: another seed, other jobs.")
 def command(out: str, devices: str, quick: bool, simulated: bool, jobs: int, seed: int) -> int:
     """Train four small models one after another and then shared, compare times and weights, save the timelines."""
     from carpool.core.errors import InputError

@@ -1,4 +1,4 @@
-"""The demo in simulation: a made-up day of jobs under several policies."""
+"""The demo in simulation: made-up jobs for a busy cluster under several policies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CLUSTER = "8x8xV100"
 
 
 def show(folder: Path, jobs: int, seed: int) -> None:
-    """Replay the day, print the comparison, leave trace, page and picture in the folder."""
+    """Replay the jobs, print the comparison, leave trace, page and picture in the folder."""
     trace = Generator(
         jobs=jobs, seed=seed, load=0.95, devices=64, sizes=((1, 0.7), (2, 0.1), (4, 0.1), (8, 0.1))
     ).generate()
     path = folder / "demo.csv"
     write_trace(trace, path)
-    click.echo(f"A day of {jobs} jobs on {_CLUSTER}:")
+    click.echo(f"{jobs} made-up jobs on {_CLUSTER}:")
     for line in lines(summarise(trace, 64)):
         click.echo(f"  {line}")
     requests = [Request(str(path), _CLUSTER, policy, seed=seed, record=True) for policy in _POLICIES]
@@ -33,10 +33,12 @@ def show(folder: Path, jobs: int, seed: int) -> None:
     click.echo()
     print_comparison(results)
     first, best = results[0], min(results, key=lambda result: result.summary.avg_jct_s)
-    click.echo(
-        f"\nThe same jobs on the same devices: under {best.policy} the average job is done "
-        f"{first.summary.avg_jct_s / best.summary.avg_jct_s:.1f}x sooner than under {first.policy}."
-    )
+    gain = first.summary.avg_jct_s / best.summary.avg_jct_s
+    if gain > 1.0:
+        click.echo(
+            f"\nThe same jobs on the same devices: under {best.policy} the average job is done {gain:.1f}x sooner "
+            f"than under {first.policy}."
+        )
     page, picture = folder / "demo.html", folder / "demo.svg"
     write_report(str(page), requests[0], results)
     runs = [RunRecord(r.policy, r.as_json(), r.recording) for r in results if r.recording is not None]

@@ -59,7 +59,7 @@ from carpool.runtime.wire import (
     ExecutorOptions,
 )
 
-_GIVES_TOKEN_BACK = (Contributed, Halted, Done, Broke)
+_NEEDS_NO_TOKEN = (Halted, Done, Broke)  # nor the one it may still be waiting for
 
 
 class Executor:
@@ -181,8 +181,10 @@ class Executor:
         if isinstance(message, Asked):
             self._asked(at, training, who, device)
             return
-        if isinstance(message, _GIVES_TOKEN_BACK):
+        if isinstance(message, Contributed):
             self._turns[device].give_back(at, who)
+        elif isinstance(message, _NEEDS_NO_TOKEN) and not (isinstance(message, Broke) and message.kind == "disk"):
+            self._turns[device].withdraw(at, who)
         is_first = isinstance(message, Ready) and training.team.ready is None
         self._do(training, training.team.said(at, worker, message))
         if is_first and isinstance(message, Ready):
@@ -324,9 +326,10 @@ class Executor:
 
     def _asked(self, at: float, training: Training, who: Key, device: int) -> None:
         formation = training.team.formation
+        if formation is None or not formation.shape.by_token or who[1] not in formation.members:
+            return  # it asked before it heard that things have changed, and will rest or ask anew
         seat = next((seat for seat in training.team.wish.seats if seat.device == device), Seat(device))
-        alone = formation is not None and formation.is_solo
-        self._turns[device].ask(at, who, seat.turn, seat.fraction, may_take_several=alone)
+        self._turns[device].ask(at, who, seat.turn, seat.fraction, may_take_several=formation.is_solo)
         self._grant(at, device)
 
     def _grant(self, at: float, device: int) -> None:

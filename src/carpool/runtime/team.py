@@ -210,6 +210,7 @@ class Team(Settling):
         """A step ran out of memory: once more with the neighbours parked, then it is the job's own fault."""
         where = self._name(who.device)
         who.mode, who.step = Mode.STANDING, said.step
+        self._progressed(said.step)  # a step that ran short before may have been made since
         if self._short_at is not None:
             self._fail(f"step {said.step + 1} needs more memory than {where} has, even alone: {said.error}")
             return

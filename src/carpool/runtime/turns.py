@@ -59,12 +59,16 @@ class Turns(Generic[K]):
         client.step_s = took_s / self._granted_steps
         self._holder = None
 
+    def withdraw(self, at: float, who: K) -> None:
+        """Somebody rests: it neither has the token nor waits for it."""
+        self.give_back(at, who)
+        if who in self._clients:
+            self._clients[who].asked_at = None
+
     def leave(self, at: float, who: K) -> None:
         """Somebody is gone, or begins anew."""
         self.give_back(at, who)
-        client = self._clients.pop(who, None)
-        if client is not None and client.asked_at is None and not self._clients:
-            self._holder = None
+        self._clients.pop(who, None)
 
     def next(self, at: float) -> tuple[K, int] | None:
         """Who may compute now, and for how many steps; None if the token is not free or nobody asks."""
