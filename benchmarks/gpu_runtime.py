@@ -32,7 +32,9 @@ LIMIT_S = 150.0
 def job_file(folder: Path, names: list[str], *, exact: bool) -> Path:
     """A job file of some of the jobs."""
     tables = [
-        f'[[job]]\nname = "{name}"\nfolder = "{EXAMPLES}"\nexact = {str(exact).lower()}\nmax_devices = 1\n{JOBS[name]}\n'
+        f'[[job]]\nname = "{name}"\nfolder = "{EXAMPLES}"\nexact = {str(exact).lower()}\nmax_devices = 1\n'
+        + JOBS[name]
+        + "\n"
         for name in names
     ]
     path = folder / "jobs.toml"
@@ -118,7 +120,7 @@ def main() -> None:
                     else f"UNEQUAL {[job for job, same in equal.items() if not same]}"
                 )
                 print(
-                    f"{'exact' if exact else 'default':8} {name:24} {row['wall_s']:6.1f} s  code {row['code']}  {told}  "
+                    f"{'exact' if exact else 'default':8} {name:24} {row['wall_s']:6.1f} s, code {row['code']}, {told} "
                     f"{row.get('error', '')} {row.get('failed', '')} {row.get('stderr', '')[-600:]}",
                     flush=True,
                 )

@@ -211,6 +211,16 @@ def test_a_diverged_gradient_is_named(make_training: Any) -> None:
 
     trainer = Trainer(make_training(loss=loss))
     with pytest.raises(Diverged, match=r"step 1, epoch 1: the gradient of '4\.weight' is not finite; the loss is "):
+        trainer.step((1, 1))
+
+
+def test_alone_a_diverged_gradient_shows_in_the_next_loss(make_training: Any) -> None:
+    def loss(model: Any, batch: Any) -> Any:
+        return (model[4].weight * 0.0).sqrt().sum() + model(batch[0]).sum()
+
+    trainer = Trainer(make_training(loss=loss))
+    trainer.step()
+    with pytest.raises(Diverged, match=r"step 2, epoch 1: the loss is nan"):
         trainer.step()
 
 

@@ -8,6 +8,7 @@ step; float buffers are averaged with the weights n_s/n, integer buffers come fr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +64,11 @@ class Passes:
             gather.put(Node(0, piece), self._piece(step, piece, before))
         return gather.held
 
-    def whole(self, step: Step) -> Tensor:
+    def whole(self, step: Step) -> float:
         """One pass over a step that is one piece: its loss; gradients stay on the parameters, buffers in the model.
 
         What comes out is bit for bit what `contribute` gives, without a vector in between: nobody else has to read it.
+        After an error, or a loss that is no number, the model is as it was.
         """
         layout = self._layout
         kept = layout.buffers()
@@ -82,11 +84,27 @@ class Passes:
                     loss = loss / count
             loss.backward()  # type: ignore[no-untyped-call]
             self._refuse_sparse()
+            self._refuse_growth(before)
+            value = loss.item()
         except BaseException:
-            layout.put_back(kept, before)
-            self._clear()
+            self._undo(kept, before)
             raise
-        return loss.detach()
+        if not math.isfinite(value):
+            self._undo(kept, before)
+        return value
+
+    def _undo(self, kept: list[Tensor], before: list[Tensor]) -> None:
+        """Give the model its buffers back, and take the gradients off."""
+        self._layout.put_back(kept, before)
+        self._clear()
+
+    def _refuse_growth(self, before: list[Tensor]) -> None:
+        layout = self._layout
+        for slot, buffer, old in zip((*layout.floats, *layout.whole), layout.buffers(), before, strict=True):
+            if buffer.shape != old.shape:
+                raise TrainingError(
+                    f"buffer {slot.name!r} changed its shape from {tuple(old.shape)} to {tuple(buffer.shape)} in a step"
+                )
 
     def _refuse_sparse(self) -> None:
         for name, parameter in zip(self._layout.names, self._layout.parameters, strict=True):
@@ -112,8 +130,7 @@ class Passes:
                 self._take_gradients(made.values)
                 self._take_buffers(made, before, (end - start) / step.num_samples)
         finally:
-            layout.put_back(kept, before)
-            self._clear()
+            self._undo(kept, before)
         return made
 
     def _clear(self) -> None:
@@ -150,12 +167,8 @@ class Passes:
 
     def _take_buffers(self, made: Contribution, before: list[Tensor], share: float) -> None:
         layout = self._layout
+        self._refuse_growth(before)
         now = layout.buffers()
-        for slot, buffer, old in zip((*layout.floats, *layout.whole), now, before, strict=True):
-            if buffer.shape != old.shape:
-                raise TrainingError(
-                    f"buffer {slot.name!r} changed its shape from {tuple(old.shape)} to {tuple(buffer.shape)} in a step"
-                )
         floats = now[: len(layout.floats)]
         if floats:
             views = layout.buffer_views(made.values)

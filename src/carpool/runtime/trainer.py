@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from carpool.core.errors import InputError
@@ -150,12 +150,12 @@ class Trainer:
         """Whether a process that is alone may make the step in one pass, without adding anything up."""
         return len(step.bounds) == 1 and self._scale is None
 
-    def pass_whole(self, step: Step) -> Tensor:
+    def pass_whole(self, step: Step) -> float:
         """The loss of a step in one pass, its gradient on the parameters; what fails can be repeated."""
         with self._bound():
             return self._passes.whole(step)
 
-    def apply_whole(self, step: Step, loss: Tensor) -> Sums:
+    def apply_whole(self, step: Step, loss: float) -> Sums:
         """Update the weights from the gradient that `pass_whole` left.
 
         Only the loss is checked for being a number: a gradient that is none shows in the loss of the next step, and
@@ -163,12 +163,11 @@ class Trainer:
         """
         assert step.number == self.cursor.step, f"step {step.number} comes after step {self.cursor.step}"
         with self._bound():
-            value = loss.item()
-            if not math.isfinite(value):
-                raise self._diverged(step, value)
+            if not math.isfinite(loss):
+                raise self._diverged(step, loss)
             self._update.clip()
             self._update.apply()
-        return Sums([], value, finite=True, counted=False)
+        return Sums([], loss, finite=True, counted=False)
 
     def advance(self, step: Step, sums: Sums) -> StepDone:
         """Count the step, once all weights are updated."""
