@@ -74,6 +74,7 @@ class How:
     at_once: int
     hang_s: float
     seed: int
+    retries: int
 
 
 def plan(jobs: int, faults: int, seed: int, steps: int, nursery_every: int) -> list[Planned]:
@@ -153,7 +154,9 @@ def _program(job: Planned, folder: Path, how: How) -> Program:
         if fault.kind in INSIDE
     ]
     args = EXAMPLES[job.example].arguments(how.steps, how.pause_s)
-    return program(args, folder, exact=job.exact, environment={"CARPOOL_FAULTS": json.dumps(inside)})
+    return program(
+        args, folder, exact=job.exact, retries=how.retries, environment={"CARPOOL_FAULTS": json.dumps(inside)}
+    )
 
 
 async def _shoot(desk: Desk, job: Planned, chance: random.Random, struck: Counter[str]) -> None:
@@ -217,10 +220,11 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--hang", type=float, default=4.0, help="seconds of silence that count as hung")
     parser.add_argument("--nursery-every", type=int, default=25, help="every so many faults one hits the nursery")
+    parser.add_argument("--retries", type=int, default=3, help="deaths without a completed step that fail a job")
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
     planned = plan(options.jobs, options.faults, options.seed, options.steps, options.nursery_every)
-    how = How(options.steps, options.pause, options.at_once, options.hang, options.seed)
+    how = How(options.steps, options.pause, options.at_once, options.hang, options.seed, options.retries)
     with tempfile.TemporaryDirectory() as folder:
         ran = asyncio.run(run(planned, Path(folder), how))
     problems = problems_of(planned, ran)
@@ -241,6 +245,7 @@ def main() -> int:
         "seconds_with_faults": round(ran.rough_s, 1),
         "load_average": os.getloadavg()[1],
         "seed": options.seed,
+        "retries": options.retries,
     }
     if not options.no_save:
         print(f"wrote {save('runtime_faults', results)}")

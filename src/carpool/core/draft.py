@@ -87,19 +87,19 @@ class Draft:
         view = self.view
         jobs, changes, refused = view.jobs, self._changes, self._refused
         kinds = view.cluster.kinds
+        free = self.occupancy
         started = 0
         for _, _, job_id in view.waiting.entries(refused):
-            if job_id in changes:
-                continue
             job = jobs[job_id]
-            if job.lane and job.lane != (1.0,):
-                continue  # whole devices are not its share
             spec = job.spec
+            if job_id in changes or (job.lane and job.lane != (1.0,)):  # whole devices are not every job's share
+                continue
             allowed = self.kinds_for(job) if spec.memory_bytes else spec.kinds or kinds
-            runs = place(self.occupancy, allowed, spec.devices, rule)
+            runs = place(free, allowed, spec.devices, rule)
             if runs is not None:
                 allocation = Allocation.exclusive(runs)
-                self._fork().take(spec, allocation)
+                free = self._fork()
+                free.take(spec, allocation)
                 changes[job_id] = Change(job_id, allocation)
                 started += 1
             elif bypass:

@@ -214,6 +214,9 @@ class Roster:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, job: JobId) -> bool:
+        return job in self._entries
+
     def __iter__(self) -> Iterator[JobId]:
         if self._sorted is None:
             return iter(self._entries)

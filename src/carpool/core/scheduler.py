@@ -62,6 +62,7 @@ class Scheduler:
     ) -> None:
         self.policy = policy
         self.cadence = cadence or policy.cadence
+        self._may_share = policy.shares_devices or policy.max_virtual > 1.0
         self.at = 0.0
         self.wake_at: float | None = None
         self._estimator: Estimator = estimator or Declared()
@@ -248,7 +249,8 @@ class Scheduler:
             self._planned_at = at
             self._plan_wake_at = None
             return None
-        self._refuse_silent_sharing(plan.changes)
+        if not self._may_share:
+            self._refuse_sharing(plan.changes)
         if plan.drafted is not None:
             self._occupancy.absorb(plan.drafted)  # checked while it was drafted
         else:
@@ -259,15 +261,13 @@ class Scheduler:
         self._remember(at, planned)
         return planned
 
-    def _refuse_silent_sharing(self, changes: Sequence[Change]) -> None:
+    def _refuse_sharing(self, changes: Sequence[Change]) -> None:
         """A policy that shares devices must say so: backends look for neighbours only then."""
-        if self.policy.shares_devices or self.policy.max_virtual > 1.0:
-            return
-        for change in changes:
-            if change.allocation is not None and change.allocation.shares[0].fraction != 1.0:
+        for _, allocation, _ in changes:
+            if allocation is not None and allocation.shares[0].fraction != 1.0:
                 raise CarpoolError(
-                    f"policy {self.policy!r} gives job {change.job!r} {change.allocation.shares[0].fraction:g} of a "
-                    "device but does not set shares_devices = True"
+                    f"policy {self.policy!r} gives out {allocation.shares[0].fraction:g} of a device but does not set "
+                    "shares_devices = True"
                 )
 
     def _remember(self, at: float, planned: Planned) -> None:
@@ -349,8 +349,10 @@ class Scheduler:
         """File a job under its phase."""
         self._jobs[job.spec.id] = job
         if job.desired is not None:
-            key = self.policy.running_key(job, self._estimator) if self._roster.is_ordered else 0
-            self._roster.put(job, key)
+            if self._roster.is_ordered:
+                self._roster.put(job, self.policy.running_key(job, self._estimator))
+            elif job.spec.id not in self._roster:
+                self._roster.put(job, 0)
         elif job.phase is Phase.WAITING:
             self._waiting.put(job, self.policy.waiting_key(job, self._estimator))
 
