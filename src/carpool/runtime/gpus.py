@@ -24,7 +24,7 @@ class Gpu:
 def list_gpus() -> list[Gpu]:
     """What the driver lists and CUDA_VISIBLE_DEVICES lets through; nothing where there is no driver."""
     try:
-        import pynvml  # type: ignore[import-not-found,unused-ignore]
+        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         return _by_torch()
     try:
