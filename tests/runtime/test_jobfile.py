@@ -9,6 +9,7 @@ import pytest
 from carpool.core.errors import InputError
 from carpool.core.model import JobSpec
 from carpool.core.topology import Cluster
+from carpool.runtime.devices import as_cluster, parse_devices
 from carpool.runtime.jobfile import KEYS, JobFile, check_fit, read_jobs
 from carpool.runtime.program import Program
 
@@ -233,6 +234,9 @@ def test_jobs_that_can_never_run_here_are_refused(home: Path, lines: list[str], 
 def test_jobs_that_could_use_more_are_let_through_with_a_word(home: Path) -> None:
     assert check_fit(read(home, HEAD + "max_devices = 4").jobs, TWO) == ["job 'a' could use 4 devices; there are 2"]
     assert check_fit(read(home, HEAD).jobs, TWO) == []
+    unlike = as_cluster(parse_devices("cpu:1x1,1x2", cores=(0, 1, 2), gpus=()))
+    (note,) = check_fit(read(home, HEAD + "devices = 2").jobs, unlike)
+    assert "job 'a' asks 2 devices, and no kind has so many" in note
 
 
 def test_every_key_is_described_in_the_how_to() -> None:

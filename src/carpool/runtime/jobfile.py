@@ -88,12 +88,18 @@ def check_fit(jobs: Sequence[Listed], cluster: Cluster) -> list[str]:
         unknown = next((kind for kind in spec.kinds if kind not in cluster.capacity), None)
         if unknown is not None:
             raise UnknownName("device kind", unknown, cluster.capacity, where=f"job {spec.id!r}: kinds")
-        there = sum(count for kind, count in cluster.capacity.items() if not spec.kinds or kind in spec.kinds)
+        of_each = [count for kind, count in cluster.capacity.items() if not spec.kinds or kind in spec.kinds]
+        there = sum(of_each)
         if spec.narrowest > there:
             of_kind = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
             raise InputError(
                 f"job {spec.id!r} asks {spec.narrowest} devices{of_kind}; there are {there}",
                 way_out="Lower devices or min_devices, or give more with --devices.",
+            )
+        if spec.narrowest > max(of_each):
+            notes.append(
+                f"job {spec.id!r} asks {spec.narrowest} devices, and no kind has so many: no built-in policy mixes "
+                "kinds, so it will run only under one of your own that does"
             )
         if spec.widest > there:
             notes.append(f"job {spec.id!r} could use {spec.widest} devices; there are {there}")
