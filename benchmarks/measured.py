@@ -77,7 +77,12 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"
+    """The commit that was measured; where there is no git, what CARPOOL_COMMIT says."""
+    head = _git("rev-parse", "--short=12", "HEAD")
+    changed = _git("status", "--porcelain", "--", "src", "examples", ":(glob)benchmarks/**/*.py")
+    return f"{head}-dirty" if head and changed else head or os.environ.get("CARPOOL_COMMIT", "unknown")
+
+
+def _git(*args: str) -> str:
+    found = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip()
