@@ -78,9 +78,9 @@ class Desk:
         """Make a job known."""
         self.link.introduce(JobId(job), program)
 
-    def assign(self, job: str, *devices: int, fraction: float = 1.0, turn: int = 0) -> int:
-        """Give a job devices; the generation of the order."""
-        return self._carry(job, Allocation.of(*devices, fraction=fraction, turn=turn))
+    def assign(self, job: str, *devices: int, fraction: float = 1.0, turn: int = 0, parts: tuple[int, ...] = ()) -> int:
+        """Give a job devices; the generation of the order. ``parts`` are samples for each, else by their speed."""
+        return self._carry(job, Allocation.of(*devices, fraction=fraction, turn=turn)._replace(parts=parts))
 
     def release(self, job: str) -> int:
         """Take a job off its devices; the generation of the order."""

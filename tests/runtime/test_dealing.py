@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.runtime.actions import Cut
-from carpool.runtime.crew import Rules, Seat, Wish
+from carpool.runtime.crew import Formation, Rules, Seat, Wish
 from carpool.runtime.cutting import Cutter
 from carpool.runtime.dealing import SETTLED, Speeds, as_owners, deal, is_worth_it, segment_bytes
 from carpool.runtime.devices import LocalDevice
@@ -77,6 +79,37 @@ def test_parts_follow_what_is_measured_once_that_is_settled() -> None:
         made.measure(BOTH[1], 8.0, 20)
     assert counts(made, 3) == (24, 6)
     assert counts(made, 3, is_new=False) == (10, 20)
+
+
+def test_one_slow_pass_is_not_dealt_for() -> None:
+    made = cutter()
+    made.record(0, made.shape(Wish(1, BOTH), BOTH, 0, by_token=False, now=None, is_new=True))
+    for number in range(SETTLED):
+        made.measure(BOTH[0], 1.0, 10)
+        made.measure(BOTH[1], 50.0 if number == 0 else 1.0, 20)
+    assert counts(made, SETTLED) == (10, 20)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_cut_that_proves_worse_is_taken_back_and_tried_again_ever_later(exact: bool) -> None:
+    """Devices that have cores in common: whoever gets less of the step is no quicker for it."""
+    made = Cutter(DEVICES, Rules(exact=exact, shards=8), ())
+    made.ready = Ready("", 8, 30, None, 100)
+    now: Formation | None = None
+    held: list[tuple[int, ...]] = []
+    for step in range(10 * SETTLED):
+        shape = made.shape(Wish(1, BOTH), BOTH, step, by_token=False, now=now, is_new=True)
+        if now is None or shape != now.shape:
+            shape = made.shape(Wish(1, BOTH), BOTH, step, by_token=False, now=None, is_new=True)
+            made.record(step, shape)
+            now = Formation(step, (1, 2), shape, step, 0.0)
+        held.append(shape.counts)
+        is_first = shape.counts == held[0]
+        made.measure(BOTH[0], 2.0 if is_first else 4.0, shape.counts[0])
+        made.measure(BOTH[1], 1.0 if is_first else 2.0, shape.counts[1])
+    runs = [(counts == held[0], len(list(run))) for counts, run in itertools.groupby(held)]
+    assert runs[:4] == [(True, SETTLED), (False, SETTLED), (True, 2 * SETTLED), (False, SETTLED)]
+    assert runs[4] == (True, 4 * SETTLED)
 
 
 def test_parts_that_were_ordered_are_kept_to() -> None:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from carpool.runtime.actions import Cut
 from carpool.runtime.crew import Formation, Rules, Seat, Shape, Wish
-from carpool.runtime.dealing import Speeds, Trait, deal, is_worth_it
+from carpool.runtime.dealing import WORTH, Speeds, Trait, deal, is_worth_it
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.protocol import Ready
+
+_MOST_FAILURES = 10  # after which what was measured may be long out of date
+
+
+@dataclass(slots=True)
+class _Best:
+    """The quickest cut that has been measured on some seats, and how often another one proved worse."""
+
+    counts: tuple[int, ...]
+    slowest_s: float  # the longest pass
+    failures: int = 0
 
 
 class Cutter:
@@ -24,6 +35,8 @@ class Cutter:
         self._rules = rules
         self._cuts = list(cuts)
         self._speeds = Speeds()
+        self._last: Shape | None = None
+        self._best: dict[tuple[tuple[Seat, ...], int], _Best] = {}  # by seats and batch size
         self.ready: Ready | None = None  # what the job's workers said of the training
 
     def shape(
@@ -48,20 +61,48 @@ class Cutter:
         recorded = self._recorded(step, seats)
         if not is_new and (recorded or present):
             return recorded or present
-        if not present and sum(recorded) == batch:
+        last = self._last
+        if not present and last is not None and (last.seats, last.batch_size) == (seats, batch):
+            present = last.counts
+        elif not present and sum(recorded) == batch:
             present = recorded
-        traits = [self.trait(seat) for seat in seats]
-        speeds = [self._speeds.of(trait) for trait in traits]
+        speeds = [self._speeds.of(self.trait(seat)) for seat in seats]
         if self._rules.exact:
             counts = deal(self._rules.shards, speeds, 1)
         else:
             counts = deal(batch, speeds, 2 if self.ready is not None and self.ready.has_batch_norm else 1)
-        if not present:
-            return counts
-        return counts if self._speeds.are_settled(traits) and is_worth_it(present, counts, speeds) else present
+        return self._tried((seats, batch), present, counts, speeds) if present else counts
+
+    def _tried(
+        self,
+        where: tuple[tuple[Seat, ...], int],
+        present: tuple[int, ...],
+        wanted: tuple[int, ...],
+        speeds: Sequence[float],
+    ) -> tuple[int, ...]:
+        """The wanted counts if they promise enough; back to the best ones known if the present ones proved worse.
+
+        Speeds are taken not to depend on the parts. Where they do (devices that have cores or a memory bus in common),
+        dealing by them can make things worse: then it is tried again after twice as many passes each time.
+        """
+        traits = [self.trait(seat) for seat in where[0]]
+        best = self._best.get(where)
+        if not self._speeds.are_settled(traits, 2**best.failures if best is not None and best.counts == present else 1):
+            return present
+        slowest_s = max(count / speed for count, speed in zip(present, speeds, strict=True))
+        if best is None:
+            best = self._best[where] = _Best(present, slowest_s)
+        elif best.counts == present or slowest_s <= best.slowest_s:
+            best.counts, best.slowest_s = present, slowest_s
+        elif slowest_s > (1.0 + WORTH) * best.slowest_s:
+            return best.counts
+        return wanted if is_worth_it(present, wanted, speeds) else present
 
     def record(self, step: int, shape: Shape) -> Cut | None:
         """Remember how steps are cut from here on; the cut, if it is news."""
+        best, last, self._last = self._best.get((shape.seats, shape.batch_size)), self._last, shape
+        if best is not None and last is not None and last.seats == shape.seats and last.counts != shape.counts:
+            best.failures = min(best.failures + (shape.counts == best.counts), _MOST_FAILURES)  # it went back
         self._speeds.passes.clear()
         if self._rules.exact:
             return None

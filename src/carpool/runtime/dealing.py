@@ -7,24 +7,29 @@ fast, so that like devices always get like parts and two runs on them learn the 
 from __future__ import annotations
 
 import itertools
+import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from carpool.runtime.shards import maximal_nodes
 
 WORTH = 0.05  # of a step's time must be gained by dealing anew
-LEARNING = 0.2  # weight of the newest measurement
-SETTLED = 8  # passes measured on every kind before anything is dealt anew
+SETTLED = 8  # passes measured on every kind before anything is dealt anew; the last ones are remembered
 
 Trait = tuple[str, float]  # kind of device and fraction of it
 
 
 @dataclass(slots=True)
 class Speeds:
-    """Samples per second of each kind of device: guessed from its cores, then measured."""
+    """Samples per second of each kind of device: guessed from its cores, then measured.
+
+    A speed is the median of the last passes: the first pass of a new cut builds what later ones reuse and takes several
+    times as long, and so does one that was disturbed; a mean would have such a pass dealt for.
+    """
 
     guessed: dict[Trait, float] = field(default_factory=dict)
-    seconds: dict[Trait, float] = field(default_factory=dict)  # per sample
+    measured: dict[Trait, deque[float]] = field(default_factory=dict)  # seconds per sample of the last passes
     passes: dict[Trait, int] = field(default_factory=dict)  # since the cut last changed
 
     def guess(self, trait: Trait, speed: float) -> None:
@@ -35,21 +40,22 @@ class Speeds:
         """Take in one pass."""
         if samples <= 0 or seconds <= 0.0:
             return
-        new = seconds / samples
-        old = self.seconds.get(trait)
-        self.seconds[trait] = new if old is None else old + LEARNING * (new - old)
+        self.measured.setdefault(trait, deque(maxlen=SETTLED)).append(seconds / samples)
         self.passes[trait] = self.passes.get(trait, 0) + 1
 
     def of(self, trait: Trait) -> float:
         """Samples per second, or a guess in proportion to what was measured on others."""
-        if trait in self.seconds:
-            return 1.0 / self.seconds[trait]
-        ratios = [1.0 / s / self.guessed[t] for t, s in self.seconds.items() if t in self.guessed]
+        if trait in self.measured:
+            return self._median(trait)
+        ratios = [self._median(known) / self.guessed[known] for known in self.measured if known in self.guessed]
         return self.guessed.get(trait, 1.0) * (sum(ratios) / len(ratios) if ratios else 1.0)
 
-    def are_settled(self, traits: Sequence[Trait]) -> bool:
-        """Whether every one has been measured often enough since the last change."""
-        return all(self.passes.get(trait, 0) >= SETTLED for trait in traits)
+    def _median(self, trait: Trait) -> float:
+        return 1.0 / statistics.median(self.measured[trait])
+
+    def are_settled(self, traits: Sequence[Trait], times: int = 1) -> bool:
+        """Whether every one has been measured so many times often enough since the last change."""
+        return all(self.passes.get(trait, 0) >= times * SETTLED for trait in traits)
 
 
 def deal(pieces: int, speeds: Sequence[float], least: int = 0) -> tuple[int, ...]:

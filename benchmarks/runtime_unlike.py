@@ -1,0 +1,109 @@
+"""Do unlike devices share a step by their speeds? Balanced parts against equal parts, over the same number of steps.
+
+    python benchmarks/runtime_unlike.py [--steps 60] [--repeats 5] [--fast 8] [--slow 4]
+
+A job (the CNN of examples/, default mode) runs over one device with twice the cores of the other. Balanced: the parts
+of the batch follow the guessed, then measured speeds, as in every run. Equal: half of the batch each, by order. Both
+take turns, each run is a new job. Timed is from the end of the first step to the end of the last one, as the workers
+saw them. With perfect scaling over cores the ratio for 2 : 1 would be 1.5; 1.35 is asked for. On fewer than three
+cores the devices overlap and the ratio means nothing: that only shows that the script runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from measured import ROOT, save
+from trials.clocked import ENTRY, median_step_s, taken_s
+from trials.desk import Desk, new_mark
+
+from carpool.core.messages import AssignApplied
+from carpool.runtime.jobfolder import JobFolder
+from carpool.runtime.program import Program
+
+ASKED = 1.35
+JOB = f"{ROOT}/examples/cifar10_cnn.py:cnn"
+
+
+async def run(desk: Desk, folder: Path, name: str, options: argparse.Namespace, *, equal: bool) -> dict[str, Any]:
+    """One job to its end: how long it took, and the parts it had."""
+    notes = folder / name
+    notes.mkdir()
+    arguments = {"channels": options.channels, "batch_size": options.batch, "samples": 4 * options.batch}
+    clocked = {"entry": JOB, "notes": str(notes), "steps": options.steps, "args": arguments}
+    desk.introduce(name, Program(entry=ENTRY, args=clocked, folder=str(folder)))
+    half = options.batch // 2
+    generation = desk.assign(name, 0, 1, parts=(options.batch - half, half) if equal else ())
+    assert isinstance(await desk.answered(name, generation), AssignApplied)
+    digest = await desk.end_of(name)
+    if digest.startswith("FAILED"):
+        raise SystemExit(f"{name}: {digest}")
+    cuts = JobFolder(folder / "state", name).cuts()
+    return {
+        "taken_s": round(taken_s(notes, 1, options.steps), 3),
+        "median_step_ms": round(1e3 * median_step_s(notes, 1), 1),
+        "parts": {f"from step {cut.step}": list(cut.parts) for cut in cuts},
+    }
+
+
+async def compare(folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """Both ways by turns, in one executor."""
+    found: dict[str, list[dict[str, Any]]] = {"balanced": [], "equal": []}
+    mark = new_mark()
+    desk = await Desk.open(folder / "state", (options.fast, options.slow), mark=mark, patience_s=600.0)
+    try:
+        for repeat in range(options.repeats):
+            for way in ("equal", "balanced") if repeat % 2 else ("balanced", "equal"):
+                made = await run(desk, folder, f"{way}-{repeat}", options, equal=way == "equal")
+                found[way].append(made)
+                print(
+                    f"{way:>9} {made['taken_s']:8.2f} s, median step {made['median_step_ms']:7.1f} ms, parts {made['parts']}"
+                )
+    finally:
+        await desk.close()
+    return found
+
+
+def main() -> None:
+    """Measure, print the ratio, and keep it."""
+    cores = len(os.sched_getaffinity(0))
+    slow = max(1, cores // 4)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fast", type=int, default=2 * slow, help="cores of the one device (a half of this machine's)")
+    parser.add_argument("--slow", type=int, default=slow, help="cores of the other one (a quarter)")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=192)
+    parser.add_argument("--channels", type=int, default=32 if cores >= 8 else 8)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        found = asyncio.run(compare(Path(name), options))
+    pairs = zip(found["equal"], found["balanced"], strict=True)
+    ratios = [equal["taken_s"] / balanced["taken_s"] for equal, balanced in pairs]
+    ratio = statistics.median(ratios)
+    overlaps = options.fast + options.slow > cores
+    results = {
+        "devices": f"cpu:1x{options.fast},1x{options.slow}",
+        "overlapping": overlaps,
+        "steps": options.steps,
+        "batch_size": options.batch,
+        "times_faster": round(ratio, 3),
+        "times_faster_each": [round(each, 3) for each in ratios],
+        "asked": ASKED,
+        "runs": found,
+    }
+    print(f"balanced is {ratio:.2f} x as fast as equal ({ASKED} asked); wrote {save('runtime_unlike', results)}")
+    if overlaps:
+        print("The devices share cores here: the ratio means nothing.")
+    elif ratio < ASKED:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""An entry for benchmarks: any training, cut to a number of steps, whose workers write down when each step ended.
+
+The ends are written to a folder, one file a process, so that nothing between the workers and the benchmark is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import carpool
+
+ENTRY = f"{Path(__file__).resolve()}:clocked"
+
+
+def clocked(entry: str, notes: str, steps: int, args: Mapping[str, Any] | None = None) -> carpool.Training:
+    """``entry`` is ``folder/file.py:function``; nothing is evaluated."""
+    path, _, function = entry.partition(":")
+    file = Path(path)
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    training: carpool.Training = getattr(import_module(file.stem), function)(**(args or {}))
+    note = Clock(notes)
+
+    def after_update(model: nn.Module, step: int) -> None:
+        note(step)
+
+    stop = carpool.Stop(steps=steps)
+    return replace(training, stop=stop, evaluate=None, best="", schedule=None, after_update=after_update)
+
+
+class Clock:
+    """Writes down when a step of this process ended."""
+
+    def __init__(self, notes: str) -> None:
+        self._notes = notes
+
+    def __call__(self, step: int) -> None:
+        """A step has just ended."""
+        with open(f"{self._notes}/{os.getpid()}", "a", encoding="ascii") as file:
+            file.write(f"{step} {time.monotonic_ns()}\n")
+
+
+def ends(notes: Path) -> dict[int, float]:
+    """For every step the second in which the last of its workers ended it."""
+    found: dict[int, float] = {}
+    for file in notes.iterdir():
+        for line in file.read_text(encoding="ascii").splitlines():
+            step, at = line.split()
+            found[int(step)] = max(found.get(int(step), 0.0), int(at) / 1e9)
+    return found
+
+
+def taken_s(notes: Path, after: int, steps: int) -> float:
+    """Seconds from the end of step ``after`` to the end of step ``steps``."""
+    found = ends(notes)
+    return found[steps] - found[after]
+
+
+def median_step_s(notes: Path, after: int) -> float:
+    """The median step, of those after ``after``."""
+    found = ends(notes)
+    return statistics.median(found[step] - found[step - 1] for step in found if step > after and step - 1 in found)
