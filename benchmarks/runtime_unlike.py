@@ -5,8 +5,8 @@
 A job (the CNN of examples/, default mode) runs over one device with twice the cores of the other. Balanced: the parts
 of the batch follow the guessed, then measured speeds, as in every run. Equal: half of the batch each, by order. Both
 take turns, each run is a new job. Timed is from the end of the first step to the end of the last one, as the workers
-saw them. With perfect scaling over cores the ratio for 2 : 1 would be 1.5; 1.35 is asked for. On fewer than three
-cores the devices overlap and the ratio means nothing: that only shows that the script runs.
+saw them. With perfect scaling over cores the ratio for 2 : 1 would be 1.5; 1.35 is asked for. On fewer than four cores
+the devices are alike and there is nothing to gain: that only shows that the script runs.
 """
 
 from __future__ import annotations
@@ -62,9 +62,8 @@ async def compare(folder: Path, options: argparse.Namespace) -> dict[str, list[d
             for way in ("equal", "balanced") if repeat % 2 else ("balanced", "equal"):
                 made = await run(desk, folder, f"{way}-{repeat}", options, equal=way == "equal")
                 found[way].append(made)
-                print(
-                    f"{way:>9} {made['taken_s']:8.2f} s, median step {made['median_step_ms']:7.1f} ms, parts {made['parts']}"
-                )
+                step_ms, parts = made["median_step_ms"], made["parts"]
+                print(f"{way:>9} {made['taken_s']:8.2f} s, median step {step_ms:7.1f} ms, parts {parts}", flush=True)
     finally:
         await desk.close()
     return found
@@ -75,8 +74,8 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     slow = max(1, cores // 4)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fast", type=int, default=2 * slow, help="cores of the one device (a half of this machine's)")
-    parser.add_argument("--slow", type=int, default=slow, help="cores of the other one (a quarter)")
+    parser.add_argument("--fast", type=int, default=cores // 2, help="cores of the one device (half of all)")
+    parser.add_argument("--slow", type=int, default=slow, help="cores of the other one (a quarter of all)")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batch", type=int, default=192)
@@ -87,10 +86,8 @@ def main() -> None:
     pairs = zip(found["equal"], found["balanced"], strict=True)
     ratios = [equal["taken_s"] / balanced["taken_s"] for equal, balanced in pairs]
     ratio = statistics.median(ratios)
-    overlaps = options.fast + options.slow > cores
     results = {
         "devices": f"cpu:1x{options.fast},1x{options.slow}",
-        "overlapping": overlaps,
         "steps": options.steps,
         "batch_size": options.batch,
         "times_faster": round(ratio, 3),
@@ -99,9 +96,7 @@ def main() -> None:
         "runs": found,
     }
     print(f"balanced is {ratio:.2f} x as fast as equal ({ASKED} asked); wrote {save('runtime_unlike', results)}")
-    if overlaps:
-        print("The devices share cores here: the ratio means nothing.")
-    elif ratio < ASKED:
+    if options.fast == 2 * options.slow and ratio < ASKED:
         raise SystemExit(1)
 
 

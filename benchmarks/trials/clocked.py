@@ -46,7 +46,7 @@ class Clock:
 
     def __call__(self, step: int) -> None:
         """A step has just ended."""
-        with open(f"{self._notes}/{os.getpid()}", "a", encoding="ascii") as file:
+        with Path(self._notes, str(os.getpid())).open("a", encoding="ascii") as file:
             file.write(f"{step} {time.monotonic_ns()}\n")
 
 

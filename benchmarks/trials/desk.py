@@ -63,12 +63,7 @@ class Desk:
         **options: Any,
     ) -> Desk:
         """Start an executor for devices with so many cores, dealt round-robin and shared where there are too few."""
-        cores = sorted(os.sched_getaffinity(0))
-        devices, first = [], 0
-        for place, size in enumerate(cores_of_devices):
-            hand = sorted({cores[(first + offset) % len(cores)] for offset in range(size)})
-            devices.append(LocalDevice(place, f"cpu:{place}", f"cpu{len(hand)}", tuple(hand)))
-            first += size
+        devices = dealt(cores_of_devices)
         chosen = ExecutorOptions(environment={MARK: mark}, preload=("sklearn.datasets",), **options)
         return cls(await ExecutorLink.start(devices, state, options=chosen), mark, patience_s)
 
@@ -181,6 +176,17 @@ class Desk:
         await self.link.stop(checkpoint=False)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._listener, 10.0)
+
+
+def dealt(cores_of_devices: Sequence[int]) -> list[LocalDevice]:
+    """Devices with so many of this machine's cores, one after another, shared where there are too few."""
+    cores = sorted(os.sched_getaffinity(0))
+    devices, first = [], 0
+    for place, size in enumerate(cores_of_devices):
+        hand = sorted({cores[(first + offset) % len(cores)] for offset in range(size)})
+        devices.append(LocalDevice(place, f"cpu:{place}", f"cpu{len(hand)}", tuple(hand)))
+        first += size
+    return devices
 
 
 def new_mark() -> str:

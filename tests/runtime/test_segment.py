@@ -25,6 +25,7 @@ from carpool.runtime.trainer import Trainer
 def segments(trainers: list[Trainer], owned: Owners, *, has_weights: bool = False) -> Iterator[list[Segment]]:
     slots = Slots(owned, contribution_bytes(trainers[0].layout), has_weights)
     fd = new_memory("test", slots.num_bytes)
+    os.pwrite(fd, b"\xff" * slots.num_bytes, 0)  # not a number, as an earlier formation may leave it
     yield [Segment(fd, slots, trainer.layout) for trainer in trainers]
     os.close(fd)
 
@@ -42,17 +43,23 @@ OWNERSHIPS = [[8], [4, 4], [3, 5], [1, 1, 6], [5, 0, 3], [1, 2, 3, 2], [1] * 8]
 
 @pytest.mark.parametrize("sizes", OWNERSHIPS, ids=str)
 @pytest.mark.parametrize("batch_size", [36, 5], ids=["full", "empty shards"])
-def test_sums_are_those_of_one_process(make_training: Any, sizes: list[int], batch_size: int) -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_sums_are_those_of_one_process(
+    make_training: Any, sizes: list[int], batch_size: int, *, in_place: bool
+) -> None:
     options = {"batch_size": batch_size, "batch_norm": batch_size == 36, "stop": Stop(steps=3)}
     alone = Trainer(make_training(**options), exact=True)
     members = [Trainer(make_training(**options), exact=True) for _ in range(2)]  # the first plays all ranks but one
     with segments(members, ranges(sizes)) as (mine, yours):
+        for rank in range(len(sizes)):
+            mine.clear(rank)
         while not alone.stopped:
             step = alone.begin()
             expected = alone.combine(step, alone.contribute(step, range(8)))
             for rank, pieces in enumerate(ranges(sizes)):
                 member, segment = (members[1], yours) if rank == len(sizes) - 1 else (members[0], mine)
-                segment.write(member.begin(), member.contribute(member.begin(), range(*pieces)))
+                places = segment.places(step, rank) if in_place else None
+                segment.write(member.begin(), member.contribute(member.begin(), range(*pieces), places))
             for member, segment in zip(members, (mine, yours), strict=True):
                 own = member.begin()
                 assert bits(segment.total(own)) == bits(expected)

@@ -96,6 +96,11 @@ class Layout:
         values = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         return Contribution(values, torch.zeros(sum(self._whole_sizes), dtype=torch.int64, device=self.device))
 
+    def cleared(self, used: Contribution) -> Contribution:
+        """A vector that was used before, its end zeros again: gradients and buffers are written over."""
+        used.values[self.changed.start :].zero_()
+        return used
+
     def gradient_views(self, values: Tensor) -> list[Tensor]:
         """Each parameter's gradient, as a view of the vector (complex ones as pairs of floats)."""
         return [segment.view(values) for segment in self._segments[: len(self.parameters)]]

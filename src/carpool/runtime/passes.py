@@ -9,6 +9,7 @@ step; float buffers are averaged with the weights n_s/n, integer buffers come fr
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from carpool.runtime.shards import Bounds, Gather, Node
 from carpool.runtime.training import Training
 
 Gathered = list[tuple[Node, Contribution | None]]  # subtrees with what they contribute; None: no samples
+Places = Mapping[Node, Contribution]  # where the contributions of subtrees shall lie
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,12 +58,19 @@ class Passes:
         self._parameters = list(training.model.parameters())  # frozen and foreign to the optimizer ones too
         self._samples = Samples(training.dataset, seed=seed, augment=training.augment, collate=training.collate)
 
-    def contribute(self, step: Step, pieces: range) -> Gathered:
-        """The maximal aligned subtrees of a range of pieces, each added up in tree order."""
+    def contribute(self, step: Step, pieces: range, places: Places | None = None) -> Gathered:
+        """The maximal aligned subtrees of a range of pieces, each added up in tree order.
+
+        ``places`` has, for each of these subtrees, where its sum shall lie: then nothing has to be copied there.
+        """
         before = [buffer.detach().clone() for buffer in self._layout.buffers()]
         gather: Gather[Contribution] = Gather(add_contributions)
+        free = {} if places is None else {piece: places[node] for node in places for piece in node.shards}
         for piece in pieces:
-            gather.put(Node(0, piece), self._piece(step, piece, before))
+            made = self._piece(step, piece, before, free.get(piece))
+            if made is not None and piece in free:  # a subtree is added up into the first of its pieces
+                free = {other: place for other, place in free.items() if place is not free[piece]}
+            gather.put(Node(0, piece), made)
         return gather.held
 
     def whole(self, step: Step) -> float:
@@ -114,7 +123,7 @@ class Passes:
                     "sparse=False."
                 )
 
-    def _piece(self, step: Step, piece: int, before: list[Tensor]) -> Contribution | None:
+    def _piece(self, step: Step, piece: int, before: list[Tensor], place: Contribution | None) -> Contribution | None:
         start, end = step.bounds[piece]
         if start == end:
             return None
@@ -122,7 +131,7 @@ class Passes:
         batch = self._samples.fetch(step.draw.at.epoch, step.draw.samples[start:end], layout.device)
         seed_pass(self._seed, step.number, piece)
         kept = layout.buffers()
-        made = layout.new()
+        made = layout.new() if place is None else layout.cleared(place)
         try:
             self._clear()
             self._backward(batch, end - start, step.num_samples, made.values)
@@ -158,7 +167,9 @@ class Passes:
         used = [parameter.grad is not None for parameter in layout.parameters]
         views, found = [], []
         for parameter, view in zip(layout.parameters, layout.gradient_views(values), strict=True):
-            if parameter.grad is not None:
+            if parameter.grad is None:
+                view.zero_()
+            else:
                 views.append(view)
                 found.append(real(parameter.grad))
         if views:

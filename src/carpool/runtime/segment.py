@@ -9,7 +9,7 @@ import torch
 
 from carpool.runtime.flat import Contribution, Layout, real
 from carpool.runtime.passes import Gathered, Step
-from carpool.runtime.shards import is_empty, root, tree_sum
+from carpool.runtime.shards import Node, is_empty, maximal_nodes, root, tree_sum
 from carpool.runtime.slots import Slots, padded
 
 
@@ -35,12 +35,26 @@ class Segment:
         self._buffers = [[self._view(step, slot) for slot in range(slots.num_slots)] for step in (0, 1)]
         self._scratch: list[torch.Tensor] = []  # sums of subtrees; as many as the tree is deep
 
+    def clear(self, rank: int) -> None:
+        """Wipe a rank's slots, where an earlier formation may have left anything."""
+        for buffer in self._buffers:
+            for node in maximal_nodes(range(*self._slots.owners[rank])):
+                buffer[self._index[node]].values.zero_()
+                buffer[self._index[node]].integers.zero_()
+
+    def places(self, step: Step, rank: int) -> dict[Node, Contribution]:
+        """Where a rank's subtrees lie, for it to add them up there; none where the memory is not its device's own."""
+        if self._layout.device.type != "cpu":
+            return {}
+        buffer = self._buffers[step.number % 2]
+        return {node: buffer[self._index[node]] for node in maximal_nodes(range(*self._slots.owners[rank]))}
+
     def write(self, step: Step, gathered: Gathered) -> None:
         """Put this rank's subtrees where the others read them; empty ones need no word, all know which they are."""
         buffer = self._buffers[step.number % 2]
         for node, made in gathered:
-            if made is not None:
-                place = buffer[self._index[node]]
+            place = buffer[self._index[node]]
+            if made is not None and made is not place:
                 place.values.copy_(made.values)
                 place.integers.copy_(made.integers)
 

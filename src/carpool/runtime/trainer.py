@@ -29,7 +29,7 @@ from carpool.runtime.errors import CheckpointError, Diverged
 from carpool.runtime.flat import Contribution, Layout, Sums
 from carpool.runtime.goals import Best, metric
 from carpool.runtime.order import Cursor, DataOrder, batch_lengths
-from carpool.runtime.passes import Gathered, Passes, Step, add_contributions
+from carpool.runtime.passes import Gathered, Passes, Places, Step, add_contributions
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.seeding import Caveats, intra_op_threads, seed_evaluation, settle
 from carpool.runtime.shards import check_shards, cut_into_parts, cut_into_shards, root, tree_sum
@@ -120,10 +120,10 @@ class Trainer:
             return Step(draw, cut_into_shards(num_samples, self.shards))
         return Step(draw, cut_into_parts(num_samples, parts or (1,), self._least))
 
-    def contribute(self, step: Step, pieces: range) -> Gathered:
+    def contribute(self, step: Step, pieces: range, places: Places | None = None) -> Gathered:
         """What a range of pieces contributes, as maximal aligned subtrees; the trainer stays as it was."""
         with self._bound():
-            return self._passes.contribute(step, pieces)
+            return self._passes.contribute(step, pieces, places)
 
     def combine(self, step: Step, gathered: Gathered) -> Contribution:
         """Add contributions of any owners, in tree order."""

@@ -185,7 +185,8 @@ class Worker:
     def _in_company(self, step: Step, place: Place, segment: Segment) -> Sums | None:
         """Contribute to a step, wait for the others, and make new weights of the sum; None: the step was given up."""
         began = time.perf_counter()
-        segment.write(step, self._trainer.contribute(step, place.pieces))
+        places = segment.places(step, place.said.rank)
+        segment.write(step, self._trainer.contribute(step, place.pieces, places))
         self._faults.strike(step.number, place.said.rank)
         seconds = time.perf_counter() - began
         samples = sum(end - start for start, end in (step.bounds[piece] for piece in place.pieces))
@@ -307,6 +308,8 @@ class Worker:
         owners = owners_of(said.owners, said.size, trainer.shards)
         slots = Slots(owners, contribution_bytes(trainer.layout), bool(said.updates))
         segment = Segment(fds[0], slots, trainer.layout) if said.size > 1 else None
+        if segment is not None:
+            segment.clear(said.rank)
         parts = said.parts or tuple(1 for _ in range(said.size))
         self._place = Place(said, owners, parts, segment, Pace())
 
