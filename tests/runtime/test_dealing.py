@@ -13,7 +13,7 @@ from carpool.runtime.crew import Formation, Rules, Seat, Wish
 from carpool.runtime.cutting import Cutter
 from carpool.runtime.dealing import SETTLED, Speeds, as_owners, deal, is_worth_it, segment_bytes
 from carpool.runtime.devices import LocalDevice
-from carpool.runtime.protocol import Ready
+from carpool.runtime.protocol import Contributed, Ready
 
 DEVICES = {0: LocalDevice(0, "cpu:0", "cpu1", cores=(0,)), 1: LocalDevice(1, "cpu:1", "cpu2", cores=(0, 1))}
 BOTH = (Seat(0), Seat(1))
@@ -75,8 +75,8 @@ def test_parts_follow_what_is_measured_once_that_is_settled() -> None:
     assert made.record(0, shape) == Cut(0, (0, 1), (10, 20))
     for _ in range(SETTLED):
         assert counts(made, 3) == (10, 20)
-        made.measure(BOTH[0], 1.0, 10)
-        made.measure(BOTH[1], 8.0, 20)
+        made.measure(BOTH[0], Contributed(1, 0, 1.0, 10))
+        made.measure(BOTH[1], Contributed(1, 0, 8.0, 20))
     assert counts(made, 3) == (24, 6)
     assert counts(made, 3, is_new=False) == (10, 20)
 
@@ -85,8 +85,8 @@ def test_one_slow_pass_is_not_dealt_for() -> None:
     made = cutter()
     made.record(0, made.shape(Wish(1, BOTH), BOTH, 0, by_token=False, now=None, is_new=True))
     for number in range(SETTLED):
-        made.measure(BOTH[0], 1.0, 10)
-        made.measure(BOTH[1], 50.0 if number == 0 else 1.0, 20)
+        made.measure(BOTH[0], Contributed(1, 0, 1.0, 10))
+        made.measure(BOTH[1], Contributed(1, 0, 50.0 if number == 0 else 1.0, 20))
     assert counts(made, SETTLED) == (10, 20)
 
 
@@ -105,8 +105,8 @@ def test_a_cut_that_proves_worse_is_taken_back_and_tried_again_ever_later(exact:
             now = Formation(step, (1, 2), shape, step, 0.0)
         held.append(shape.counts)
         is_first = shape.counts == held[0]
-        made.measure(BOTH[0], 2.0 if is_first else 4.0, shape.counts[0])
-        made.measure(BOTH[1], 1.0 if is_first else 2.0, shape.counts[1])
+        made.measure(BOTH[0], Contributed(1, 0, 2.0 if is_first else 4.0, shape.counts[0]))
+        made.measure(BOTH[1], Contributed(1, 0, 1.0 if is_first else 2.0, shape.counts[1]))
     runs = [(counts == held[0], len(list(run))) for counts, run in itertools.groupby(held)]
     assert runs[:4] == [(True, SETTLED), (False, SETTLED), (True, 2 * SETTLED), (False, SETTLED)]
     assert runs[4] == (True, 4 * SETTLED)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,8 +21,8 @@ from carpool.runtime.trainer import Trainer
 
 
 @contextmanager
-def segments(trainers: list[Trainer], owned: Owners, *, has_weights: bool = False) -> Iterator[list[Segment]]:
-    slots = Slots(owned, contribution_bytes(trainers[0].layout), has_weights)
+def segments(trainers: list[Trainer], owned: Owners) -> Iterator[list[Segment]]:
+    slots = Slots(owned, contribution_bytes(trainers[0].layout))
     fd = new_memory("test", slots.num_bytes)
     os.pwrite(fd, b"\xff" * slots.num_bytes, 0)  # not a number, as an earlier formation may leave it
     yield [Segment(fd, slots, trainer.layout) for trainer in trainers]
@@ -81,20 +80,10 @@ def test_two_steps_in_a_row_do_not_meet(make_training: Any) -> None:
         assert bits(segment.total(following)) != first
 
 
-def test_weights_are_exchanged(make_training: Any) -> None:
-    one, other = (Trainer(make_training(seed=seed)) for seed in (0, 1))
-    with segments([one, other], ((0, 1), (1, 2)), has_weights=True) as (mine, yours):
-        step = one.begin()
-        mine.write_weights(step, range(3))
-        yours.read_weights(step, range(3))
-    pairs = zip(one.layout.parameters, other.layout.parameters, strict=True)
-    assert [torch.equal(a, b) for a, b in pairs] == [True, True, True, True, False, False]
-
-
 @given(st.integers(1, 6), st.integers(0, 5))
 def test_slots_do_not_overlap(num_owners: int, seed: int) -> None:
     sizes = [(seed + 3 * rank) % 5 for rank in range(num_owners)]
-    slots = Slots(ranges(sizes), 64, has_weights=bool(seed % 2))
+    slots = Slots(ranges(sizes), 64)
     offsets = [slots.offset(step, slot) for step in (0, 1) for slot in range(slots.num_slots)]
     assert offsets == list(range(0, slots.num_bytes, 64))
     assert sum(len(node.shards) for node in slots.nodes) == sum(sizes)

@@ -31,12 +31,14 @@ from carpool.runtime.actions import (
 )
 from carpool.runtime.crew import Kept, Rules, Seat, Wish
 from carpool.runtime.devices import LocalDevice
+from carpool.runtime.placement import Placement
 from carpool.runtime.protocol import (
     Apply,
     Broke,
     Contributed,
     Done,
     Evaluated,
+    Gather,
     Halt,
     Halted,
     Leave,
@@ -51,6 +53,7 @@ from carpool.runtime.protocol import (
     Save,
     Saved,
     Stepped,
+    Updated,
 )
 from carpool.runtime.team import Team
 
@@ -74,11 +77,13 @@ class Pretended:
     device: int
     state: State = ()
     due: bool = False
-    at: str = "new"  # new, resting, working, waiting (for Apply), measuring, broken, done
+    at: str = "new"  # new, resting, working, waiting (for Apply), exchanging, measuring, broken, done
     formation: Proceed | None = None
     slots: dict[tuple[int, int], State] = field(default_factory=dict)
     inbox: deque[tuple[Message, Any]] = field(default_factory=deque)
     outbox: deque[Message] = field(default_factory=deque)
+    deferred: list[tuple[Message, Any]] = field(default_factory=list)
+    applied: Apply | None = None
     alive: bool = True
     hung: bool = False
     short: bool = False
@@ -95,7 +100,7 @@ class Pretended:
             self.hear(*self.inbox.popleft())
         elif self.at == "new":
             self.at = "resting"
-            self.say(Ready("initial", 64, BATCH, TOTAL, 100))
+            self.say(Ready("initial", 64, BATCH, TOTAL, 100, sizes=(5, 5, 5, 5), may_split=True))
         elif self.at == "working":
             self.work()
 
@@ -104,7 +109,16 @@ class Pretended:
         return len(self.state)
 
     def hear(self, message: Message, beside: Any) -> None:
+        if self.at == "exchanging" and isinstance(message, Halt | Proceed):
+            self.alive = False  # it has nothing to go on with
+            return
+        if self.at == "exchanging" and isinstance(message, Publish | Save):
+            self.deferred.append((message, beside))
+            return
         match message:
+            case Gather():
+                if self.at == "exchanging":
+                    self.gather(message)
             case Proceed():
                 self.formation, self.at = message, "working"
                 self.slots = self.world.segments[beside.key] if beside else {}
@@ -167,11 +181,32 @@ class Pretended:
             assert self.slots[self.step % 2, rank] == self.state, (
                 "everybody contributed to this very step, from one state"
             )
+        self.applied = message
+        if formation.updates:
+            self.slots[-1, formation.rank] = self.state
+            self.at = "exchanging"
+            self.say(Updated(formation.formation, self.step))
+        else:
+            self.go_on()
+
+    def gather(self, message: Gather) -> None:
+        formation = self.formation
+        assert formation is not None
+        assert (message.formation, message.step) == (formation.formation, self.step)
+        for rank in range(formation.size):
+            assert self.slots[-1, rank] == self.state, "everybody has updated in this very step"
+        self.go_on()
+        self.inbox.extendleft(reversed(self.deferred))
+        self.deferred.clear()
+
+    def go_on(self) -> None:
+        assert self.formation is not None
+        assert self.applied is not None
         self.advance()
         self.at = "working"
-        if formation.rank == 0:
+        if self.formation.rank == 0:
             self.say(Stepped(self.step, 0, 0.5, 1.0, 1.0))
-        if message.halt:
+        if self.applied.halt:
             self.rest()
 
     def advance(self) -> None:
@@ -317,8 +352,12 @@ class World:
             assert sorted(p.rank for p in proceeds) == list(range(proceeds[0].size))
             first = proceeds[0]
             assert all((p.owners, p.parts) == (first.owners, first.parts) for p in proceeds)
+            assert all(p.updates == first.updates for p in proceeds)
             if first.size == 1:
+                assert not first.updates
                 continue
+            if self.team.rules.placement is Placement.EVEN and not first.by_token:
+                assert [index for owned in first.updates for index in range(*owned)] == list(range(4))
             pieces = [piece for owned in first.owners for piece in range(*owned)]
             if self.team.rules.exact:
                 assert pieces == list(range(SHARDS)), "every shard is owned exactly once"
@@ -407,11 +446,14 @@ def happen(world: World, kind: str, what: Any) -> None:
             world.do(world.team.take_turns(world.at, what))
 
 
-@given(st.booleans(), st.lists(EVENTS, max_size=60), SEATS.filter(bool))
+PLACEMENTS = st.sampled_from([Placement.ALL, Placement.EVEN])
+
+
+@given(st.booleans(), PLACEMENTS, st.lists(EVENTS, max_size=60), SEATS.filter(bool))
 def test_whatever_happens_the_job_ends_with_every_step_made_once(
-    exact: bool, events: list[tuple[str, Any]], last: list[int]
+    exact: bool, placement: Placement, events: list[tuple[str, Any]], last: list[int]
 ) -> None:
-    world = World(patient(exact))
+    world = World(patient(exact, placement=placement))
     for kind, what in events:
         happen(world, kind, what)
     world.do(world.team.hold(world.at, False))
@@ -422,11 +464,11 @@ def test_whatever_happens_the_job_ends_with_every_step_made_once(
     assert len(state) == TOTAL
 
 
-@given(st.booleans(), st.lists(EVENTS, max_size=60), st.booleans())
+@given(st.booleans(), PLACEMENTS, st.lists(EVENTS, max_size=60), st.booleans())
 def test_whatever_happens_a_stop_leaves_nothing_and_a_new_team_goes_on(
-    exact: bool, events: list[tuple[str, Any]], checkpoint: bool
+    exact: bool, placement: Placement, events: list[tuple[str, Any]], checkpoint: bool
 ) -> None:
-    world = World(patient(exact))
+    world = World(patient(exact, placement=placement))
     for kind, what in events:
         happen(world, kind, what)
     done = world.team.done
@@ -449,13 +491,17 @@ def test_whatever_happens_a_stop_leaves_nothing_and_a_new_team_goes_on(
 FAULTS = ["kill", "hang", "short"]
 
 
-@given(st.booleans(), st.lists(st.tuples(st.integers(1, 60), st.sampled_from(FAULTS), st.integers(0, 5)), max_size=8))
+@given(
+    st.booleans(),
+    PLACEMENTS,
+    st.lists(st.tuples(st.integers(1, 60), st.sampled_from(FAULTS), st.integers(0, 5)), max_size=8),
+)
 def test_faults_on_unchanged_devices_change_nothing_of_what_is_learned(
-    exact: bool, faults: list[tuple[int, str, int]]
+    exact: bool, placement: Placement, faults: list[tuple[int, str, int]]
 ) -> None:
     """In default mode on like devices: between unlike ones, when parts are dealt anew hangs on what was measured."""
     devices = (0, 1, 3) if exact else (0, 1, 2)
-    rough = started(exact, *devices)
+    rough = started(exact, *devices, placement=placement)
     for pause, kind, which in faults:
         for worker in itertools.islice(itertools.cycle(rough.living or [None]), pause):
             if worker is not None:

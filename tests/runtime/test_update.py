@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from carpool.runtime.digest import digest
 from carpool.runtime.trainer import Trainer
-from carpool.runtime.update import balanced_ranges, settle_optimizer
+from carpool.runtime.update import settle_optimizer
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2),
@@ -103,15 +101,3 @@ def test_optimizers_take_one_form() -> None:
     settle_optimizer(adam, torch.device("cpu"))
     assert (group["capturable"], group["lr"]) == (False, 0.5)
     assert isinstance(group["lr"], float)
-
-
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.integers(1, 8))
-def test_balanced_ranges_cover_every_parameter_once(sizes: list[int], owners: int) -> None:
-    ranges = balanced_ranges(sizes, owners)
-    assert len(ranges) == owners
-    assert [index for stretch in ranges for index in stretch] == list(range(len(sizes)))
-
-
-def test_balanced_ranges_weigh_elements() -> None:
-    assert balanced_ranges([10, 10, 10, 10, 100, 10], 2) == (range(4), range(4, 6))
-    assert balanced_ranges([1, 1, 1, 1], 2) == (range(2), range(2, 4))

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from carpool.runtime.actions import Mirror
 from carpool.runtime.dealing import as_owners
+from carpool.runtime.placement import Placement, Ranges
 from carpool.runtime.protocol import Ready
 
 
@@ -69,6 +70,7 @@ class Shape:
     counts: tuple[int, ...]  # samples (default mode) or shards (exact mode) per rank; empty: alone
     batch_size: int
     by_token: bool
+    updates: Ranges = ()  # parameters that each rank updates; empty: all do all
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -105,6 +107,7 @@ class Formation:
     since: float
     halting: bool = False
     contributed: dict[int, float] = field(default_factory=dict)  # to the present step, with the seconds it took
+    updated: set[int] = field(default_factory=set)  # have updated their parameters in the last step
     pace: Pace = field(default_factory=Pace)
 
     @property
@@ -135,6 +138,7 @@ class Rules:
     time_limit_s: float = 0.0  # 0: none
     mirror_s: float = 2.0
     grace_s: float = 5.0  # between a polite word and a kill
+    placement: Placement = Placement.CHOSEN  # of updates
 
 
 def owners_of(shape: Shape, *, exact: bool) -> tuple[tuple[int, int], ...]:

@@ -9,7 +9,9 @@ from carpool.runtime.actions import Cut
 from carpool.runtime.crew import Formation, Rules, Seat, Shape, Wish
 from carpool.runtime.dealing import WORTH, Speeds, Trait, deal, is_worth_it
 from carpool.runtime.devices import LocalDevice
-from carpool.runtime.protocol import Ready
+from carpool.runtime.placement import Ranges
+from carpool.runtime.placer import Placer
+from carpool.runtime.protocol import Contributed, Ready
 
 _MOST_FAILURES = 10  # after which what was measured may be long out of date
 
@@ -35,6 +37,7 @@ class Cutter:
         self._rules = rules
         self._cuts = list(cuts)
         self._speeds = Speeds()
+        self._placer = Placer(rules.placement)
         self._last: Shape | None = None
         self._best: dict[tuple[tuple[Seat, ...], int], _Best] = {}  # by seats and batch size
         self.ready: Ready | None = None  # what the job's workers said of the training
@@ -49,11 +52,18 @@ class Cutter:
         batch = self.batch_size(wish, len(seats))
         if len(seats) == 1:
             return Shape(seats, (), batch, by_token)
+        updates = self._updates(seats) if not by_token else ()
         if len(wish.parts) == len(seats) and seats == wish.seats:
-            return Shape(seats, wish.parts, batch, by_token)
+            return Shape(seats, wish.parts, batch, by_token, updates)
         same = now is not None and now.shape.seats == seats and now.shape.batch_size == batch
         present = now.shape.counts if now is not None and same else ()
-        return Shape(seats, self._counts(seats, step, batch, present, is_new=is_new), batch, by_token)
+        return Shape(seats, self._counts(seats, step, batch, present, is_new=is_new), batch, by_token, updates)
+
+    def _updates(self, seats: tuple[Seat, ...]) -> Ranges:
+        """Who updates which parameters; whoever does, the bits are the same."""
+        if self.ready is None or not self.ready.may_split:
+            return ()
+        return self._placer.ranges(self.ready.sizes, [self.trait(seat) for seat in seats])
 
     def _counts(
         self, seats: tuple[Seat, ...], step: int, batch: int, present: tuple[int, ...], *, is_new: bool
@@ -120,9 +130,11 @@ class Cutter:
         is_same = held and held[-1].devices == tuple(seat.device for seat in seats)
         return held[-1].parts if is_same else ()
 
-    def measure(self, seat: Seat, seconds: float, samples: int) -> None:
-        """A worker's pass took so long."""
-        self._speeds.measure(self.trait(seat), seconds, samples)
+    def measure(self, seat: Seat, said: Contributed) -> None:
+        """A worker's pass, and its update before, took so long."""
+        trait = self.trait(seat)
+        self._speeds.measure(trait, said.seconds, said.samples)
+        self._placer.measure(trait, said.update_s, said.copy_s)
 
     def batch_size(self, wish: Wish, size: int) -> int:
         """Samples per step on so many devices."""

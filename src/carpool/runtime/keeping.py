@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from carpool.runtime.checkpoint import Checkpoints, load
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.faults import Faults
 from carpool.runtime.mirror import read_mirror, write_mirror
 from carpool.runtime.trainer import Trainer
-
-_PART = "optimizer_part"
 
 
 class Keeper:
@@ -34,34 +31,14 @@ class Keeper:
         return str(self._checkpoints.save(step, trainer.state_dict(), is_best=is_best))
 
 
-def publish(trainer: Trainer, fd: int, part: range | None = None) -> None:
-    """Write the state into a memory file, or of the optimizer only what belongs to a range of parameters."""
-    state = trainer.state_dict() if part is None else {_PART: _optimizer_part(trainer, part)}
+def publish(trainer: Trainer, fd: int) -> None:
+    """Write the state into a memory file."""
     try:
-        write_mirror(fd, trainer.cursor.step, state)
+        write_mirror(fd, trainer.cursor.step, trainer.state_dict())
     except OSError as error:
         raise CheckpointError(f"the mirror was not written: {error.strerror}") from error
 
 
 def take_over(trainer: Trainer, fds: Sequence[int], path: str) -> None:
-    """Go on from a state in memory files (whole in the first, parts of the optimizer in the rest), or on disk."""
-    if not fds:
-        trainer.load_state_dict(load(Path(path)))
-        return
-    step, state = read_mirror(fds[0])
-    for fd in fds[1:]:
-        other, part = read_mirror(fd)
-        if other != step or _PART not in part:
-            raise CheckpointError(f"a part of the state is of step {other}, the whole of step {step}")
-        state["optimizer"]["state"].update(part[_PART])
-    trainer.load_state_dict(state)
-
-
-def _optimizer_part(trainer: Trainer, part: range) -> dict[int, Any]:
-    """What the optimizer remembers of these parameters, under the numbers its ``state_dict`` gives them."""
-    optimizer, layout = trainer.training.optimizer, trainer.layout
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = {id(parameter): number for number, parameter in enumerate(held)}
-    state = optimizer.state_dict()["state"]
-    mine = [numbers[id(layout.parameters[index])] for index in part]
-    return {number: state[number] for number in mine if number in state}
+    """Go on from a state in a memory file, or on disk."""
+    trainer.load_state_dict(read_mirror(fds[0])[1] if fds else load(Path(path)))

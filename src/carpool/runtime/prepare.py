@@ -12,6 +12,7 @@ import torch
 from carpool.runtime.deathbed import call_oneself
 from carpool.runtime.digest import digest
 from carpool.runtime.entry import load_training
+from carpool.runtime.exchange import may_be_split
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import Begin, Ready
 from carpool.runtime.seeding import settle
@@ -84,5 +85,6 @@ def ready(trainer: Trainer, program: Program) -> Ready:
         num_samples=training.num_samples,
         sizes=tuple(parameter.numel() for parameter in trainer.layout.parameters),
         has_batch_norm=bool(training.batch_norms),
+        may_split=trainer.device.type == "cpu" and may_be_split(training.optimizer),
         notes=tuple(notes),
     )

@@ -46,10 +46,7 @@ class Begin(Message):
 
 @dataclass(frozen=True, slots=True)
 class Load(Message):
-    """Take over a state. Beside it: a memory file that a `Publish` filled, or none to read `path`.
-
-    Where ranks updated a range of the parameters each, the memory files of all of them, rank 0's first.
-    """
+    """Take over a state. Beside it: a memory file that a `Publish` filled, or none to read `path`."""
 
     path: str = ""  # a checkpoint on disk
 
@@ -93,10 +90,7 @@ class Halt(Message):
 
 @dataclass(frozen=True, slots=True)
 class Publish(Message):
-    """Write the state into the memory file beside this, at the next boundary, and go on.
-
-    Where each rank updates a range of the parameters, all must publish at one boundary (`Apply.halt`).
-    """
+    """Write the state into the memory file beside this, at the next boundary, and go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +130,7 @@ class Ready(Message):
     num_samples: int
     sizes: tuple[int, ...] = ()  # elements of each parameter, in the layout's order
     has_batch_norm: bool = False
+    may_split: bool = False  # ranks may update a range of the parameters each
     notes: tuple[str, ...] = ()  # for the job's story
 
 
@@ -154,11 +149,16 @@ class Contributed(Message):
     step: int
     seconds: float  # the pass took, for balancing
     samples: int
+    update_s: float = 0.0  # per element, of the last update; 0: not known
+    copy_s: float = 0.0  # per element, to hand an updated parameter over; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
 class Updated(Message):
-    """The parameters that this rank updates lie in the segment; until `Gather` its state is no step's."""
+    """The parameters that this rank updates lie in the segment; until `Gather` its state is no step's.
+
+    A worker that is told to halt or to proceed in between has nothing to go on with, and ends.
+    """
 
     formation: int
     step: int

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
 
 import torch
 
-from carpool.runtime.flat import Contribution, Layout, real
+from carpool.runtime.flat import Contribution, Layout
 from carpool.runtime.passes import Gathered, Step
 from carpool.runtime.shards import Node, is_empty, maximal_nodes, root, tree_sum
 from carpool.runtime.slots import Slots, padded
@@ -85,20 +84,6 @@ class Segment:
         total = tree_sum(values, root(len(step.bounds)), add)
         assert total is not None, "a step has samples"
         return total
-
-    @torch.no_grad()
-    def write_weights(self, step: Step, parameters: Iterable[int]) -> None:
-        """Put the new values of these parameters where the others read them."""
-        views = self._layout.gradient_views(self._buffers[step.number % 2][-1].values)
-        for index in parameters:
-            views[index].copy_(real(self._layout.parameters[index].detach()))
-
-    @torch.no_grad()
-    def read_weights(self, step: Step, parameters: Iterable[int]) -> None:
-        """Take the new values of these parameters, which others have updated."""
-        views = self._layout.gradient_views(self._buffers[step.number % 2][-1].values)
-        for index in parameters:
-            real(self._layout.parameters[index].detach()).copy_(views[index])
 
     def _view(self, step: int, slot: int) -> Contribution:
         offset = self._slots.offset(step, slot)

@@ -172,6 +172,7 @@ class Settling(Roster):
                 len(seated),
                 owners,
                 parts=() if self.rules.exact else shape.counts,
+                updates=shape.updates,
                 by_token=shape.by_token,
                 batch_size=shape.batch_size,
                 threads=self._cutter.threads(seat),

@@ -1,7 +1,8 @@
 """Where the contributions of a formation lie in its shared segment; pure.
 
-    buffer 0: a slot for each maximal subtree of each rank's pieces, in rank order (and one for weights, if exchanged)
+    buffer 0: a slot for each maximal subtree of each rank's pieces, in rank order
     buffer 1: the same
+    behind them, where ranks update a range of the parameters each: what they hand over (exchange.py)
 
 Steps take the buffers by turns. That makes one barrier a step enough: whoever writes for step k + 1 has seen that all
 have contributed to step k, hence have read what lies in the buffer of step k - 1.
@@ -25,7 +26,6 @@ class Slots:
 
     owners: Owners
     slot_bytes: int  # `Ready.segment_bytes`
-    has_weights: bool = False  # where each rank updates a range of the parameters, the new ones are exchanged too
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -35,7 +35,7 @@ class Slots:
     @property
     def num_slots(self) -> int:
         """Slots of each buffer."""
-        return len(self.nodes) + self.has_weights
+        return len(self.nodes)
 
     @property
     def num_bytes(self) -> int:
@@ -43,7 +43,7 @@ class Slots:
         return 2 * self.num_slots * self.slot_bytes
 
     def offset(self, step: int, slot: int) -> int:
-        """Where a slot begins; that of the weights is the last."""
+        """Where a slot begins."""
         return ((step % 2) * self.num_slots + slot) * self.slot_bytes
 
 

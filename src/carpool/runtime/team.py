@@ -29,6 +29,7 @@ from carpool.runtime.protocol import (
     Contributed,
     Done,
     Evaluated,
+    Gather,
     Halted,
     Loaded,
     Measured,
@@ -37,6 +38,7 @@ from carpool.runtime.protocol import (
     Ready,
     Saved,
     Stepped,
+    Updated,
 )
 from carpool.runtime.settling import Settling
 
@@ -62,6 +64,8 @@ class Team(Settling):
                 who.mode, who.holds, who.step, who.loads = Mode.STANDING, True, message.step, ""
             case Contributed():
                 self._on_contributed(at, who, message)
+            case Updated():
+                self._on_updated(who, message)
             case Stepped():
                 self._on_stepped(who, message)
             case Evaluated():
@@ -134,7 +138,7 @@ class Team(Settling):
         if formation is None or said.formation != formation.number or said.step != formation.step:
             return
         seat = formation.shape.seats[formation.members.index(who.id)]
-        self._cutter.measure(seat, said.seconds, said.samples)
+        self._cutter.measure(seat, said)
         formation.contributed[who.id] = said.seconds
         if len(formation.contributed) < len(formation.members):
             return
@@ -147,6 +151,16 @@ class Team(Settling):
         formation.contributed.clear()
         formation.step += 1
         self._progressed(formation.step)
+
+    def _on_updated(self, who: Worker, said: Updated) -> None:
+        formation = self.formation
+        if formation is None or said.formation != formation.number or said.step != formation.step - 1:
+            return
+        formation.updated.add(who.id)
+        if len(formation.updated) == len(formation.members):
+            formation.updated.clear()
+            for member in formation.members:
+                self._send(member, Gather(formation.number, said.step))
 
     def _on_stepped(self, who: Worker, said: Stepped) -> None:
         formation = self.formation

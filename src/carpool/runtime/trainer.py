@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -132,8 +132,8 @@ class Trainer:
         assert total is not None, "a step has samples"
         return total
 
-    def apply(self, step: Step, total: Contribution, parameters: range | None = None) -> Sums:
-        """Update the weights of a range of the layout's parameters (by default all) and the buffers.
+    def apply(self, step: Step, total: Contribution, parameters: Collection[int] | None = None) -> Sums:
+        """Update the weights of some of the layout's parameters (by default all) and the buffers.
 
         ``total`` is only read: it may lie in memory that others read too.
         """
@@ -145,6 +145,11 @@ class Trainer:
                 self._update.load_gradients(total, sums)
                 self._update.apply(parameters)
         return sums
+
+    @property
+    def update_s(self) -> float:
+        """Seconds that the optimizer's last step took."""
+        return self._update.step_s
 
     def is_whole(self, step: Step) -> bool:
         """Whether a process that is alone may make the step in one pass, without adding anything up."""

@@ -7,8 +7,8 @@ parameter, and optimizers that treat a parameter as a matrix, do not survive bei
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ class Update:
         self._clip_norm = training.clip_norm
         self._layout = layout
         self._scale = scale
+        self.step_s = 0.0  # that the optimizer's last step took
 
     @torch.no_grad()
     def load_gradients(self, total: Contribution, sums: Sums) -> None:
@@ -91,26 +92,16 @@ class Update:
         for slot, view in zip(layout.whole, layout.whole_views(total.integers), strict=True):
             slot.read().copy_(view)
 
-    def apply(self, parameters: range | None = None) -> None:
-        """Let the optimizer step on a range of the layout's parameters, by default on all, and drop the gradient.
+    def apply(self, parameters: Collection[int] | None = None) -> None:
+        """Let the optimizer step on some of the layout's parameters, by default on all, and drop the gradient.
 
         An optimizer passes over a parameter without a gradient, so the others only have to lose theirs first.
         """
         for index, parameter in enumerate(self._layout.parameters):
             if parameters is not None and index not in parameters:
                 parameter.grad = None
+        began = time.perf_counter()
         self._optimizer.step()
+        self.step_s = time.perf_counter() - began
         for parameter in self._layout.parameters:
             parameter.grad = None
-
-
-def balanced_ranges(sizes: Sequence[int], num_owners: int) -> tuple[range, ...]:
-    """Cut a row of parameters into one stretch per owner, as even in elements as whole parameters allow."""
-    ends = list(itertools.accumulate(sizes, initial=0))
-    cuts = [0]
-    for owner in range(1, num_owners):
-        goal = ends[-1] * owner / num_owners
-        nearest = min(range(len(ends)), key=lambda cut: (abs(ends[cut] - goal), cut))
-        cuts.append(max(cuts[-1], nearest))
-    cuts.append(len(sizes))
-    return tuple(itertools.starmap(range, itertools.pairwise(cuts)))

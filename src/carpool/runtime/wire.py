@@ -27,6 +27,7 @@ class ExecutorOptions:
     grace_s: float = 5.0  # between a polite word and a kill
     tick_s: float = 0.1  # how often the clock is looked at
     heartbeat_s: float = 0.5
+    updates: str = "chosen"  # who updates the parameters of a job on several devices: chosen, all, first or even
     preload: tuple[str, ...] = ()  # modules that most entries import: workers start sooner
     environment: Mapping[str, str] = field(default_factory=dict)  # for the executor and all it starts
 

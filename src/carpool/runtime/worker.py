@@ -13,7 +13,6 @@ import gc
 import math
 import time
 import traceback
-from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
@@ -22,13 +21,15 @@ from carpool.core.errors import CarpoolError
 from carpool.runtime.channel import Channel, Closed, Received, close_all
 from carpool.runtime.digest import digest
 from carpool.runtime.errors import CheckpointError
+from carpool.runtime.exchange import Exchange
 from carpool.runtime.faults import Faults
-from carpool.runtime.flat import Sums
+from carpool.runtime.flat import Contribution, Sums
 from carpool.runtime.heartbeat import Heartbeat
 from carpool.runtime.keeping import Keeper, publish, take_over
 from carpool.runtime.mishap import broke, is_memory, told
 from carpool.runtime.pace import Pace
 from carpool.runtime.passes import Step
+from carpool.runtime.place import Place
 from carpool.runtime.prepare import make_trainer, ready, settle_in
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
@@ -57,7 +58,7 @@ from carpool.runtime.protocol import (
     Updated,
 )
 from carpool.runtime.segment import Segment, contribution_bytes
-from carpool.runtime.slots import Owners, Slots, owners_of
+from carpool.runtime.slots import Slots, owners_of
 from carpool.runtime.trainer import Trainer
 
 TORN = 3  # exit code of a worker that has nothing to go on with: it ran out of memory while loading, or in an update
@@ -69,30 +70,6 @@ class Left(CarpoolError):
 
 class Torn(CarpoolError):
     """An update failed half-way: another process has to go on from a mirror."""
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """A worker's place in a formation."""
-
-    said: Proceed
-    owners: Owners
-    parts: tuple[int, ...]
-    segment: Segment | None  # None: it is alone
-    pace: Pace
-    granted: int = 0  # steps that it may still make, where steps are made by token
-    asked: bool = False
-    halting: bool = False  # at the next boundary, once its evaluation is made
-
-    @property
-    def pieces(self) -> range:
-        """The pieces of every step that are its own."""
-        return range(*self.owners[self.said.rank])
-
-    @property
-    def updates(self) -> range | None:
-        """The parameters that it updates; None: all."""
-        return range(*self.said.updates[self.said.rank]) if self.said.updates else None
 
 
 class Worker:
@@ -107,7 +84,6 @@ class Worker:
         self._keeper = Keeper(begin.checkpoints, program.keep, self._faults)
         self._place: Place | None = None
         self._formation = -1  # the newest
-        self._part: range | None = None  # parameters whose optimizer state it alone has (rank 0 publishes all)
         self._torn = False
         self._deferred: list[Received] = []
 
@@ -129,7 +105,7 @@ class Worker:
             while self._deferred or self._channel.poll():
                 self._hear()
             return
-        except (Closed, Left, ProtocolError):
+        except (Closed, Left, Torn, ProtocolError):
             raise
         except (Exception, SystemExit) as error:
             traceback.print_exc()  # for the log; the story gets one line
@@ -190,7 +166,9 @@ class Worker:
         self._faults.strike(step.number, place.said.rank)
         seconds = time.perf_counter() - began
         samples = sum(end - start for start, end in (step.bounds[piece] for piece in place.pieces))
-        self._channel.send(Contributed(place.said.formation, step.number, seconds, samples))
+        self._channel.send(
+            Contributed(place.said.formation, step.number, seconds, samples, place.update_s, place.copy_s)
+        )
         while self._place is place:
             match self._hear():
                 case Apply(formation, number, halt) if (formation, number) == (place.said.formation, step.number):
@@ -202,18 +180,26 @@ class Worker:
         """New weights of the sum of all contributions; None if the step was given up while they were exchanged."""
         total = segment.total(step)
         self._torn = True
-        sums = self._trainer.apply(step, total, place.updates)
-        if place.updates is None:
+        if place.exchange is None:
+            sums = self._trainer.apply(step, total)
+            place.measure(self._trainer, range(len(self._trainer.layout.parameters)))
             return sums
-        segment.write_weights(step, place.updates)
-        self._part = place.updates if place.said.rank else None
+        return self._update_and_exchange(step, place, total, place.exchange)
+
+    def _update_and_exchange(self, step: Step, place: Place, total: Contribution, exchange: Exchange) -> Sums | None:
+        """Update this rank's parameters, and take those that others have updated."""
+        exchange.lay_out()
+        count = len(self._trainer.layout.parameters)
+        mine = [index for index in range(count) if index in place.updates or index not in exchange.known]
+        sums = self._trainer.apply(step, total, mine)
+        place.measure(self._trainer, mine)
+        exchange.give([index for index in place.updates if index in exchange.known])
         self._channel.send(Updated(place.said.formation, step.number))
         while self._place is place:
             received = self._next()
             match received.message:
                 case Gather(formation, number) if (formation, number) == (place.said.formation, step.number):
-                    others = set(range(len(self._trainer.layout.parameters))) - set(place.updates)
-                    segment.read_weights(step, sorted(others))
+                    exchange.take(sorted(exchange.known - set(place.updates)))
                     return sums
                 case Publish() | Save():
                     self._deferred.append(received)
@@ -270,6 +256,7 @@ class Worker:
             case Proceed() as said:
                 self._proceed(said, received.fds)
             case Halt():
+                self._refuse_if_torn()
                 if self._place is not None and (reason := self._trainer.stopped):
                     self._finish(self._place, reason)
                 else:
@@ -294,8 +281,7 @@ class Worker:
     def _proceed(self, said: Proceed, fds: tuple[int, ...]) -> None:
         if said.formation < self._formation:
             return
-        if self._torn:
-            raise ProtocolError("the last update was given up half-way; `Load` must come before `Proceed`")
+        self._refuse_if_torn()
         trainer = self._trainer
         self._formation, self._place = said.formation, None
         try:
@@ -306,12 +292,19 @@ class Worker:
         if said.threads:
             torch.set_num_threads(said.threads)
         owners = owners_of(said.owners, said.size, trainer.shards)
-        slots = Slots(owners, contribution_bytes(trainer.layout), bool(said.updates))
+        slots = Slots(owners, contribution_bytes(trainer.layout))
         segment = Segment(fds[0], slots, trainer.layout) if said.size > 1 else None
         if segment is not None:
             segment.clear(said.rank)
         parts = said.parts or tuple(1 for _ in range(said.size))
         self._place = Place(said, owners, parts, segment, Pace())
+        if said.updates:
+            self._place.exchange = Exchange(fds[0], slots.num_bytes, trainer.layout, trainer.training.optimizer)
+
+    def _refuse_if_torn(self) -> None:
+        """The last update was given up half-way: what is here belongs to no step."""
+        if self._torn:
+            raise Torn
 
     def _resize_batch(self, said: Proceed) -> None:
         batch_size = said.batch_size
@@ -331,12 +324,12 @@ class Worker:
         except CheckpointError as error:
             self._channel.send(Broke("input", str(error), self._trainer.cursor.step))
             return
-        self._torn, self._part = False, None
+        self._torn = False
         self._channel.send(Loaded(self._trainer.cursor.step))
 
     def _publish(self, fds: tuple[int, ...]) -> None:
         try:
-            publish(self._trainer, fds[0], self._part)
+            publish(self._trainer, fds[0])
         except CheckpointError as error:
             self._channel.send(broke(error, self._trainer.cursor.step))
         else:

@@ -15,6 +15,7 @@ from carpool.runtime.checkpoint import Checkpoints
 from carpool.runtime.digest import digest
 from carpool.runtime.entry import load_training
 from carpool.runtime.memory import Mirrors
+from carpool.runtime.placement import stretches
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Apply,
@@ -37,7 +38,7 @@ from carpool.runtime.protocol import (
     Updated,
 )
 from carpool.runtime.trainer import Trainer
-from carpool.runtime.update import balanced_ranges
+from carpool.runtime.worker import TORN
 from carpool.testing import plain_loop
 
 EXACT = {"exact": True, "shards": 8}
@@ -248,27 +249,24 @@ def test_each_rank_may_update_a_range_of_the_parameters(bench: Any, run: Any, pr
 
     async def work() -> list[Any]:
         hands = await bench.workers(2, wanted)
-        ranges = tuple((each.start, each.stop) for each in balanced_ranges(hands[0].ready.sizes, 2))
+        ranges = stretches(hands[0].ready.sizes, [1.0, 1.0])
         said = await bench.drive(hands, bench.form(hands, owners(4, 4), updates=ranges), until=5)
         assert said == [Halted(5)] * 2
-        mirrors = [Mirrors("job") for _ in hands]
-        for hand, mirror in zip(hands, mirrors, strict=True):
-            hand.say(Publish(), mirror.next)
-            mirror.published((await hand.hear(Published)).step)
+        mirror = Mirrors("job")
+        hands[1].say(Publish(), mirror.next)  # at a boundary any of them has the whole state
+        mirror.published((await hands[1].hear(Published)).step)
         hands.append(await bench.worker(wanted))
-        for hand in hands:
-            hand.say(Load(), *[mirror.newest for mirror in mirrors])
-            assert await hand.hear(Loaded) == Loaded(5)
-        for mirror in mirrors:
-            mirror.close()
-        ranges = tuple((each.start, each.stop) for each in balanced_ranges(hands[0].ready.sizes, 3))
+        hands[2].say(Load(), mirror.newest)
+        assert await hands[2].hear(Loaded) == Loaded(5)
+        mirror.close()
+        ranges = stretches(hands[0].ready.sizes, [1.0, 1.0, 2.0])
         last: list[Any] = await bench.drive(hands, bench.form(hands, owners(2, 2, 4), updates=ranges))
         return last
 
     assert digests(run(work())) == {plain(wanted)}
 
 
-def test_a_given_up_exchange_needs_a_load(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_whoever_gives_up_an_exchange_has_nothing_to_go_on_with(bench: Any, run: Any, program: MakeProgram) -> None:
     wanted = program(options=EXACT)
 
     async def work() -> int:
@@ -283,7 +281,7 @@ def test_a_given_up_exchange_needs_a_load(bench: Any, run: Any, program: MakePro
         code: int = await bench.exits[hands[0].pid]
         return code
 
-    assert run(work()) == 1
+    assert run(work()) == TORN
 
 
 def test_the_batch_follows_the_number_of_devices_when_it_is_per_device(

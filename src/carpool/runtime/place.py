@@ -1,0 +1,47 @@
+"""A worker's place in a formation, and what it has measured there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from carpool.runtime.exchange import Exchange, copying_s
+from carpool.runtime.pace import Pace
+from carpool.runtime.protocol import Proceed
+from carpool.runtime.segment import Segment
+from carpool.runtime.slots import Owners
+from carpool.runtime.trainer import Trainer
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A worker's place in a formation."""
+
+    said: Proceed
+    owners: Owners
+    parts: tuple[int, ...]
+    segment: Segment | None  # None: it is alone
+    pace: Pace
+    exchange: Exchange | None = None  # None: everybody updates everything
+    update_s: float = 0.0  # per element, of the last update
+    copy_s: float = 0.0  # per element, of what an exchange copies
+    granted: int = 0  # steps that it may still make, where steps are made by token
+    asked: bool = False
+    halting: bool = False  # at the next boundary, once its evaluation is made
+
+    @property
+    def pieces(self) -> range:
+        """The pieces of every step that are its own."""
+        return range(*self.owners[self.said.rank])
+
+    @property
+    def updates(self) -> range:
+        """The parameters that it updates, and hands over to the others."""
+        return range(*self.said.updates[self.said.rank])
+
+    def measure(self, trainer: Trainer, updated: Sequence[int]) -> None:
+        """Note how long updating these parameters took, and how long copying what would be exchanged takes."""
+        elements = sum(trainer.layout.parameters[index].numel() for index in updated)
+        self.update_s = trainer.update_s / elements if elements else 0.0
+        if not self.copy_s:
+            self.copy_s = copying_s(trainer.layout, trainer.training.optimizer)

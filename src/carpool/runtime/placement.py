@@ -1,0 +1,107 @@
+"""Which rank updates which parameters: the way that is predicted to be done soonest; pure.
+
+Every rank has the whole sum of a step's gradients. Either each updates all parameters itself, which takes no exchange
+but waits for the slowest rank, or each updates a stretch of them and hands the new values to the others:
+
+    all do all          max_r  u_r · P
+    a stretch n_r each  max_r  n_r · (u_r + c_r)  +  max_r  (P − n_r) · c_r  +  b
+
+P elements, u_r seconds per element to update, c_r seconds per element to copy what is exchanged (the weight and what
+the optimizer remembers of it) to or from shared memory, b seconds for one more barrier. Stretches are whole parameters
+(see update.py), so that the bits are the same whichever is chosen.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+Ranges = tuple[tuple[int, int], ...]  # parameters [first, stop) of every rank; empty: all do all
+
+
+class Placement(StrEnum):
+    """Who updates the parameters."""
+
+    CHOSEN = "chosen"  # by prediction
+    ALL = "all"  # every rank updates all of them
+    FIRST = "first"  # rank 0 does, for everybody
+    EVEN = "even"  # as many elements for each as whole parameters allow
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What an update was measured to take."""
+
+    sizes: tuple[int, ...]  # elements of each parameter
+    update_s: tuple[float, ...]  # per element, by rank
+    copy_s: tuple[float, ...]  # per element, by rank
+    barrier_s: float = 0.0
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are."""
+        return len(self.update_s)
+
+    def predicted_s(self, ranges: Ranges) -> float:
+        """How long an update would take, placed like this."""
+        total = sum(self.sizes)
+        if not ranges:
+            return max(self.update_s) * total
+        owned = [sum(self.sizes[first:stop]) for first, stop in ranges]
+        rows = list(zip(owned, self.update_s, self.copy_s, strict=True))
+        slowest = max(own * (update + copy) for own, update, copy in rows)
+        return slowest + max((total - own) * copy for own, _, copy in rows) + self.barrier_s
+
+
+def place(costs: Costs, placement: Placement = Placement.CHOSEN) -> Ranges:
+    """Who updates what; where several ways are predicted to be equally quick, the one without exchange."""
+    if placement is Placement.ALL:
+        return ()
+    if placement is Placement.FIRST:
+        return all_on_first(costs)
+    if placement is Placement.EVEN:
+        return stretches(costs.sizes, [1.0] * costs.num_ranks)
+    speeds = [1.0 / max(update + copy, 1e-15) for update, copy in zip(costs.update_s, costs.copy_s, strict=True)]
+    ways = [
+        (),
+        all_on_first(costs),
+        stretches(costs.sizes, [1.0] * costs.num_ranks),
+        stretches(costs.sizes, speeds),
+        refined(costs, stretches(costs.sizes, speeds)),
+    ]
+    return min(ways, key=costs.predicted_s)  # the first of equals
+
+
+def all_on_first(costs: Costs) -> Ranges:
+    """Everything for rank 0."""
+    count = len(costs.sizes)
+    return ((0, count), *[(count, count)] * (costs.num_ranks - 1))
+
+
+def stretches(sizes: Sequence[int], speeds: Sequence[float]) -> Ranges:
+    """A stretch of parameters for each, in proportion to speed as far as whole parameters allow."""
+    ends = list(itertools.accumulate(sizes, initial=0))
+    cuts = [0]
+    for goal in list(itertools.accumulate(speeds))[:-1]:
+        wanted = ends[-1] * goal / sum(speeds)
+        nearest = min(range(len(ends)), key=lambda cut: (abs(ends[cut] - wanted), cut))
+        cuts.append(max(cuts[-1], nearest))
+    return tuple(itertools.pairwise([*cuts, len(sizes)]))
+
+
+def refined(costs: Costs, ranges: Ranges) -> Ranges:
+    """The same with every cut moved by a parameter as long as that helps."""
+    best, least_s = ranges, costs.predicted_s(ranges)
+    while True:
+        cuts = [stop for _, stop in best[:-1]]
+        moved = []
+        for place, by in itertools.product(range(len(cuts)), (-1, 1)):
+            tried = [0, *cuts[:place], cuts[place] + by, *cuts[place + 1 :], len(costs.sizes)]
+            if tried == sorted(tried):
+                moved.append(tuple(itertools.pairwise(tried)))
+        better = min(moved, key=costs.predicted_s, default=best)
+        if costs.predicted_s(better) >= least_s:
+            return best
+        best, least_s = better, costs.predicted_s(better)

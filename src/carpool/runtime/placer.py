@@ -1,0 +1,53 @@
+"""Updates placed from what was measured: once for each set of devices, and only where it is worth it; pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+
+from carpool.runtime.dealing import SETTLED, WORTH, Trait
+from carpool.runtime.placement import Costs, Placement, Ranges, place
+
+BARRIER_S = 5e-4  # a message to the executor and its answer
+
+
+class Placer:
+    """Remembers what updates take on each kind of device, and what was made of that."""
+
+    def __init__(self, placement: Placement = Placement.CHOSEN) -> None:
+        self._placement = placement
+        self._update_s: dict[Trait, deque[float]] = {}
+        self._copy_s: dict[Trait, deque[float]] = {}
+        self._placed: dict[tuple[Trait, ...], Ranges] = {}
+
+    def measure(self, trait: Trait, update_s: float, copy_s: float) -> None:
+        """Take in seconds per element; 0 for what is not known."""
+        if update_s > 0.0 and copy_s > 0.0:
+            self._update_s.setdefault(trait, deque(maxlen=SETTLED)).append(update_s)
+            self._copy_s.setdefault(trait, deque(maxlen=SETTLED)).append(copy_s)
+
+    def ranges(self, sizes: tuple[int, ...], traits: Sequence[Trait]) -> Ranges:
+        """Who updates what on such devices: all do all until enough is measured, then what is predicted to be best.
+
+        It is decided once: changing it costs a new formation, and the next measurement would not be of all ways either.
+        """
+        key = tuple(traits)
+        if key not in self._placed:
+            if self._placement is Placement.CHOSEN and not self._is_measured(traits):
+                return ()
+            self._placed[key] = self._decided(sizes, key)
+        return self._placed[key]
+
+    def _is_measured(self, traits: Sequence[Trait]) -> bool:
+        return all(len(self._update_s.get(trait, ())) >= SETTLED for trait in traits)
+
+    def _decided(self, sizes: tuple[int, ...], traits: tuple[Trait, ...]) -> Ranges:
+        if self._placement is not Placement.CHOSEN:
+            ones = tuple(1.0 for _ in traits)
+            return place(Costs(sizes, ones, ones), self._placement)
+        updates = tuple(statistics.median(self._update_s[trait]) for trait in traits)
+        copies = tuple(statistics.median(self._copy_s[trait]) for trait in traits)
+        costs = Costs(sizes, updates, copies, BARRIER_S)
+        ranges = place(costs)
+        return ranges if costs.predicted_s(()) > (1.0 + WORTH) * costs.predicted_s(ranges) else ()
