@@ -80,10 +80,11 @@ class Desk:
         self.generations: dict[str, int] = {}
 
     @classmethod
-    async def open(cls, folder: Path) -> Desk:
+    async def open(cls, folder: Path, **options: Any) -> Desk:
         (folder / "jobs.py").write_text(ENTRY, encoding="utf-8")
         mark = f"{os.getpid()}-{time.monotonic_ns()}"  # stands in the environment of all its processes
-        chosen = ExecutorOptions(hang_s=2.5, mirror_s=0.2, grace_s=0.5, environment={"CARPOOL_TEST": mark})
+        environment = {"CARPOOL_TEST": mark}
+        chosen = ExecutorOptions(hang_s=2.5, mirror_s=0.2, grace_s=0.5, environment=environment, **options)
         return cls(await ExecutorLink.start(DEVICES, folder / "state", options=chosen), folder, mark)
 
     def introduce(
@@ -271,7 +272,7 @@ def test_released_and_given_another_device_it_goes_on(desk: Desk, run: Run[None]
         assert released.done >= 3
         again = await desk.applied("moved", desk.assign("moved", 2))
         assert again.done == released.done
-        assert (await desk.finished("moved")).digest == desk.expected(epochs=30)
+        assert (await desk.finished("moved")).digest == desk.expected(epochs=12)
 
     run(go())
 
@@ -369,6 +370,25 @@ def test_a_dead_nursery_is_replaced(desk: Desk, run: Run[None]) -> None:
         assert (await desk.finished("orphan")).digest == desk.expected(epochs=40)
 
     run(go())
+
+
+def test_whoever_updates_the_parameters_the_weights_are_the_same(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    async def go() -> None:
+        desk = await Desk.open(tmp_path, updates="even")
+        desk.introduce("split", args={"epochs": 12}, faults=[{"step": 12, "kind": "kill", "rank": 1}])
+        desk.assign("split", 0, 1, 2)
+        await desk.step("split", 14)
+        await desk.applied("split", desk.assign("split", 1, 3))
+        outcome = await desk.finished("split")
+        assert outcome.digest == desk.expected(epochs=12)
+        assert "each device updates a part of the parameters for all: cpu:0" in desk.story("split")
+        assert "SIGKILL" in desk.story("split")
+        await desk.link.stop(checkpoint=False)
+        assert isinstance(await last(desk), Gone)
+
+    loop.run_until_complete(go())
 
 
 def test_stopped_with_checkpoints_a_new_executor_goes_on_and_killed_it_leaves_nothing(

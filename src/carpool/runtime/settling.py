@@ -165,6 +165,7 @@ class Settling(Roster):
             self._segment = Segment(self._numbers, size)
         if (cut := self._cutter.record(step, shape)) is not None:
             self._actions.append(Write(cut))
+        self._tell_placement(shape)
         for rank, (worker, seat) in enumerate(zip(seated, seats, strict=True)):
             proceed = Proceed(
                 self._numbers,
@@ -186,6 +187,19 @@ class Settling(Roster):
                 self._dismiss(at, worker)
         self._first_step = step if self._first_step is None else self._first_step
         self._safe.begin(at)
+
+    def _tell_placement(self, shape: Shape) -> None:
+        """Who updates the parameters, when that has changed."""
+        if shape.updates == self._placed:
+            return
+        self._placed = shape.updates
+        if not shape.updates:
+            self._tell("every device updates all parameters itself")
+            return
+        assert self.ready is not None
+        parts = [sum(self.ready.sizes[first:stop]) / sum(self.ready.sizes) for first, stop in shape.updates]
+        named = [f"{self._name(seat.device)} {part:.0%}" for seat, part in zip(shape.seats, parts, strict=True)]
+        self._tell(f"each device updates a part of the parameters for all: {', '.join(named)}")
 
     def _withdraw(self, at: float) -> None:
         """Keep the newest state outside of the workers, then send all of them away."""
