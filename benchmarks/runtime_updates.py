@@ -1,4 +1,4 @@
-"""Who should update the parameters on unlike devices? The chosen placement against three fixed ones.
+"""Who should update the parameters on unlike devices? The chosen division against three fixed ones.
 
     python benchmarks/runtime_updates.py [--steps 50] [--repeats 3] [--fast 8] [--slow 4]
 
@@ -24,16 +24,16 @@ from measured import ROOT, save
 from trials.clocked import ENTRY, median_step_s
 from trials.desk import Desk, new_mark
 
-from carpool.runtime.placement import Placement
+from carpool.runtime.division import Division
 from carpool.runtime.program import Program
 
 JOB = f"{ROOT}/benchmarks/trials/wide.py:training"
-SETTLED = 20  # steps after which the placement is decided
+SETTLED = 20  # steps after which the division is decided
 NOISE = 0.02
 
 
-async def run(folder: Path, way: Placement, options: argparse.Namespace) -> tuple[float, str, str]:
-    """The median step in milliseconds, the digest, and what the job's story says of the placement."""
+async def run(folder: Path, way: Division, options: argparse.Namespace) -> tuple[float, str, str]:
+    """The median step in milliseconds, the digest, and what the job's story says of it."""
     notes = folder / "notes"
     notes.mkdir()
     cores = (options.fast, options.slow)
@@ -65,18 +65,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    steps_ms: dict[str, list[float]] = {way: [] for way in Placement}
+    steps_ms: dict[str, list[float]] = {way: [] for way in Division}
     digests, stories = set(), []
     for _ in range(options.repeats):
-        for way in Placement:
+        for way in Division:
             with tempfile.TemporaryDirectory() as name:
                 step_ms, digest, story = asyncio.run(run(Path(name), way, options))
             steps_ms[way].append(step_ms)
             digests.add(digest)
-            stories += [story] if way is Placement.CHOSEN else []
+            stories += [story] if way is Division.CHOSEN else []
             print(f"{way:>7}: median step {step_ms:7.1f} ms, {story}", flush=True)
     medians = {way: statistics.median(found) for way, found in steps_ms.items()}
-    ratios = {way: round(medians[way] / medians[Placement.CHOSEN], 3) for way in Placement}
+    ratios = {way: round(medians[way] / medians[Division.CHOSEN], 3) for way in Division}
     results: dict[str, Any] = {
         "devices": f"cpu:1x{options.fast},1x{options.slow}",
         "parameters": (options.width + 1) * options.width * options.layers + 75 * options.width + 10,
@@ -86,10 +86,10 @@ def main() -> None:
         "chosen": stories,
         "same_weights": len(digests) == 1,
     }
-    told = ", ".join(f"{ratio} x {way.value!r}" for way, ratio in ratios.items() if way is not Placement.CHOSEN)
+    told = ", ".join(f"{ratio} x {way.value!r}" for way, ratio in ratios.items() if way is not Division.CHOSEN)
     print(f"the chosen one is as fast as {told}; weights the same: {len(digests) == 1}")
     print(f"wrote {save('runtime_updates', results)}")
-    is_quickest = min(ratios[Placement.FIRST], ratios[Placement.EVEN]) >= 1.0 - NOISE
+    is_quickest = min(ratios[Division.FIRST], ratios[Division.EVEN]) >= 1.0 - NOISE
     raise SystemExit(0 if is_quickest and len(digests) == 1 else 1)
 
 

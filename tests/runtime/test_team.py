@@ -31,7 +31,7 @@ from carpool.runtime.actions import (
 )
 from carpool.runtime.crew import Kept, Rules, Seat, Wish
 from carpool.runtime.devices import LocalDevice
-from carpool.runtime.placement import Placement
+from carpool.runtime.division import Division
 from carpool.runtime.protocol import (
     Apply,
     Broke,
@@ -356,7 +356,7 @@ class World:
             if first.size == 1:
                 assert not first.updates
                 continue
-            if self.team.rules.placement is Placement.EVEN and not first.by_token:
+            if self.team.rules.division is Division.EVEN and not first.by_token:
                 assert [index for owned in first.updates for index in range(*owned)] == list(range(4))
             pieces = [piece for owned in first.owners for piece in range(*owned)]
             if self.team.rules.exact:
@@ -446,14 +446,14 @@ def happen(world: World, kind: str, what: Any) -> None:
             world.do(world.team.take_turns(world.at, what))
 
 
-PLACEMENTS = st.sampled_from([Placement.ALL, Placement.EVEN])
+DIVISIONS = st.sampled_from([Division.ALL, Division.EVEN])
 
 
-@given(st.booleans(), PLACEMENTS, st.lists(EVENTS, max_size=60), SEATS.filter(bool))
+@given(st.booleans(), DIVISIONS, st.lists(EVENTS, max_size=60), SEATS.filter(bool))
 def test_whatever_happens_the_job_ends_with_every_step_made_once(
-    exact: bool, placement: Placement, events: list[tuple[str, Any]], last: list[int]
+    exact: bool, division: Division, events: list[tuple[str, Any]], last: list[int]
 ) -> None:
-    world = World(patient(exact, placement=placement))
+    world = World(patient(exact, division=division))
     for kind, what in events:
         happen(world, kind, what)
     world.do(world.team.hold(world.at, False))
@@ -464,11 +464,11 @@ def test_whatever_happens_the_job_ends_with_every_step_made_once(
     assert len(state) == TOTAL
 
 
-@given(st.booleans(), PLACEMENTS, st.lists(EVENTS, max_size=60), st.booleans())
+@given(st.booleans(), DIVISIONS, st.lists(EVENTS, max_size=60), st.booleans())
 def test_whatever_happens_a_stop_leaves_nothing_and_a_new_team_goes_on(
-    exact: bool, placement: Placement, events: list[tuple[str, Any]], checkpoint: bool
+    exact: bool, division: Division, events: list[tuple[str, Any]], checkpoint: bool
 ) -> None:
-    world = World(patient(exact, placement=placement))
+    world = World(patient(exact, division=division))
     for kind, what in events:
         happen(world, kind, what)
     done = world.team.done
@@ -493,15 +493,15 @@ FAULTS = ["kill", "hang", "short"]
 
 @given(
     st.booleans(),
-    PLACEMENTS,
+    DIVISIONS,
     st.lists(st.tuples(st.integers(1, 60), st.sampled_from(FAULTS), st.integers(0, 5)), max_size=8),
 )
 def test_faults_on_unchanged_devices_change_nothing_of_what_is_learned(
-    exact: bool, placement: Placement, faults: list[tuple[int, str, int]]
+    exact: bool, division: Division, faults: list[tuple[int, str, int]]
 ) -> None:
     """In default mode on like devices: between unlike ones, when parts are dealt anew hangs on what was measured."""
     devices = (0, 1, 3) if exact else (0, 1, 2)
-    rough = started(exact, *devices, placement=placement)
+    rough = started(exact, *devices, division=division)
     for pause, kind, which in faults:
         for worker in itertools.islice(itertools.cycle(rough.living or [None]), pause):
             if worker is not None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from carpool.runtime.actions import Mirror
 from carpool.runtime.dealing import as_owners
-from carpool.runtime.placement import Placement, Ranges
+from carpool.runtime.division import Division, Ranges
 from carpool.runtime.protocol import Ready
 
 
@@ -138,7 +138,7 @@ class Rules:
     time_limit_s: float = 0.0  # 0: none
     mirror_s: float = 2.0
     grace_s: float = 5.0  # between a polite word and a kill
-    placement: Placement = Placement.CHOSEN  # of updates
+    division: Division = Division.CHOSEN  # of updates
 
 
 def owners_of(shape: Shape, *, exact: bool) -> tuple[tuple[int, int], ...]:

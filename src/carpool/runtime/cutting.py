@@ -9,8 +9,8 @@ from carpool.runtime.actions import Cut
 from carpool.runtime.crew import Formation, Rules, Seat, Shape, Wish
 from carpool.runtime.dealing import WORTH, Speeds, Trait, deal, is_worth_it
 from carpool.runtime.devices import LocalDevice
-from carpool.runtime.placement import Ranges
-from carpool.runtime.placer import Placer
+from carpool.runtime.divider import Divider
+from carpool.runtime.division import Ranges
 from carpool.runtime.protocol import Contributed, Ready
 
 _MOST_FAILURES = 10  # after which what was measured may be long out of date
@@ -37,7 +37,7 @@ class Cutter:
         self._rules = rules
         self._cuts = list(cuts)
         self._speeds = Speeds()
-        self._placer = Placer(rules.placement)
+        self._divider = Divider(rules.division)
         self._last: Shape | None = None
         self._best: dict[tuple[tuple[Seat, ...], int], _Best] = {}  # by seats and batch size
         self.ready: Ready | None = None  # what the job's workers said of the training
@@ -63,7 +63,7 @@ class Cutter:
         """Who updates which parameters; whoever does, the bits are the same."""
         if self.ready is None or not self.ready.may_split:
             return ()
-        return self._placer.ranges(self.ready.sizes, [self.trait(seat) for seat in seats])
+        return self._divider.ranges(self.ready.sizes, [self.trait(seat) for seat in seats])
 
     def _counts(
         self, seats: tuple[Seat, ...], step: int, batch: int, present: tuple[int, ...], *, is_new: bool
@@ -134,7 +134,7 @@ class Cutter:
         """A worker's pass, and its update before, took so long."""
         trait = self.trait(seat)
         self._speeds.measure(trait, said.seconds, said.samples)
-        self._placer.measure(trait, said.update_s, said.copy_s)
+        self._divider.measure(trait, said.update_s, said.copy_s)
 
     def batch_size(self, wish: Wish, size: int) -> int:
         """Samples per step on so many devices."""

@@ -34,9 +34,9 @@ from carpool.runtime.actions import (
 from carpool.runtime.command import Command
 from carpool.runtime.crew import Rules, Seat, Wish
 from carpool.runtime.devices import LocalDevice
+from carpool.runtime.division import Division
 from carpool.runtime.holding import Training
 from carpool.runtime.jobfolder import JobFolder
-from carpool.runtime.placement import Placement
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Alive,
@@ -137,7 +137,7 @@ class Executor:
             time_limit_s=program.time_limit_s,
             mirror_s=self._options.mirror_s,
             grace_s=self._options.grace_s,
-            placement=Placement(self._options.updates),
+            division=Division(self._options.updates),
         )
         kept, cuts = (folder.kept(), folder.cuts()) if resume else ([], [])
         team = Team(job, self._devices, rules, checkpoints=kept, cuts=cuts)

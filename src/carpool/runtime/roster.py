@@ -29,8 +29,8 @@ from carpool.runtime.crew import (
 )
 from carpool.runtime.cutting import Cutter
 from carpool.runtime.devices import LocalDevice
+from carpool.runtime.division import Ranges
 from carpool.runtime.losses import Losses
-from carpool.runtime.placement import Ranges
 from carpool.runtime.protocol import (
     Done,
     Halt,
@@ -74,7 +74,7 @@ class Roster:
         self._was_asked_to_save = False  # at the stop
         self._result: Done | None = None  # what rank 0 said at the end
         self._failure = ""
-        self._placed: Ranges = ()  # of the last formation
+        self._divided: Ranges = ()  # of the last formation
         self._measured: Measured | None = None  # the last evaluation
         self._ran_s = 0.0  # time in formations before the present one
         self._first_step: int | None = None

@@ -165,7 +165,7 @@ class Settling(Roster):
             self._segment = Segment(self._numbers, size)
         if (cut := self._cutter.record(step, shape)) is not None:
             self._actions.append(Write(cut))
-        self._tell_placement(shape)
+        self._tell_division(shape)
         for rank, (worker, seat) in enumerate(zip(seated, seats, strict=True)):
             proceed = Proceed(
                 self._numbers,
@@ -188,11 +188,11 @@ class Settling(Roster):
         self._first_step = step if self._first_step is None else self._first_step
         self._safe.begin(at)
 
-    def _tell_placement(self, shape: Shape) -> None:
+    def _tell_division(self, shape: Shape) -> None:
         """Who updates the parameters, when that has changed."""
-        if shape.updates == self._placed:
+        if shape.updates == self._divided:
             return
-        self._placed = shape.updates
+        self._divided = shape.updates
         if not shape.updates:
             self._tell("every device updates all parameters itself")
             return

@@ -13,9 +13,9 @@ import pytest
 
 from carpool.runtime.checkpoint import Checkpoints
 from carpool.runtime.digest import digest
+from carpool.runtime.division import stretches
 from carpool.runtime.entry import load_training
 from carpool.runtime.memory import Mirrors
-from carpool.runtime.placement import stretches
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Apply,

@@ -1,4 +1,4 @@
-"""Updates placed from what was measured: once for each set of devices, and only where it is worth it; pure."""
+"""Updates divided by what was measured: once for each set of devices, and only where it is worth it; pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections import deque
 from collections.abc import Sequence
 
 from carpool.runtime.dealing import SETTLED, WORTH, Trait
-from carpool.runtime.placement import Costs, Placement, Ranges, place
+from carpool.runtime.division import Costs, Division, Ranges, divide
 
 BARRIER_S = 5e-4  # a message to the executor and its answer
 
 
-class Placer:
+class Divider:
     """Remembers what updates take on each kind of device, and what was made of that."""
 
-    def __init__(self, placement: Placement = Placement.CHOSEN) -> None:
-        self._placement = placement
+    def __init__(self, division: Division = Division.CHOSEN) -> None:
+        self._division = division
         self._update_s: dict[Trait, deque[float]] = {}
         self._copy_s: dict[Trait, deque[float]] = {}
-        self._placed: dict[tuple[Trait, ...], Ranges] = {}
+        self._divided: dict[tuple[Trait, ...], Ranges] = {}
 
     def measure(self, trait: Trait, update_s: float, copy_s: float) -> None:
         """Take in seconds per element; 0 for what is not known."""
@@ -33,21 +33,21 @@ class Placer:
         It is decided once: changing it costs a new formation, and the next measurement would not be of all ways either.
         """
         key = tuple(traits)
-        if key not in self._placed:
-            if self._placement is Placement.CHOSEN and not self._is_measured(traits):
+        if key not in self._divided:
+            if self._division is Division.CHOSEN and not self._is_measured(traits):
                 return ()
-            self._placed[key] = self._decided(sizes, key)
-        return self._placed[key]
+            self._divided[key] = self._decided(sizes, key)
+        return self._divided[key]
 
     def _is_measured(self, traits: Sequence[Trait]) -> bool:
         return all(len(self._update_s.get(trait, ())) >= SETTLED for trait in traits)
 
     def _decided(self, sizes: tuple[int, ...], traits: tuple[Trait, ...]) -> Ranges:
-        if self._placement is not Placement.CHOSEN:
+        if self._division is not Division.CHOSEN:
             ones = tuple(1.0 for _ in traits)
-            return place(Costs(sizes, ones, ones), self._placement)
+            return divide(Costs(sizes, ones, ones), self._division)
         updates = tuple(statistics.median(self._update_s[trait]) for trait in traits)
         copies = tuple(statistics.median(self._copy_s[trait]) for trait in traits)
         costs = Costs(sizes, updates, copies, BARRIER_S)
-        ranges = place(costs)
+        ranges = divide(costs)
         return ranges if costs.predicted_s(()) > (1.0 + WORTH) * costs.predicted_s(ranges) else ()

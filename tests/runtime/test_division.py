@@ -7,25 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.runtime.dealing import SETTLED
-from carpool.runtime.placement import Costs, Placement, place, stretches
-from carpool.runtime.placer import Placer
+from carpool.runtime.divider import Divider
+from carpool.runtime.division import Costs, Division, divide, stretches
 
 SECONDS = st.floats(1e-12, 1e-6)
 RANKS = st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=6)
 SIZES = st.lists(st.integers(1, 10_000), min_size=1, max_size=30)
 
 
-@given(SIZES, RANKS, st.floats(0.0, 1e-3), st.sampled_from(Placement))
+@given(SIZES, RANKS, st.floats(0.0, 1e-3), st.sampled_from(Division))
 def test_every_parameter_is_updated_once_and_none_of_the_simple_ways_is_quicker(
-    sizes: list[int], ranks: list[tuple[float, float]], barrier_s: float, placement: Placement
+    sizes: list[int], ranks: list[tuple[float, float]], barrier_s: float, division: Division
 ) -> None:
     costs = Costs(tuple(sizes), tuple(u for u, _ in ranks), tuple(c for _, c in ranks), barrier_s)
-    ranges = place(costs, placement)
+    ranges = divide(costs, division)
     if ranges:
         assert [index for owned in ranges for index in range(*owned)] == list(range(len(sizes)))
         assert len(ranges) == len(ranks)
-    for simple in Placement:
-        assert costs.predicted_s(place(costs)) <= costs.predicted_s(place(costs, simple))
+    for simple in Division:
+        assert costs.predicted_s(divide(costs)) <= costs.predicted_s(divide(costs, simple))
 
 
 @given(SIZES, st.lists(st.floats(0.1, 10.0), min_size=1, max_size=6))
@@ -53,18 +53,18 @@ def test_what_an_update_takes() -> None:
 def test_it_is_decided_by_what_was_measured_once_there_is_enough(
     copy_s: float, expected: tuple[tuple[int, int], ...]
 ) -> None:
-    placer = Placer()
+    divider = Divider()
     fast, slow = ("cpu8", 1.0), ("cpu4", 1.0)
     sizes = (1_000_000,) * 9
     for _ in range(SETTLED):
-        assert placer.ranges(sizes, [fast, slow]) == ()
-        placer.measure(fast, 1e-7, copy_s)
-        placer.measure(slow, 2e-7, copy_s)
-    assert placer.ranges(sizes, [fast, slow]) == expected
-    placer.measure(fast, 1.0, copy_s)
-    assert placer.ranges(sizes, [fast, slow]) == expected, "decided once"
+        assert divider.ranges(sizes, [fast, slow]) == ()
+        divider.measure(fast, 1e-7, copy_s)
+        divider.measure(slow, 2e-7, copy_s)
+    assert divider.ranges(sizes, [fast, slow]) == expected
+    divider.measure(fast, 1.0, copy_s)
+    assert divider.ranges(sizes, [fast, slow]) == expected, "decided once"
 
 
 def test_what_is_ordered_needs_no_measurement() -> None:
-    assert Placer(Placement.FIRST).ranges((5, 5), [("a", 1.0), ("b", 1.0)]) == ((0, 2), (2, 2))
-    assert Placer(Placement.EVEN).ranges((5, 5), [("a", 1.0), ("b", 1.0)]) == ((0, 1), (1, 2))
+    assert Divider(Division.FIRST).ranges((5, 5), [("a", 1.0), ("b", 1.0)]) == ((0, 2), (2, 2))
+    assert Divider(Division.EVEN).ranges((5, 5), [("a", 1.0), ("b", 1.0)]) == ((0, 1), (1, 2))

@@ -21,7 +21,7 @@ from enum import StrEnum
 Ranges = tuple[tuple[int, int], ...]  # parameters [first, stop) of every rank; empty: all do all
 
 
-class Placement(StrEnum):
+class Division(StrEnum):
     """Who updates the parameters."""
 
     CHOSEN = "chosen"  # by prediction
@@ -45,7 +45,7 @@ class Costs:
         return len(self.update_s)
 
     def predicted_s(self, ranges: Ranges) -> float:
-        """How long an update would take, placed like this."""
+        """How long an update would take, divided like this."""
         total = sum(self.sizes)
         if not ranges:
             return max(self.update_s) * total
@@ -55,13 +55,13 @@ class Costs:
         return slowest + max((total - own) * copy for own, _, copy in rows) + self.barrier_s
 
 
-def place(costs: Costs, placement: Placement = Placement.CHOSEN) -> Ranges:
+def divide(costs: Costs, division: Division = Division.CHOSEN) -> Ranges:
     """Who updates what; where several ways are predicted to be equally quick, the one without exchange."""
-    if placement is Placement.ALL:
+    if division is Division.ALL:
         return ()
-    if placement is Placement.FIRST:
+    if division is Division.FIRST:
         return all_on_first(costs)
-    if placement is Placement.EVEN:
+    if division is Division.EVEN:
         return stretches(costs.sizes, [1.0] * costs.num_ranks)
     speeds = [1.0 / max(update + copy, 1e-15) for update, copy in zip(costs.update_s, costs.copy_s, strict=True)]
     ways = [
