@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from carpool.runtime.exchange import Exchange, copying_s
 from carpool.runtime.pace import Pace
 from carpool.runtime.protocol import Proceed
-from carpool.runtime.segment import Segment
+from carpool.runtime.reducer import Reducer
 from carpool.runtime.slots import Owners
 from carpool.runtime.trainer import Trainer
 
@@ -20,7 +20,7 @@ class Place:
     said: Proceed
     owners: Owners
     parts: tuple[int, ...]
-    segment: Segment | None  # None: it is alone
+    reducer: Reducer | None  # None: it is alone
     pace: Pace
     exchange: Exchange | None = None  # None: everybody updates everything
     update_s: float = 0.0  # per element, of the last update

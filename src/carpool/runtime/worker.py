@@ -57,6 +57,7 @@ from carpool.runtime.protocol import (
     Saved,
     Updated,
 )
+from carpool.runtime.reducer import Reducer
 from carpool.runtime.segment import Segment, contribution_bytes
 from carpool.runtime.slots import Slots, owners_of
 from carpool.runtime.trainer import Trainer
@@ -136,7 +137,7 @@ class Worker:
     def _make_step(self, place: Place) -> None:
         trainer = self._trainer
         step = trainer.begin(place.parts)
-        sums = self._alone(step, place) if place.segment is None else self._in_company(step, place, place.segment)
+        sums = self._alone(step, place) if place.reducer is None else self._in_company(step, place, place.reducer)
         if sums is None:
             return
         done = trainer.advance(step, sums)
@@ -158,11 +159,11 @@ class Worker:
         self._torn = True
         return trainer.apply(step, total)
 
-    def _in_company(self, step: Step, place: Place, segment: Segment) -> Sums | None:
+    def _in_company(self, step: Step, place: Place, reducer: Reducer) -> Sums | None:
         """Contribute to a step, wait for the others, and make new weights of the sum; None: the step was given up."""
         began = time.perf_counter()
-        places = segment.places(step, place.said.rank)
-        segment.write(step, self._trainer.contribute(step, place.pieces, places))
+        places = reducer.places(step, place.said.rank)
+        reducer.write(step, self._trainer.contribute(step, place.pieces, places))
         self._faults.strike(step.number, place.said.rank)
         seconds = time.perf_counter() - began
         samples = sum(end - start for start, end in (step.bounds[piece] for piece in place.pieces))
@@ -173,12 +174,12 @@ class Worker:
             match self._hear():
                 case Apply(formation, number, halt) if (formation, number) == (place.said.formation, step.number):
                     place.halting = halt
-                    return self._update(step, place, segment)
+                    return self._update(step, place, reducer)
         return None
 
-    def _update(self, step: Step, place: Place, segment: Segment) -> Sums | None:
+    def _update(self, step: Step, place: Place, reducer: Reducer) -> Sums | None:
         """New weights of the sum of all contributions; None if the step was given up while they were exchanged."""
-        total = segment.total(step)
+        total = reducer.total(step)
         self._torn = True
         if place.exchange is None:
             sums = self._trainer.apply(step, total)
