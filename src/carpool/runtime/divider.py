@@ -6,9 +6,10 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
-from carpool.runtime.dealing import SETTLED, WORTH, Trait
+from carpool.runtime.dealing import SETTLED, Trait
 from carpool.runtime.division import Costs, Division, Ranges, divide
 
+WORTH = 0.02  # of an update's time must be gained by dividing it
 BARRIER_S = 5e-4  # a message to the executor and its answer
 
 
