@@ -5,7 +5,7 @@ From outside, at whatever a worker is just doing: shot (SIGKILL to a worker), nu
 the workers: all of them die). Jobs are the examples in tiny sizes, exact ones and others, alone and in company, several
 on a device. Afterwards no process, shared memory, temporary file or descriptor may be left.
 
-    python benchmarks/runtime_faults.py --faults 200 --jobs 20
+    python benchmarks/runtime_faults.py --faults 200 --jobs 20 --seed 0 1 2
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from measured import save
 from trials.catalogue import EXAMPLES, program
@@ -220,7 +221,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0, 1, 2], help="one run for each")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--pause", type=float, default=0.02, help="seconds after each step")
     parser.add_argument("--at-once", type=int, default=4)
@@ -229,19 +230,37 @@ def main() -> int:
     parser.add_argument("--retries", type=int, default=3, help="deaths without a completed step that fail a job")
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
-    planned = plan(options.jobs, options.faults, options.seed, options.steps, options.nursery_every)
-    how = How(options.steps, options.pause, options.at_once, options.hang, options.seed, options.retries)
+    runs = [one_seed(seed, options) for seed in options.seed]
+    results = {
+        "runs": runs,
+        "seeds": options.seed,
+        "jobs": sum(run["jobs"] for run in runs),
+        "same_weights": sum(run["same_weights"] for run in runs),
+        "retries": options.retries,
+        "load_average": os.getloadavg()[1],
+    }
+    if not options.no_save:
+        print(f"wrote {save('runtime_faults', results)}")
+    return 1 if any(run["problems"] for run in runs) else 0
+
+
+def one_seed(seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Run without faults and with those of one seed: what came of it, printed as it comes."""
+    planned = plan(options.jobs, options.faults, seed, options.steps, options.nursery_every)
+    how = How(options.steps, options.pause, options.at_once, options.hang, seed, options.retries)
     with tempfile.TemporaryDirectory() as folder:
         ran = asyncio.run(run(planned, Path(folder), how))
     problems = problems_of(planned, ran)
     same = sum(ran.rough[job.name] == ran.calm[f"c{job.name[1:]}"] for job in planned)
-    print(f"\nwithout faults {ran.calm_s:.0f} s, with {sum(ran.struck.values())} faults {ran.rough_s:.0f} s")
-    for kind, number in sorted(ran.struck.items()):
-        print(f"  {kind:<8} {number:>4}")
+    struck = ", ".join(f"{number} {kind}" for kind, number in sorted(ran.struck.items()))
+    print(
+        f"\nseed {seed}: without faults {ran.calm_s:.0f} s, with {sum(ran.struck.values())} {ran.rough_s:.0f} s: {struck}"
+    )
     print(f"{same} of {len(planned)} jobs ended with the same weights; left behind: {ran.left or 'nothing'}")
     for problem in problems:
-        print(f"did not hold: {problem}")
-    results = {
+        print(f"did not hold: {problem}", flush=True)
+    return {
+        "seed": seed,
         "faults": dict(ran.struck),
         "jobs": len(planned),
         "same_weights": same,
@@ -249,13 +268,7 @@ def main() -> int:
         "problems": problems,
         "seconds_without_faults": round(ran.calm_s, 1),
         "seconds_with_faults": round(ran.rough_s, 1),
-        "load_average": os.getloadavg()[1],
-        "seed": options.seed,
-        "retries": options.retries,
     }
-    if not options.no_save:
-        print(f"wrote {save('runtime_faults', results)}")
-    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -263,6 +263,29 @@ def test_in_default_mode_a_killed_worker_is_replaced_and_the_bits_stay(desk: Des
     run(go())
 
 
+def test_a_lone_worker_that_dies_at_one_step_after_another_is_replaced_each_time(desk: Desk, run: Run[None]) -> None:
+    """It speaks of its steps five times a second only: what it did since is read when it is dead."""
+
+    async def go() -> None:
+        faults = [{"step": step, "kind": "kill"} for step in (3, 4, 5, 8)]
+        desk.introduce("unlucky", exact=False, faults=faults)
+        desk.assign("unlucky", 0)
+        assert (await desk.finished("unlucky")).digest == desk.expected(shards=None)
+        words = [f"killed by SIGKILL) at step {step} and is replaced" for step in (3, 4, 5, 8)]
+        assert [word in desk.story("unlucky") for word in words] == [True] * 4
+
+    run(go())
+
+
+def test_a_step_that_kills_its_worker_every_time_fails_the_job(desk: Desk, run: Run[None]) -> None:
+    async def go() -> None:
+        desk.introduce("deadly", exact=False, faults=[{"step": 5, "kind": "kill", "once": ""}])
+        desk.assign("deadly", 0)
+        assert "lost 3 times without completing step 6" in (await desk.failed("deadly")).error
+
+    run(go())
+
+
 def test_released_and_given_another_device_it_goes_on(desk: Desk, run: Run[None]) -> None:
     async def go() -> None:
         desk.introduce("moved", args={"epochs": 30, "step_s": 0.005})

@@ -27,7 +27,7 @@ class FakeStaff:
         self.begun: list[Key] = []
         self.sent: list[tuple[Key, Message]] = []
 
-    def begin(self, key: Key, begin: Begin, log: int) -> None:
+    def begin(self, key: Key, begin: Begin, log: int, counter: int) -> None:
         self.begun.append(key)
 
     def send(self, key: Key, message: Message, fds: tuple[int, ...] = ()) -> None:

@@ -200,11 +200,12 @@ class Executor:
         """A worker's process is gone."""
         training = self._trainings[JobId(who[0])]
         at = self._clock()
-        device = training.devices.pop(who[1])
+        device, steps = training.devices[who[1]], training.counted(who[1])
+        training.bury(who[1])
         self._turns[device].leave(at, who)
         if not training.devices:
             training.drop_segment()  # a job that is off its devices takes no memory but its mirror
-        self._do(training, training.team.died(at, who[1], why))
+        self._do(training, training.team.died(at, who[1], why, steps))
         self._grant(at, device)
         self._flush()
 
@@ -220,7 +221,7 @@ class Executor:
         if not was_late:  # else what the workers said meanwhile has not been read yet
             for job, worker in self._staff.silent_for(self._options.hang_s):
                 training = self._trainings[JobId(job)]
-                self._do(training, training.team.silent(at, worker))
+                self._do(training, training.team.silent(at, worker, training.counted(worker)))
         self._flush()
 
     # -- what is to be done -------------------------------------------------------------------------------------------
@@ -263,7 +264,7 @@ class Executor:
             checkpoints=str(training.folder.checkpoints),
             heartbeat_s=min(self._options.heartbeat_s, self._options.hang_s / 4),
         )
-        self._staff.begin((training.job, worker), begin, training.folder.log())
+        self._staff.begin((training.job, worker), begin, training.folder.log(), training.count(worker))
 
     def _send(self, training: Training, action: Send) -> None:
         key = (training.job, action.worker)

@@ -9,6 +9,7 @@ from carpool.runtime.actions import (
     Mirror,
     Segment,
 )
+from carpool.runtime.counter import counted, new_counter
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.memory import new_memory
 from carpool.runtime.program import Program
@@ -25,9 +26,24 @@ class Training:
         self.team = team
         self.by_token = False
         self.devices: dict[int, int] = {}  # worker to device
+        self.counters: dict[int, int] = {}  # worker to descriptor
         self.mirrors: dict[int, int] = {}  # key to descriptor
         self.spare: list[int] = []  # descriptors to be used again: their pages are there already
         self.segment: tuple[int, int] | None = None  # key and descriptor
+
+    def count(self, worker: int) -> int:
+        """The descriptor of a new worker's step counter."""
+        self.counters[worker] = new_counter(self.job)
+        return self.counters[worker]
+
+    def counted(self, worker: int) -> int:
+        """The steps that a worker has done, whether it said so or not."""
+        return counted(self.counters[worker])
+
+    def bury(self, worker: int) -> None:
+        """A worker is gone."""
+        del self.devices[worker]
+        os.close(self.counters.pop(worker))
 
     def memory(self, mirror: Mirror) -> int:
         """The descriptor of a mirror."""
@@ -58,9 +74,10 @@ class Training:
 
     def close(self) -> None:
         """Let go of everything."""
-        for fd in (*self.mirrors.values(), *self.spare):
+        for fd in (*self.mirrors.values(), *self.spare, *self.counters.values()):
             os.close(fd)
         self.mirrors.clear()
+        self.counters.clear()
         self.spare.clear()
         self.drop_segment()
         self.folder.close()

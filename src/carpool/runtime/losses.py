@@ -4,26 +4,30 @@ from __future__ import annotations
 
 
 class Losses:
-    """Counts lost formations since the last step was completed, and workers lost before they could join."""
+    """Counts workers lost in the same step until that step is completed, and workers lost before they could join.
+
+    After a loss steps are made again from the last mirror, so that a later loss may hit an earlier step: that is bad
+    luck, and counts for that step. A step that kills its worker each time does so at the same place.
+    """
 
     def __init__(self, retries: int) -> None:
         self._retries = retries
         self.high = 0  # most steps ever seen done
-        self._high_then = -1  # at the last loss
-        self._lost = 0
+        self._lost: dict[int, int] = {}  # by steps done before the one that was being made
         self._stillborn: dict[int, int] = {}  # by device
 
     def progressed(self, step: int) -> None:
-        """So many steps are done. Steps made again after a loss are no progress."""
+        """So many steps are done."""
         self.high = max(self.high, step)
+        for earlier in [known for known in self._lost if known < step]:
+            del self._lost[earlier]
 
-    def lost(self) -> str:
-        """A formation lost a worker; why that is the end, or nothing."""
-        self._lost = 1 if self.high > self._high_then else self._lost + 1
-        self._high_then = self.high
-        if self._lost < self._retries:
+    def lost(self, step: int) -> str:
+        """A formation lost a worker when so many steps were done; why that is the end, or nothing."""
+        self._lost[step] = self._lost.get(step, 0) + 1
+        if self._lost[step] < self._retries:
             return ""
-        return f"workers were lost {self._lost} times without completing step {self.high + 1}"
+        return f"workers were lost {self._lost[step]} times without completing step {step + 1}"
 
     def lost_before_joining(self, device: int) -> str:
         """A newcomer was lost; why that is the end, or nothing."""

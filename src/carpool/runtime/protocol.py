@@ -33,7 +33,7 @@ class Message:
 # ------------------------------------------------------------------------------------------------ executor to worker
 @dataclass(frozen=True, slots=True)
 class Begin(Message):
-    """Become the worker of a job on a device. Beside it: the log's descriptor."""
+    """Become the worker of a job on a device. Beside it: the descriptors of its log and of its step counter."""
 
     job: str
     program: dict[str, Any]  # fields of a Program

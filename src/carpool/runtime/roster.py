@@ -117,6 +117,13 @@ class Roster:
     def _newest_step(self, holders: Sequence[Worker]) -> int:
         return max([self._safe.step, *(w.step for w in holders)])
 
+    def _counted(self, who: Worker, steps: int) -> None:
+        """A worker that is lost had done so many steps; alone it says so a few times a second only."""
+        formation = self.formation
+        if formation is not None and formation.is_solo and who.id in formation.members and steps > formation.step:
+            formation.step = steps
+            self._progressed(steps)
+
     def _lose(self, at: float, who: Worker, how: str) -> None:
         """A worker is dead or as good as dead."""
         where = self._name(who.device)
@@ -124,7 +131,7 @@ class Roster:
         formation, enough = self.formation, ""
         if formation is not None and who.id in formation.members:
             self._tell(f"the worker on {where} {how} at step {formation.step} and is replaced")
-            enough = self._losses.lost()
+            enough = self._losses.lost(formation.step)
             self._segment = None  # a worker that was killed may still be writing into it
             self._dissolve(at)
         elif not who.has_joined:

@@ -65,12 +65,12 @@ class Staff:
         await nursery.start()
         self._nursery = nursery
 
-    def begin(self, key: Key, begin: Begin, log: int) -> None:
-        """Start a worker."""
+    def begin(self, key: Key, begin: Begin, log: int, counter: int) -> None:
+        """Start a worker, with the descriptors of its log and of its step counter."""
         ours, theirs = pair()
         process = _Process(key, AsyncChannel(ours), self._clock())
         self._processes[key] = process
-        process.channel.send(begin, [log])
+        process.channel.send(begin, [log, counter])
         process.tasks.append(asyncio.create_task(self._fork(process, theirs, log)))
         process.tasks.append(asyncio.create_task(self._listen(process)))
 

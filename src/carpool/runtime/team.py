@@ -85,17 +85,19 @@ class Team(Settling):
                 pass
         return self._settled(at)
 
-    def died(self, at: float, worker: int, why: str) -> list[Action]:
-        """A worker's process has ended."""
+    def died(self, at: float, worker: int, why: str, steps: int = 0) -> list[Action]:
+        """A worker's process has ended, with so many steps done."""
         who = self.workers.pop(worker, None)
         if who is not None and who.mode is not Mode.LEAVING:
+            self._counted(who, steps)
             self._lose(at, who, f"died ({why})")
         return self._settled(at)
 
-    def silent(self, at: float, worker: int) -> list[Action]:
+    def silent(self, at: float, worker: int, steps: int = 0) -> list[Action]:
         """A worker has given no sign of life for too long: it is killed and counts as dead at once."""
         who = self.workers.get(worker)
         if who is not None:
+            self._counted(who, steps)
             self._kill(at, who, "gave no sign of life and was killed")
         return self._settled(at)
 

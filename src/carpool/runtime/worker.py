@@ -19,6 +19,7 @@ import torch
 
 from carpool.core.errors import CarpoolError
 from carpool.runtime.channel import Channel, Closed, Received, close_all
+from carpool.runtime.counter import StepCounter, new_counter
 from carpool.runtime.digest import digest
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.exchange import Exchange
@@ -76,9 +77,12 @@ class Torn(CarpoolError):
 class Worker:
     """A trainer under orders."""
 
-    def __init__(self, channel: Channel, begin: Begin, program: Program, trainer: Trainer) -> None:
+    def __init__(
+        self, channel: Channel, begin: Begin, program: Program, trainer: Trainer, counter: StepCounter
+    ) -> None:
         self._channel = channel
         self._trainer = trainer
+        self._counter = counter
         self._program = program
         self._batch_size = trainer.batch_size
         self._faults = Faults.of(begin.job)
@@ -141,6 +145,7 @@ class Worker:
         if sums is None:
             return
         done = trainer.advance(step, sums)
+        self._counter.set(done.step)
         self._torn = False
         if place.said.by_token:
             place.granted, place.asked = place.granted - 1, False
@@ -326,6 +331,7 @@ class Worker:
             self._channel.send(Broke("input", str(error), self._trainer.cursor.step))
             return
         self._torn = False
+        self._counter.set(self._trainer.cursor.step)
         self._channel.send(Loaded(self._trainer.cursor.step))
 
     def _publish(self, fds: tuple[int, ...]) -> None:
@@ -354,9 +360,10 @@ def main(channel: Channel) -> int:
         begin = received.message
         program = Program(**begin.program)
         try:
-            settle_in(begin, program, received.fds)
+            settle_in(begin, program, received.fds[:1])
             Heartbeat(channel, begin.heartbeat_s).start()
             trainer = make_trainer(begin, program)
+            counter = StepCounter(received.fds[1] if received.fds[1:] else new_counter(begin.job))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - an entry may raise anything
             traceback.print_exc()
             if is_memory(error):
@@ -365,7 +372,7 @@ def main(channel: Channel) -> int:
             channel.send(Broke("input", told(error)))
             _await_dismissal(channel)
         try:
-            Worker(channel, begin, program, trainer).run()
+            Worker(channel, begin, program, trainer, counter).run()
         except Torn:
             return TORN
     return 0
