@@ -253,9 +253,7 @@ def one_seed(seed: int, options: argparse.Namespace) -> dict[str, Any]:
     problems = problems_of(planned, ran)
     same = sum(ran.rough[job.name] == ran.calm[f"c{job.name[1:]}"] for job in planned)
     struck = ", ".join(f"{number} {kind}" for kind, number in sorted(ran.struck.items()))
-    print(
-        f"\nseed {seed}: without faults {ran.calm_s:.0f} s, with {sum(ran.struck.values())} {ran.rough_s:.0f} s: {struck}"
-    )
+    print(f"\nseed {seed}: without faults {ran.calm_s:.0f} s, with {ran.rough_s:.0f} s ({struck})")
     print(f"{same} of {len(planned)} jobs ended with the same weights; left behind: {ran.left or 'nothing'}")
     for problem in problems:
         print(f"did not hold: {problem}", flush=True)
