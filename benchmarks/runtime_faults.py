@@ -107,7 +107,9 @@ async def run(planned: Sequence[Planned], folder: Path, how: How) -> Ran:
     ran, mark = Ran(), new_mark()
     shared_before, own_before = shared_memory(), _own_descriptors()
     began = time.monotonic()
-    desk = await Desk.open(folder / "state", DEVICES, mark=mark, hang_s=how.hang_s, mirror_s=0.3, grace_s=1.0)
+    desk = await Desk.open(
+        folder / "state", DEVICES, mark=mark, hang_s=how.hang_s, mirror_s=0.3, grace_s=1.0, patience_s=900.0
+    )
     try:
         at_rest = _kinds(desk.descriptors())
         calm = [replace(job, name=f"c{job.name[1:]}", faults=()) for job in planned]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import pytest
 
 from carpool.runtime import staff
+from carpool.runtime.nursery import NurseryGone
 from carpool.runtime.protocol import Exited, Message
 
 
@@ -25,6 +26,7 @@ class FakeNursery:
     """Notes what is done to it; dies when it is told to."""
 
     made: list[FakeNursery]
+    stillborn: Container[int]  # which of them die before they can fork
 
     def __init__(
         self, on_exit: Callable[[Exited], object], on_gone: Callable[[str], object], *, preload: tuple[str, ...]
@@ -35,6 +37,8 @@ class FakeNursery:
 
     async def start(self) -> None:
         self.done.append("start")
+        if len(self.made) in self.stillborn:
+            raise NurseryGone("killed by SIGKILL")
 
     async def stop(self) -> None:
         assert len(self.made) == 1 or self is self.made[-1], "the next one came before this one had gone"
@@ -43,7 +47,7 @@ class FakeNursery:
 
 def test_a_dead_nursery_is_stopped_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its socket stays open, and it stays in the process table until the collector finds its handle."""
-    FakeNursery.made = []
+    FakeNursery.made, FakeNursery.stillborn = [], ()
     monkeypatch.setattr(staff, "Nursery", FakeNursery)
 
     async def go() -> None:
@@ -55,5 +59,24 @@ def test_a_dead_nursery_is_stopped_and_replaced(monkeypatch: pytest.MonkeyPatch)
         assert [nursery.done for nursery in FakeNursery.made] == [["start", "stop"], ["start"]]
         await workers.stop()
         assert [nursery.done for nursery in FakeNursery.made] == [["start", "stop"], ["start", "stop"]]
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(("stillborn", "made", "is_broken"), [({2, 3}, 4, False), (range(2, 99), 6, True)])
+def test_a_nursery_that_dies_while_it_starts_is_replaced_too_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, stillborn: Container[int], made: int, is_broken: bool
+) -> None:
+    FakeNursery.made, FakeNursery.stillborn = [], stillborn
+    monkeypatch.setattr(staff, "Nursery", FakeNursery)
+
+    async def go() -> None:
+        workers = staff.Staff(Deaf(), lambda: 0.0)
+        await workers.start()
+        FakeNursery.made[0].die("killed by SIGKILL")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (len(FakeNursery.made), workers.broken.done()) == (made, is_broken)
+        await workers.stop()
 
     asyncio.run(go())

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from carpool.runtime.actions import (
     Park,
     Segment,
     Send,
+    Split,
     Start,
     Stopped,
     Tell,
@@ -52,13 +54,17 @@ from carpool.runtime.protocol import (
     Ready,
     Save,
     Saved,
+    Spare,
+    Spared,
     Stepped,
     Updated,
 )
+from carpool.runtime.shards import cut_into_passes, most_samples
 from carpool.runtime.team import Team
 
 DEVICES = {
-    i: LocalDevice(i, f"cpu:{i}", "cpu1" if i < 3 else "cpu2", cores=(0,) if i < 3 else (0, 1)) for i in range(5)
+    i: LocalDevice(i, f"cpu:{i}", "cpu1" if i < 3 else "cpu2", (0,) if i < 3 else (0, 1), memory_bytes=2 << 30)
+    for i in range(5)
 }
 TOTAL = 12  # steps of the training
 SHARDS = 8
@@ -87,6 +93,7 @@ class Pretended:
     alive: bool = True
     hung: bool = False
     short: bool = False
+    short_above: int = BATCH  # samples in a pass
     reported: bool = False
 
     def say(self, message: Message) -> None:
@@ -132,6 +139,8 @@ class Pretended:
             case Measured(step):
                 if step == self.step and self.due:
                     self.measured()
+            case Spare():
+                self.say(Spared())
             case Publish():
                 self.world.mirrors[beside.key] = (self.state, self.due)
                 self.say(Published(self.step))
@@ -164,7 +173,10 @@ class Pretended:
             self.finish()
         elif self.short:
             self.short, self.at = False, "broken"
-            self.say(Broke("memory", "no more", self.step))
+            self.say(Broke("memory", "no more", self.step, self.own_samples))
+        elif self.own_pass > self.short_above:
+            self.at = "broken"
+            self.say(Broke("memory", "never enough", self.step, self.own_samples))
         elif formation.size == 1:
             self.advance()
             self.say(Stepped(self.step, 0, 0.5, 1.0, 1.0))
@@ -172,6 +184,17 @@ class Pretended:
             self.slots[self.step % 2, formation.rank] = self.state
             self.say(Contributed(formation.formation, self.step, 0.1 * (1 + self.device), 9))
             self.at = "waiting"
+
+    @property
+    def own_samples(self) -> int:
+        assert self.formation is not None
+        return self.formation.parts[self.formation.rank] if self.formation.parts else BATCH
+
+    @property
+    def own_pass(self) -> int:
+        assert self.formation is not None
+        most = most_samples(self.formation.limits, self.step) or self.own_samples
+        return max(end - start for start, end in cut_into_passes(0, self.own_samples, most))
 
     def apply(self, message: Apply) -> None:
         formation = self.formation
@@ -240,6 +263,7 @@ class World:
         self.ended: list[Ended] = []
         self.stopped: list[Stopped] = []
         self.stories: list[str] = []
+        self.written: list[Cut | Split] = []
         self.parked = 0
         self.parking = False
         self.formations: dict[int, list[Proceed]] = {}
@@ -319,8 +343,9 @@ class World:
                     self.parking = False
                 case Tell(words):
                     self.stories.append(words)
-                case Write(Cut()):
+                case Write(what):
                     assert not self.team.rules.exact
+                    self.written.append(what)
         self.check()
 
     def send(self, worker: Pretended, message: Message, beside: Any) -> None:
@@ -630,16 +655,84 @@ def test_unlike_initial_weights_fail_the_job() -> None:
     assert "not deterministic" in world.facts[-1].error
 
 
-def test_out_of_memory_is_tried_again_with_the_neighbours_parked_and_then_fails() -> None:
+def test_out_of_memory_is_tried_again_with_the_neighbours_parked() -> None:
     world = started(False, 0)
     happen(world, "both", 4)
     world.living[0].short = True
     while not world.parked:
         happen(world, "both", 1)
-    world.living[0].short = True
+    assert world.parked == 1
+    world.run()
+    world.check_finish()
+    assert not any("micro-steps" in words for words in world.stories)
+
+
+def test_what_runs_out_of_memory_even_alone_is_split_until_it_fits() -> None:
+    world = started(False, 0)
+    happen(world, "both", 6)
+    step = world.living[0].step
+    world.living[0].short_above = 10
+    world.run()
+    world.check_finish()
+    assert [words.partition("alone: ")[2] for words in world.stories if "micro" in words] == [
+        "split into 2 micro-steps of 18 samples; rounding differs",
+        "split into 4 micro-steps of 9 samples; rounding differs",
+    ]
+    splits = [what for what in world.written if isinstance(what, Split)]
+    assert splits == [Split(step, 18), Split(step, 9)]
+    assert world.formations[max(world.formations)][0].limits == ((step, 18), (step, 9))
+
+
+def test_after_a_resume_it_stays_split() -> None:
+    world = World(patient(False), splits=[Split(3, 9)])
+    world.order(0)
+    while not world.living or world.living[0].formation is None:
+        happen(world, "both", 1)
+    world.run()
+    assert world.formations[min(world.formations)][0].limits == ((3, 9),)
+    assert not world.stories
+
+
+@pytest.mark.parametrize(
+    ("exact", "batch_norm", "fits", "words"),
+    [
+        (
+            True,
+            False,
+            10,
+            "exact job is not split into micro-steps, which would change its bits: lower batch_size (36)",
+        ),
+        (False, True, 10, "A batch-normalised job is not split"),
+        (False, False, 0, "Not even a single sample fits"),
+    ],
+)
+def test_what_may_not_be_split_fails_with_memory_value_and_way_out(
+    exact: bool, batch_norm: bool, fits: int, words: str
+) -> None:
+    world = started(exact, 0)
+    world.do(world.team.said(0.0, 1, Ready("initial", 64, BATCH, TOTAL, 100, has_batch_norm=batch_norm)))
+    world.living[0].at = "resting"
+    world.living[0].short_above = fits
     world.run()
     assert isinstance(world.facts[-1], JobFailed)
-    assert "memory" in world.facts[-1].error
+    assert "step 1 of 36 samples needs more memory than cpu:0 has (2.0 GiB), even alone: never enough" in (
+        world.facts[-1].error
+    )
+    assert words in world.facts[-1].error
+
+
+def test_who_stands_still_for_a_neighbour_gives_its_memory_back_first() -> None:
+    world = started(False, 0, 1)
+    happen(world, "both", 12)
+    world.do(world.team.hold(world.at, True))
+    seen: list[tuple[bool, bool]] = []  # stands still, has made room
+    for _ in range(12):
+        happen(world, "rounds", 1)
+        seen.append((world.team.is_still, world.team.has_made_room))
+    assert list(dict.fromkeys(seen)) == [(False, False), (True, False), (True, True)]
+    world.do(world.team.hold(world.at, False))
+    world.run()
+    world.check_finish()
 
 
 def test_a_full_disk_is_told_and_training_goes_on() -> None:

@@ -93,10 +93,18 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """Keep a cut durably, beside the checkpoints."""
+class Split:
+    """From a step on no pass holds more samples than this: more did not fit into memory."""
 
-    cut: Cut
+    step: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Keep a cut or a split durably, beside the checkpoints."""
+
+    what: Cut | Split
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,10 @@ async def serve(end: socket.socket) -> int:
         for task in (ticking, listening):
             if task.done():
                 task.result()  # a bug of ours shows itself
-        return 0 if not executor.broken.done() else 1
+        if executor.broken.done():
+            print(f"carpool: {executor.broken.result()}", file=sys.stderr)  # noqa: T201 - there is nobody else to tell
+            return 1
+        return 0
     finally:
         ticking.cancel()
         stopping.cancel()

@@ -4,7 +4,8 @@
 
 ``step`` counts steps done before it; kinds are ``kill`` and ``stop`` (signals, in the middle of the step), ``memory``
 and ``raise`` (exceptions there), ``disk`` (no checkpoint can be written from that step on). ``rank`` narrows it to one
-rank, ``once`` names a file that is made when the fault strikes and keeps it from striking again, in whatever process.
+rank, ``above`` makes ``memory`` strike at every step from that one on whose longest pass holds more samples than that,
+``once`` names a file that is made when the fault strikes and keeps it from striking again, in whatever process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+
+from carpool.runtime.passes import Step
 
 VARIABLE = "CARPOOL_FAULTS"
 
@@ -27,6 +30,7 @@ class Fault:
     step: int
     kind: str
     rank: int | None = None
+    above: int | None = None
     once: str = ""
 
 
@@ -42,10 +46,16 @@ class Faults:
         named = json.loads(os.environ.get(VARIABLE, "[]"))
         return cls(tuple(fault for fault in (Fault(**each) for each in named) if fault.job == job))
 
-    def strike(self, step: int, rank: int) -> None:
+    def strike(self, step: Step, rank: int, pieces: range) -> None:
         """In the middle of a step: in company after the pass and before anybody hears of it, alone before the pass."""
         for fault in self._awaiting:
-            if fault.step != step or fault.rank not in {None, rank} or fault.kind == "disk" or not _first_time(fault):
+            if fault.rank not in {None, rank} or fault.kind == "disk":
+                continue
+            if fault.above is None:
+                is_due = fault.step == step.number
+            else:
+                is_due = fault.step <= step.number and step.longest(pieces) > fault.above
+            if not is_due or not _first_time(fault):
                 continue
             if fault.kind in {"kill", "stop"}:
                 os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)

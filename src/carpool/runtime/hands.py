@@ -139,8 +139,8 @@ class Executor:
             grace_s=self._options.grace_s,
             division=Division(self._options.updates),
         )
-        kept, cuts = (folder.kept(), folder.cuts()) if resume else ([], [])
-        team = Team(job, self._devices, rules, checkpoints=kept, cuts=cuts)
+        kept, cuts, splits = (folder.kept(), folder.cuts(), folder.splits()) if resume else ([], [], [])
+        team = Team(job, self._devices, rules, checkpoints=kept, cuts=cuts, splits=splits)
         self._trainings[job] = Training(job, program, folder, team)
 
     def carry(self, orders: Sequence[Order]) -> None:
@@ -245,9 +245,9 @@ class Executor:
                     self._parking.append((training.job, device))
                 case Unpark():
                     self._unpark(training.job)
-                case Write(cut):
+                case Write(what):
                     with contextlib.suppress(OSError):
-                        training.folder.write(cut)
+                        training.folder.write(what)
                 case Ended() | Stopped():
                     self._conclude(training, action)
         self._see_to_parking()
@@ -353,7 +353,7 @@ class Executor:
         for training in neighbours:
             self._held.add(training.job)
             self._do(training, training.team.hold(at, True))
-        if all(training.team.is_still for training in neighbours):
+        if all(training.team.has_made_room for training in neighbours):
             self._do(self._trainings[first], self._trainings[first].team.parked(at))
         else:
             self._is_parked = False  # looked at again with the next event

@@ -1,4 +1,4 @@
-"""A job's folder on disk: its log, its checkpoints, and how its steps were cut."""
+"""A job's folder on disk: its log, its checkpoints, and how its steps were cut and split."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
-from carpool.runtime.actions import Cut
+from carpool.runtime.actions import Cut, Split
 from carpool.runtime.crew import Kept
 
 _CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
@@ -25,18 +26,19 @@ class JobFolder:
         self.path = state / "jobs" / name
         self.checkpoints = self.path / "checkpoints"
         self._cuts = self.path / "cuts.jsonl"
+        self._splits = self.path / "splits.jsonl"
         self._log: int | None = None
 
     def make(self, *, resume: bool) -> None:
         """Make it; without ``resume``, what an earlier run left is put aside so that nothing is taken for new."""
         self.path.mkdir(parents=True, exist_ok=True)
         if resume:
-            whole = self.cuts()  # a line may have been cut short by a crash
-            self._cuts.unlink(missing_ok=True)
-            for cut in whole:
-                self.write(cut)
+            whole: list[Cut | Split] = [*self.cuts(), *self.splits()]  # a line may have been cut short by a crash
+            self._forget()
+            for known in whole:
+                self.write(known)
             return
-        self._cuts.unlink(missing_ok=True)
+        self._forget()
         if self.checkpoints.is_dir():
             aside = next(p for n in range(1, 1 << 20) if not (p := self.path / f"checkpoints.{n}").exists())
             self.checkpoints.rename(aside)
@@ -58,25 +60,39 @@ class JobFolder:
 
     def cuts(self) -> list[Cut]:
         """How steps were cut before; a line cut short by a crash is left out."""
-        if not self._cuts.is_file():
-            return []
         cuts: list[Cut] = []
-        for line in self._cuts.read_text(encoding="utf-8").splitlines():
-            try:
-                value = json.loads(line)
-            except ValueError:
-                break
+        for value in _lines(self._cuts):
             cut = Cut(value["step"], tuple(value["devices"]), tuple(value["parts"]))
             cuts = [*(known for known in cuts if known.step < cut.step), cut]
         return cuts
 
-    def write(self, cut: Cut) -> None:
-        """Keep how steps are cut from here on."""
-        with self._cuts.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(cut), separators=(",", ":")) + "\n")
+    def splits(self) -> list[Split]:
+        """How steps were split before, because memory ran out."""
+        return [Split(value["step"], value["samples"]) for value in _lines(self._splits)]
+
+    def write(self, what: Cut | Split) -> None:
+        """Keep how steps are cut or split from here on."""
+        path = self._cuts if isinstance(what, Cut) else self._splits
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(what), separators=(",", ":")) + "\n")
+
+    def _forget(self) -> None:
+        self._cuts.unlink(missing_ok=True)
+        self._splits.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let go of the log."""
         if self._log is not None:
             os.close(self._log)
             self._log = None
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The values in a file of one a line, up to one that was cut short."""
+    values: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            values.append(json.loads(line))
+        except ValueError:
+            break
+    return values

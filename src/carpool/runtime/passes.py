@@ -22,7 +22,7 @@ from carpool.runtime.order import Draw
 from carpool.runtime.samples import Samples
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.seeding import seed_pass
-from carpool.runtime.shards import Bounds, Gather, Node
+from carpool.runtime.shards import Bounds, Gather, Node, cut_into_passes
 from carpool.runtime.training import Training
 
 Gathered = list[tuple[Node, Contribution | None]]  # subtrees with what they contribute; None: no samples
@@ -35,6 +35,7 @@ class Step:
 
     draw: Draw
     bounds: Bounds
+    most: int = 0  # samples in a pass; 0: any number
 
     @property
     def number(self) -> int:
@@ -45,6 +46,18 @@ class Step:
     def num_samples(self) -> int:
         """Samples in the step."""
         return len(self.draw.samples)
+
+    def passes(self, piece: int) -> list[tuple[int, int]]:
+        """The samples of a piece, pass by pass: one, unless they do not fit into memory together."""
+        return cut_into_passes(*self.bounds[piece], self.most)
+
+    def samples_in(self, pieces: range) -> int:
+        """Samples in some pieces."""
+        return sum(end - start for start, end in (self.bounds[piece] for piece in pieces))
+
+    def longest(self, pieces: range) -> int:
+        """Samples in the longest pass over some pieces."""
+        return max((end - start for piece in pieces for start, end in self.passes(piece)), default=0)
 
 
 class Passes:
@@ -128,18 +141,19 @@ class Passes:
         if start == end:
             return None
         layout = self._layout
-        batch = self._samples.fetch(step.draw.at.epoch, step.draw.samples[start:end], layout.device)
-        seed_pass(self._seed, step.number, piece)
-        kept = layout.buffers()
         made = layout.new() if place is None else layout.cleared(place)
-        try:
-            self._clear()
-            self._backward(batch, end - start, step.num_samples, made.values)
-            with torch.no_grad():
-                self._take_gradients(made.values)
-                self._take_buffers(made, before, (end - start) / step.num_samples)
-        finally:
-            self._undo(kept, before)
+        for number, (first, stop) in enumerate(step.passes(piece)):
+            batch = self._samples.fetch(step.draw.at.epoch, step.draw.samples[first:stop], layout.device)
+            seed_pass(self._seed, step.number, piece, number)
+            kept = layout.buffers()
+            try:
+                self._clear()
+                self._backward(batch, stop - first, step.num_samples, made.values)
+                with torch.no_grad():
+                    self._take_gradients(made.values, adding=number > 0)
+                    self._take_buffers(made, before, (stop - first) / step.num_samples, adding=number > 0)
+            finally:
+                self._undo(kept, before)
         return made
 
     def _clear(self) -> None:
@@ -156,40 +170,48 @@ class Passes:
             else:
                 share = loss / (count if num_samples == of else of)
         (share if self._scale is None else share * self._scale.value).backward()  # type: ignore[no-untyped-call]
-        values[self._layout.loss] = share.detach()
+        values[self._layout.loss] += share.detach()
         if count is not None and num_samples != of:
-            values[self._layout.loss + 1] = count / of
-            values[self._layout.loss + 2] = 1.0
+            values[self._layout.loss + 1] += count / of
+            values[self._layout.loss + 2] += 1.0
 
-    def _take_gradients(self, values: Tensor) -> None:
+    def _take_gradients(self, values: Tensor, *, adding: bool) -> None:
+        """Copy the gradients into the vector, or add them to what earlier passes over the piece left there."""
         layout = self._layout
         self._refuse_sparse()
         used = [parameter.grad is not None for parameter in layout.parameters]
         views, found = [], []
         for parameter, view in zip(layout.parameters, layout.gradient_views(values), strict=True):
-            if parameter.grad is None:
-                view.zero_()
-            else:
+            if parameter.grad is not None:
                 views.append(view)
                 found.append(real(parameter.grad))
+            elif not adding:
+                view.zero_()
         if views:
-            torch._foreach_copy_(views, found)
-        values[layout.used.start : layout.used.stop] = torch.tensor(used, dtype=values.dtype).to(values.device)
+            (torch._foreach_add_ if adding else torch._foreach_copy_)(views, found)
+        values[layout.used.start : layout.used.stop] += torch.tensor(used, dtype=values.dtype).to(values.device)
 
-    def _take_buffers(self, made: Contribution, before: list[Tensor], share: float) -> None:
+    def _take_buffers(self, made: Contribution, before: list[Tensor], share: float, *, adding: bool) -> None:
         layout = self._layout
         self._refuse_growth(before)
         now = layout.buffers()
         floats = now[: len(layout.floats)]
         if floats:
             views = layout.buffer_views(made.values)
-            torch._foreach_copy_(views, [real(buffer) for buffer in floats])
+            now_real = [real(buffer) for buffer in floats]
+            if adding:
+                torch._foreach_add_(views, now_real, alpha=share)
+            else:
+                torch._foreach_copy_(views, now_real)
             if share == 1.0:
                 made.values[layout.changed.start : layout.changed.stop] = 1.0
             else:
-                torch._foreach_mul_(views, share)
+                if not adding:
+                    torch._foreach_mul_(views, share)
                 changed = [(buffer != old).any() for buffer, old in zip(floats, before, strict=False)]
-                made.values[layout.changed.start : layout.changed.stop] = torch.stack(changed)
+                made.values[layout.changed.start : layout.changed.stop] += torch.stack(changed)
+        if adding:
+            return
         for view, buffer in zip(layout.whole_views(made.integers), now[len(floats) :], strict=True):
             view.copy_(buffer)
 

@@ -64,6 +64,7 @@ class Proceed(Message):
     by_token: bool = False  # ask for a `Grant` before each step
     batch_size: int = 0  # samples per step from here on; 0: as before
     threads: int = 0  # intra-op threads from here on; 0: as before
+    limits: tuple[tuple[int, int], ...] = ()  # (step, most samples in a pass from it on): more ran out of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,11 @@ class Gather(Message):
 @dataclass(frozen=True, slots=True)
 class Halt(Message):
     """Stop at the next boundary and say where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spare(Message):
+    """A neighbour needs memory: give back at rest what is only kept for later, answered by `Spared`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +199,11 @@ class Halted(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Spared(Message):
+    """No memory is held but what the state needs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Published(Message):
     """The memory file holds the state after so many steps."""
 
@@ -234,6 +245,7 @@ class Broke(Message):
     kind: str  # "user", "diverged", "memory" (the step can be tried again), "disk" (training goes on), "input"
     error: str
     step: int = 0
+    samples: int = 0  # of the step in this worker, where its pass ran out of memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from carpool.runtime.actions import (
     Mirror,
     Segment,
     Send,
+    Split,
     Start,
     Tell,
     Unpark,
@@ -40,6 +41,7 @@ from carpool.runtime.protocol import (
     Ready,
 )
 from carpool.runtime.safe import Safe
+from carpool.runtime.splitting import Splits
 
 
 class Roster:
@@ -53,6 +55,7 @@ class Roster:
         *,
         checkpoints: Sequence[Kept] = (),  # to go on from, oldest first
         cuts: Sequence[Cut] = (),  # that held when the job ran before
+        splits: Sequence[Split] = (),
     ) -> None:
         self.job = job
         self.rules = rules
@@ -64,6 +67,8 @@ class Roster:
         self._safe = Safe(rules, checkpoints)
         self._losses = Losses(rules.retries)
         self._cutter = Cutter(devices, rules, cuts)
+        self._splits = Splits(splits)
+        self._sparing: dict[int, bool] = {}  # workers asked to give memory back; whether they have
         self._actions: list[Action] = []
         self._numbers = 0  # of workers, formations and mirrors
         self._answered = 0  # newest generation that was answered
@@ -91,6 +96,12 @@ class Roster:
     def is_still(self) -> bool:
         """Whether no worker of it computes."""
         return self.formation is None and not any(w.mode in AT_WORK for w in self.workers.values())
+
+    @property
+    def has_made_room(self) -> bool:
+        """Whether it stands still and holds no memory but what its state needs."""
+        standing = [w.id for w in self.workers.values() if w.mode is Mode.STANDING]
+        return self.is_still and all(self._sparing.get(worker) for worker in standing)
 
     @property
     def done(self) -> int:

@@ -27,12 +27,13 @@ def seed_entry(seed: int) -> None:
     reseed(derive("entry", seed))
 
 
-def seed_pass(seed: int, step: int, piece: int) -> None:
+def seed_pass(seed: int, step: int, piece: int, number: int = 0) -> None:
     """Reseed before the pass over one piece of a step: a shard in exact mode, a part in default mode.
 
-    Both modes share the rule, so that one part and one shard are the same training.
+    Both modes share the rule, so that one part and one shard are the same training. Where memory allows no pass over
+    the whole piece, ``number`` counts those over its stretches.
     """
-    reseed(derive("pass", seed, step, piece))
+    reseed(derive("pass", seed, step, piece, *([number] if number else [])))
 
 
 def seed_sample(seed: int, epoch: int, sample: int) -> None:

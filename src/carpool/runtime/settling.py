@@ -41,6 +41,7 @@ from carpool.runtime.dealing import segment_bytes
 from carpool.runtime.protocol import (
     Halt,
     Proceed,
+    Spare,
 )
 from carpool.runtime.roster import Roster
 
@@ -69,7 +70,9 @@ class Settling(Roster):
         elif not at_work:
             if self._wants_nothing:
                 self._withdraw(at)
-            elif not self._held:
+            elif self._held:
+                self._make_room()
+            else:
                 self._gather(at)
         self._answer()
 
@@ -149,6 +152,13 @@ class Settling(Roster):
         else:
             self._actions.append(self._safe.publish(max(holders, key=lambda w: w.step).id))
 
+    def _make_room(self) -> None:
+        """While it stands still for a neighbour: let the workers give back memory that is only kept for later."""
+        for worker in self.workers.values():
+            if worker.mode is Mode.STANDING and worker.id not in self._sparing:
+                self._sparing[worker.id] = False
+                self._send(worker.id, Spare())
+
     def _is_at(self, worker: Worker, step: int) -> bool:
         return worker.step == step and (worker.holds or step == 0)
 
@@ -157,6 +167,7 @@ class Settling(Roster):
         assert self.ready is not None
         seats = tuple(seat for seat in self.wish.seats if any(w.device == seat.device for w in seated))
         shape = self._shape(seats, step, None)
+        self._sparing.clear()
         self._numbers += 1
         self.formation = Formation(self._numbers, tuple(w.id for w in seated), shape, step, at)
         owners = owners_of(shape, exact=self.rules.exact)
@@ -177,6 +188,7 @@ class Settling(Roster):
                 by_token=shape.by_token,
                 batch_size=shape.batch_size,
                 threads=self._cutter.threads(seat),
+                limits=self._splits.limits,
             )
             self._send(worker.id, proceed, self._segment if size else None)
             worker.mode, worker.holds, worker.has_joined = Mode.WORKING, True, True

@@ -17,6 +17,7 @@ from carpool.core.errors import InputError
 
 T = TypeVar("T")
 Bounds = tuple[tuple[int, int], ...]  # for each piece of a step, its first sample and the one after its last
+Limits = tuple[tuple[int, int], ...]  # (step, most samples in a pass from it on)
 
 
 def cut_into_shards(num_samples: int, num_shards: int) -> Bounds:
@@ -41,6 +42,18 @@ def cut_into_parts(num_samples: int, parts: Sequence[int], least: int = 1) -> Bo
             sizes[largest] += size
             sizes[part] = 0
     return tuple(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
+
+
+def cut_into_passes(start: int, end: int, most: int) -> list[tuple[int, int]]:
+    """A stretch of samples as passes of nearly equal length, none longer than ``most`` (0: one pass)."""
+    size = end - start
+    number = -(-size // most) if most else 1
+    return [(start + i * size // number, start + (i + 1) * size // number) for i in range(number)]
+
+
+def most_samples(limits: Limits, step: int) -> int:
+    """The most samples that a pass of a step may hold; 0: any number."""
+    return min((samples for first, samples in limits if first <= step), default=0)
 
 
 def check_shards(num_shards: int) -> None:

@@ -173,16 +173,18 @@ class Staff:
                 self._exit(process, f"the nursery ended: {reason}")
 
     async def _replace(self, dead: Nursery | None, reason: str) -> None:
-        try:
-            if dead is not None:
-                await dead.stop()  # else its socket and its number stay taken
-            if self._failures > _MOST_NURSERIES:
-                raise NurseryGone(f"{self._failures} nurseries ended one after another; the last one: {reason}")
-            await self.start()
-        except CarpoolError as error:
-            if not self.broken.done():
-                self.broken.set_result(str(error))
-            raise
+        if dead is not None:
+            await dead.stop()  # else its socket and its number stay taken
+        while self._failures <= _MOST_NURSERIES:
+            try:
+                return await self.start()
+            except NurseryGone as error:  # what killed the one before may hit this one too, before it can fork
+                self._failures += 1
+                reason = str(error)
+        words = f"{self._failures} nurseries ended one after another; the last one: {reason}"
+        if not self.broken.done():
+            self.broken.set_result(words)
+        raise NurseryGone(words)
 
 
 def _signal_name(number: int) -> str:

@@ -14,6 +14,7 @@ from carpool.runtime.actions import (
     Emit,
     Kill,
     Park,
+    Write,
 )
 from carpool.runtime.crew import (
     AT_REST,
@@ -37,10 +38,12 @@ from carpool.runtime.protocol import (
     Published,
     Ready,
     Saved,
+    Spared,
     Stepped,
     Updated,
 )
 from carpool.runtime.settling import Settling
+from carpool.runtime.splitting import Shortage, why_not_split
 
 
 class Team(Settling):
@@ -75,6 +78,8 @@ class Team(Settling):
             case Published():
                 self._actions += self._safe.published(at, worker, message.step)
                 self._progressed(message.step)
+            case Spared():
+                self._sparing[worker] = True
             case Saved():
                 self._safe.saved(worker, message.step)
             case Done():
@@ -223,18 +228,32 @@ class Team(Settling):
             self._fail(f"{said.error} (on {where}, step {said.step})")
 
     def _ran_short(self, at: float, who: Worker, said: Broke) -> None:
-        """A step ran out of memory: once more with the neighbours parked, then it is the job's own fault."""
+        """A step ran out of memory: once more with the neighbours parked, then in smaller passes where that may be."""
         where = self._name(who.device)
         who.mode, who.step = Mode.STANDING, said.step
         self._progressed(said.step)  # a step that ran short before may have been made since
         if self._short_at is not None:
-            self._fail(f"step {said.step + 1} needs more memory than {where} has, even alone: {said.error}")
-            return
-        self._tell(f"ran out of memory on {where} at step {said.step + 1}; tried again with the neighbours parked")
-        self._short_at, self._awaits_parking = said.step, True
-        self._actions.append(Park(who.device))
+            self._split(who, said)
+        else:
+            self._tell(f"ran out of memory on {where} at step {said.step + 1}; tried again with the neighbours parked")
+            self._short_at, self._awaits_parking = said.step, True
+            self._actions.append(Park(who.device))
         if self.formation is not None:
             self._dissolve(at)
+
+    def _split(self, who: Worker, said: Broke) -> None:
+        """A step ran out of memory even alone: smaller passes from here on, or failure where they would matter."""
+        short = Shortage(said, self._devices[who.device], self._cutter.batch_size(self.wish, len(self.wish.seats)))
+        if problem := why_not_split(short, self.rules, self.ready):
+            self._fail(problem)
+        elif (split := self._splits.halve(said.step, said.samples)) is None:
+            self._fail(f"{short.words} Not even a single sample fits: choose a smaller model or a larger device.")
+        else:
+            passes = -(-said.samples // split.samples)
+            where = f"on {self._name(who.device)} at step {said.step + 1}"
+            into = f"{passes} micro-steps of {split.samples} samples"
+            self._tell(f"ran out of memory {where} even alone: split into {into}; rounding differs")
+            self._actions.append(Write(split))
 
     def _try_older(self, who: Worker, error: str) -> None:
         """A checkpoint could not be read: the one before it, or failure if there is none."""

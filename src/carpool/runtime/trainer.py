@@ -32,7 +32,15 @@ from carpool.runtime.order import Cursor, DataOrder, batch_lengths
 from carpool.runtime.passes import Gathered, Passes, Places, Step, add_contributions
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.seeding import Caveats, intra_op_threads, seed_evaluation, settle
-from carpool.runtime.shards import check_shards, cut_into_parts, cut_into_shards, root, tree_sum
+from carpool.runtime.shards import (
+    Limits,
+    check_shards,
+    cut_into_parts,
+    cut_into_shards,
+    most_samples,
+    root,
+    tree_sum,
+)
 from carpool.runtime.training import Training, as_metrics
 from carpool.runtime.update import Update, settle_optimizer
 
@@ -76,6 +84,7 @@ class Trainer:
         self.shards = shards if exact else None
         self.device = torch.device(device)
         self.batch_size = training.batch_size
+        self.limits: Limits = ()  # on the samples of a pass, where more did not fit into memory
         self.cursor = Cursor()
         self.losses: deque[float] = deque(maxlen=training.stop.window)
         self.metrics: dict[str, float] = {}
@@ -118,7 +127,8 @@ class Trainer:
         num_samples = len(draw.samples)
         if self.shards is not None:
             return Step(draw, cut_into_shards(num_samples, self.shards))
-        return Step(draw, cut_into_parts(num_samples, parts or (1,), self._least))
+        bounds = cut_into_parts(num_samples, parts or (1,), self._least)
+        return Step(draw, bounds, most_samples(self.limits, self.cursor.step))
 
     def contribute(self, step: Step, pieces: range, places: Places | None = None) -> Gathered:
         """What a range of pieces contributes, as maximal aligned subtrees; the trainer stays as it was."""
@@ -153,7 +163,7 @@ class Trainer:
 
     def is_whole(self, step: Step) -> bool:
         """Whether a process that is alone may make the step in one pass, without adding anything up."""
-        return len(step.bounds) == 1 and self._scale is None
+        return len(step.bounds) == 1 and not 0 < step.most < step.num_samples and self._scale is None
 
     def pass_whole(self, step: Step) -> float:
         """The loss of a step in one pass, its gradient on the parameters; what fails can be repeated."""

@@ -9,10 +9,10 @@ once. The one exception is the exchange of updated weights, which defers what it
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import time
 import traceback
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -56,9 +56,12 @@ from carpool.runtime.protocol import (
     Published,
     Save,
     Saved,
+    Spare,
+    Spared,
     Updated,
 )
 from carpool.runtime.reducer import Reducer
+from carpool.runtime.room import make_room
 from carpool.runtime.segment import Segment, contribution_bytes
 from carpool.runtime.slots import Slots, owners_of
 from carpool.runtime.trainer import Trainer
@@ -114,13 +117,14 @@ class Worker:
             raise
         except (Exception, SystemExit) as error:
             traceback.print_exc()  # for the log; the story gets one line
+            said = broke(error, self._trainer.cursor.step)
+            if is_memory(error) and self._place is not None and not self._torn and not self._trainer.evaluation_due:
+                said = replace(said, samples=self._trainer.begin(self._place.parts).samples_in(self._place.pieces))
             self._place = None
-            self._channel.send(broke(error, self._trainer.cursor.step))
+            self._channel.send(said)
             if is_memory(error) and self._torn:
                 raise Torn from error
-        gc.collect()  # now that the failed step's tensors do not hang on its traceback any more
-        if self._trainer.device.type == "cuda":
-            torch.cuda.empty_cache()
+        make_room(self._trainer.device)  # now that the failed step's tensors do not hang on its traceback any more
 
     def _go_on(self, place: Place) -> None:
         trainer = self._trainer
@@ -155,7 +159,7 @@ class Worker:
     def _alone(self, step: Step, place: Place) -> Sums:
         """New weights from all pieces of a step."""
         trainer = self._trainer
-        self._faults.strike(step.number, place.said.rank)
+        self._faults.strike(step, place.said.rank, place.pieces)
         if trainer.is_whole(step):
             loss = trainer.pass_whole(step)
             self._torn = True
@@ -169,9 +173,9 @@ class Worker:
         began = time.perf_counter()
         places = reducer.places(step, place.said.rank)
         reducer.write(step, self._trainer.contribute(step, place.pieces, places))
-        self._faults.strike(step.number, place.said.rank)
+        self._faults.strike(step, place.said.rank, place.pieces)
         seconds = time.perf_counter() - began
-        samples = sum(end - start for start, end in (step.bounds[piece] for piece in place.pieces))
+        samples = step.samples_in(place.pieces)
         self._channel.send(
             Contributed(place.said.formation, step.number, seconds, samples, place.update_s, place.copy_s)
         )
@@ -269,6 +273,9 @@ class Worker:
                     self._halt()
             case Load(path):
                 self._load(path, received.fds)
+            case Spare():
+                make_room(self._trainer.device)
+                self._channel.send(Spared())
             case Publish():
                 self._publish(received.fds)
             case Save():
@@ -297,6 +304,7 @@ class Worker:
             return
         if said.threads:
             torch.set_num_threads(said.threads)
+        trainer.limits = said.limits
         owners = owners_of(said.owners, said.size, trainer.shards)
         slots = Slots(owners, contribution_bytes(trainer.layout))
         segment = Segment(fds[0], slots, trainer.layout) if said.size > 1 else None
