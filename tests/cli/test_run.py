@@ -73,6 +73,9 @@ def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
     assert (document["schema"], document["policy"], document["backend"]) == (1, "fifo", "local")
     assert [device["name"] for device in document["devices"]] == ["cpu:0", "cpu:1"]
     assert list(document["utilisation"]) == ["device", "memory"]
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    held = document["utilisation"]["device"] * 2  # devices held on average
+    assert document["utilisation"]["memory"] == pytest.approx(held * (1 << 28) / here)
     a, b = document["jobs"]
     assert list(a) == JOB
     assert (a["name"], a["state"], a["steps"], a["epochs"], a["loss"]) == ("a", "finished", 10, 1, 0.25)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from carpool.runtime.digest import digest
+from carpool.runtime.flat import Contribution
 from carpool.runtime.goals import Stop
 from carpool.runtime.trainer import Trainer
 from carpool.testing import plain_loop
@@ -62,24 +63,81 @@ def test_the_plain_loop_is_what_people_write(make_training: Any) -> None:
     assert digest(training.model) == plain.digest
 
 
+def _gradient(trainer: Trainer, total: Contribution) -> tuple[torch.Tensor, float]:
+    """The gradient of a step's mean, and its loss."""
+    layout = trainer.layout
+    sums = layout.sums(total.values)
+    count = total.values[layout.loss + 1] if sums.counted else 1.0
+    return total.values[: layout.gradients.stop] / count, sums.loss
+
+
 @pytest.mark.parametrize("parts", [(18, 18), (30, 6), (5, 20, 11), (9, 9, 9, 9), (1, 34, 1)], ids=str)
 @pytest.mark.parametrize("loss", [None, token_loss], ids=["mean", "sum and count"])
 def test_uneven_parts_give_the_gradient_of_one_device(make_training: Any, parts: tuple[int, ...], loss: Any) -> None:
     changes = smooth() | ({"loss": loss} if loss else {})
     trainer = Trainer(make_training(**changes, stop=Stop(epochs=3)))
-    layout = trainer.layout
     for _ in range(4):
         gradients = []
         for cut in ((36,), parts):
             step = trainer.begin(cut)
             total = trainer.combine(step, trainer.contribute(step, range(len(cut))))
-            sums = layout.sums(total.values)
-            count = total.values[layout.loss + 1] if sums.counted else 1.0
-            gradients.append((total.values[: layout.gradients.stop] / count, sums.loss))
+            gradients.append(_gradient(trainer, total))
         (alone, loss_alone), (together, loss_together) = gradients
         assert (together - alone).norm() <= 1e-5 * alone.norm()
         assert loss_together == pytest.approx(loss_alone, rel=1e-5)
         trainer.step(parts)
+
+
+@pytest.mark.parametrize("parts", [(36,), (30, 6)], ids=str)
+@pytest.mark.parametrize("loss", [None, token_loss], ids=["mean", "sum and count"])
+def test_micro_steps_give_the_gradient_of_the_whole_step(make_training: Any, parts: tuple[int, ...], loss: Any) -> None:
+    changes = smooth() | ({"loss": loss} if loss else {})
+    trainer = Trainer(make_training(**changes, stop=Stop(epochs=3)))
+    for _ in range(4):
+        totals = []
+        for limits in ((), ((0, 7),)):
+            trainer.limits = limits
+            step = trainer.begin(parts)
+            totals.append(_gradient(trainer, trainer.combine(step, trainer.contribute(step, range(len(parts))))))
+        (whole, whole_loss), (split, split_loss) = totals
+        assert not torch.equal(split, whole)
+        assert (split - whole).norm() <= 1e-5 * whole.norm()
+        assert split_loss == pytest.approx(whole_loss, rel=1e-5)
+        trainer.step(parts)
+
+
+def test_micro_steps_begin_with_their_step_and_average_buffers(make_training: Any) -> None:
+    class Mean(nn.Module):
+        """Keeps the mean of its inputs, and counts."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+            self.mean: torch.Tensor
+            self.calls: torch.Tensor
+            self.register_buffer("mean", torch.zeros(6))
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            self.mean, self.calls = inputs.mean(0), self.calls + 1
+            result: torch.Tensor = self.layer(inputs)
+            return result
+
+    def means(limits: tuple[tuple[int, int], ...]) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        trainer = Trainer(make_training(model=Mean()))
+        trainer.limits = limits
+        seen = []
+        for _ in range(3):
+            trainer.step()
+            seen.append(dict(trainer.training.model.named_buffers())["mean"].clone())
+        assert dict(trainer.training.model.named_buffers())["calls"] == 3
+        return seen
+
+    whole, split = means(()), means(((1, 10),))
+    assert torch.equal(whole[0], split[0])
+    assert not torch.equal(whole[1], split[1])
+    assert all(torch.allclose(a, b) for a, b in zip(whole, split, strict=True))
 
 
 def test_parts_trained_to_the_end_stay_close(make_training: Any) -> None:

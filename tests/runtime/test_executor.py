@@ -22,16 +22,19 @@ from carpool.core.messages import (
     Fact,
     JobFailed,
     JobFinished,
+    Probe,
     ProgressReported,
     Release,
     ReleaseApplied,
 )
 from carpool.core.model import Allocation, JobId
 from carpool.runtime.devices import LocalDevice
+from carpool.runtime.digest import digest
 from carpool.runtime.entry import load_training
 from carpool.runtime.link import ExecutorLink, ExecutorOptions
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Gone, Outcome, Report, Told
+from carpool.runtime.trainer import Trainer
 from carpool.testing.reference import plain_loop
 
 T = TypeVar("T")
@@ -62,6 +65,22 @@ def tiny(epochs=4, rate=0.01, step_s=0.0):
         batch_size=36, stop=Stop(epochs=epochs), evaluate=lambda model: {"norm": float(model[0].weight.norm())},
         after_update=(lambda model, step: time.sleep(step_s)) if step_s else None,
     )
+
+
+def plain(epochs=4):
+    made = tiny(epochs)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+    return dataclasses.replace(made, model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.01))
+
+
+def noisy(epochs=6):
+    made = tiny(epochs, step_s=0.01)
+
+    def collate(rows):
+        batch = torch.utils.data.default_collate(rows)
+        return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
+
+    return dataclasses.replace(made, dataset=torch.utils.data.TensorDataset(*made.dataset.tensors), collate=collate)
 
 
 def raises():
@@ -282,6 +301,74 @@ def test_a_step_that_kills_its_worker_every_time_fails_the_job(desk: Desk, run: 
         desk.introduce("deadly", exact=False, faults=[{"step": 5, "kind": "kill", "once": ""}])
         desk.assign("deadly", 0)
         assert "lost 3 times without completing step 6" in (await desk.failed("deadly")).error
+
+    run(go())
+
+
+def test_what_runs_out_of_memory_even_alone_is_made_in_micro_steps_whatever_else_happens(
+    desk: Desk, run: Run[None]
+) -> None:
+    """Steps made again after a crash are split from the same step on: the weights are those of a run without it."""
+
+    async def go() -> None:
+        desk.introduce(
+            "large",
+            entry="jobs.py:plain",
+            exact=False,
+            faults=[{"step": 4, "kind": "memory", "above": 10, "once": ""}, {"step": 8, "kind": "kill"}],
+        )
+        desk.introduce("neighbour", exact=False, args={"epochs": 40})
+        desk.assign("neighbour", 0)
+        desk.assign("large", 0)
+        trainer = Trainer(load_training("jobs.py:plain", {}, folder=desk.folder))
+        trainer.limits = ((4, 18), (4, 9))
+        assert [done.step for done in trainer.steps()][-1] == 12
+        assert (await desk.finished("large")).digest == digest(trainer.training.model)
+        assert "split into 4 micro-steps of 9 samples; rounding differs" in desk.story("large")
+        assert (await desk.finished("neighbour")).digest == desk.expected(shards=None, epochs=40)
+
+    run(go())
+
+
+@pytest.mark.parametrize(("exact", "words"), [(True, "An exact job"), (False, "A batch-normalised job")])
+def test_what_may_not_be_split_fails_and_says_what_to_do(desk: Desk, run: Run[None], exact: bool, words: str) -> None:
+    async def go() -> None:
+        job = f"too-large-{exact}"
+        desk.introduce(job, exact=exact, faults=[{"step": 3, "kind": "memory", "above": 2, "once": ""}])
+        desk.assign(job, 1)
+        error = (await desk.failed(job)).error
+        assert "step 4 of 36 samples needs more memory than cpu:1 has" in error
+        assert words in error
+        assert "lower batch_size (36)" in error
+
+    run(go())
+
+
+def test_a_probe_is_measured_and_the_job_goes_on(desk: Desk, run: Run[None]) -> None:
+    """Its steps count like any others."""
+
+    async def go() -> None:
+        desk.introduce("probed", exact=False, args={"epochs": 10}, faults=[{"step": 20, "kind": "kill"}])
+        desk.link.carry([Assign(JobId("probed"), Allocation.of(3), 1, Probe(6))])
+        assert (await desk.finished("probed")).digest == desk.expected(shards=None, epochs=10)
+        reports = desk.facts("probed", ProgressReported)
+        assert reports[0].done == 12.0
+        assert reports[0].rate > 0.0
+
+    run(go())
+
+
+def test_what_a_collate_draws_is_the_same_wherever_a_shard_is_computed(desk: Desk, run: Run[None]) -> None:
+    async def go() -> None:
+        desk.introduce("still", entry="jobs.py:noisy")
+        desk.introduce("moving", entry="jobs.py:noisy", faults=[{"step": 7, "kind": "kill"}])
+        desk.assign("still", 0)
+        desk.assign("moving", 1, 2)
+        await desk.step("moving", 3)
+        desk.assign("moving", 3, 1, 2)
+        plain = plain_loop(load_training("jobs.py:noisy", {}, folder=desk.folder), shards=8)
+        assert (await desk.finished("still")).digest == plain.digest
+        assert (await desk.finished("moving")).digest == plain.digest
 
     run(go())
 

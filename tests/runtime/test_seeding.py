@@ -105,6 +105,28 @@ def test_reading_sample_by_sample_does_not_depend_on_the_cut() -> None:
     assert not torch.equal(samples.fetch(1, np.array([9]), CPU)[0], part[0])
 
 
+class NoisyBatches:
+    """A dataset that draws while it gives a batch."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def batch(self, samples: torch.Tensor) -> torch.Tensor:
+        return samples + torch.rand(len(samples))
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [Samples(NoisyBatches(), seed=0), Samples(list(range(20)), seed=0, collate=lambda rows: torch.rand(len(rows)))],
+    ids=["batch", "collate"],
+)
+def test_what_a_batch_draws_does_not_follow_from_what_ran_before(samples: Samples) -> None:
+    first = samples.fetch(2, np.array([4, 9, 1]), CPU)
+    torch.rand(7)
+    assert torch.equal(samples.fetch(2, np.array([4, 9, 1]), CPU), first)
+    assert not torch.equal(samples.fetch(3, np.array([4, 9, 1]), CPU), first)
+
+
 def test_a_dataset_without_batches_trains_like_one_with(make_training: Any) -> None:
     from carpool.runtime.trainer import Trainer
 

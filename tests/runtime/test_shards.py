@@ -14,10 +14,12 @@ from carpool.runtime.shards import (
     Node,
     check_shards,
     cut_into_parts,
+    cut_into_passes,
     cut_into_shards,
     is_empty,
     maximal_nodes,
     merge_steps,
+    most_samples,
     root,
     tree_sum,
 )
@@ -70,6 +72,20 @@ def test_parts_cover_every_sample_once_and_hold_enough(num_samples: int, parts: 
     bounds = cut_into_parts(num_samples, parts, least)
     assert [i for start, end in bounds for i in range(start, end)] == list(range(num_samples))
     assert all(end - start == 0 or end - start >= least for start, end in bounds)
+
+
+@given(st.integers(0, 50), st.integers(1, 200), st.integers(0, 60))
+def test_passes_cover_every_sample_once_and_none_is_too_long(start: int, size: int, most: int) -> None:
+    passes = cut_into_passes(start, start + size, most)
+    assert [sample for first, stop in passes for sample in range(first, stop)] == list(range(start, start + size))
+    sizes = [stop - first for first, stop in passes]
+    assert max(sizes) <= (most or size)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_limit_holds_from_its_step_on() -> None:
+    limits = ((5, 18), (7, 20), (9, 4))
+    assert [most_samples(limits, step) for step in (4, 5, 8, 9)] == [0, 18, 18, 4]
 
 
 def test_parts_must_be_parts() -> None:

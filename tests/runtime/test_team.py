@@ -721,6 +721,19 @@ def test_what_may_not_be_split_fails_with_memory_value_and_way_out(
     assert words in world.facts[-1].error
 
 
+def test_a_probe_is_not_measured_again_after_a_loss() -> None:
+    world = World(patient(False))
+    world.order(0, probe=4)
+    happen(world, "both", 4)
+    world.living[0].alive = False
+    happen(world, "both", 8)
+    world.do(world.team.said(world.at, world.living[0].id, Stepped(8, 0, 0.5, 1.0, 1.0, probed=True)))
+    world.living[0].alive = False
+    world.run()
+    assert [proceeds[0].probe for _, proceeds in sorted(world.formations.items())] == [4, 4, 0]
+    world.check_finish()
+
+
 def test_who_stands_still_for_a_neighbour_gives_its_memory_back_first() -> None:
     world = started(False, 0, 1)
     happen(world, "both", 12)

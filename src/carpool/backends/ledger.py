@@ -42,6 +42,7 @@ class Account:
     held: Allocation | None = None
     held_since: float = 0.0
     held_s: float = 0.0  # time holding any device, up to `held_since`
+    device_s: float = 0.0  # the same, times the devices
     done: float = 0.0  # steps, at `as_of`
     rate: float = 0.0
     as_of: float = 0.0
@@ -65,6 +66,7 @@ class Account:
         """Hold something else, or nothing, from now on."""
         if self.held is not None:
             self.held_s += at - self.held_since
+            self.device_s += (at - self.held_since) * self.held.num_devices
         self.held, self.held_since = allocation, at
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from math import isfinite
 
 import click
@@ -31,7 +32,7 @@ def as_document(run: LocalRun) -> Json:
         "makespan_s": _number(figures.makespan_s),
         "avg_jct_s": _number(figures.avg_jct_s),
         "weighted_jct_s": _number(figures.weighted_jct_s),
-        "utilisation": {"device": _number(figures.utilisation), "memory": None},
+        "utilisation": {"device": _number(figures.utilisation), "memory": _memory(run, figures.makespan_s)},
         "jobs": [_job(account, run.names) for account in run.ledger.accounts.values()],
     }
 
@@ -85,6 +86,24 @@ def _allocation(given: Given, batch_size: int, names: dict[int, str]) -> Json:
         "parts": [] if held is None else list(held.parts),
         "reason": given.reason,
     }
+
+
+def _memory(run: LocalRun, makespan_s: float) -> float | None:
+    """Σ most bytes that a worker of the job held · device-seconds it held / (bytes there are · makespan).
+
+    Devices that are sets of cores have the host's memory together.
+    """
+    there = sum(device.memory_bytes for device in run.devices if device.cuda is not None)
+    if any(device.cuda is None for device in run.devices):
+        there += os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    measured = [
+        (account.outcome.memory_bytes, account.device_s)
+        for account in run.ledger.accounts.values()
+        if account.outcome is not None and account.outcome.memory_bytes is not None
+    ]
+    if not measured or not isfinite(makespan_s) or makespan_s * there <= 0.0:
+        return None
+    return sum(held * device_s for held, device_s in measured) / (there * makespan_s)
 
 
 def _number(value: float | None) -> float | None:

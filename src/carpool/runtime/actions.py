@@ -118,6 +118,7 @@ class Ended:
     metrics: Mapping[str, float] = field(default_factory=dict)
     digest: str | None = None
     samples_per_s: float = 0.0
+    memory_bytes: int = 0  # that one of its workers held at most; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

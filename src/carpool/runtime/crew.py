@@ -60,6 +60,7 @@ class Wish:
     seats: tuple[Seat, ...] = ()  # none: hold nothing
     batch_size: int = 0  # 0: the training's own
     parts: tuple[int, ...] = ()  # samples or shards per seat; empty: by speed
+    probe: int = 0  # steps to be measured, after as many that warm up; 0: nothing is asked
 
 
 @dataclass(frozen=True, slots=True)

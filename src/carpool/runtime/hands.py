@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from carpool.core.messages import Assign, Fact, JobFailed, Order
+from carpool.core.messages import Assign, Fact, JobFailed, Order, Probe
 from carpool.core.model import JobId
 from carpool.runtime.actions import (
     Action,
@@ -279,10 +279,8 @@ class Executor:
 
     def _conclude(self, training: Training, end: Ended | Stopped) -> None:
         if isinstance(end, Ended):
-            outcome = Outcome(
-                training.job, end.steps, end.epochs, end.loss, end.metrics, end.digest, end.reason, end.samples_per_s
-            )
-            self._report(outcome)
+            figures = (end.steps, end.epochs, end.loss, end.metrics, end.digest, end.reason, end.samples_per_s)
+            self._report(Outcome(training.job, *figures, memory_bytes=end.memory_bytes or None))
         training.close()
 
     def _on_moves(self, command: Command, facts: Sequence[Fact], reports: Sequence[Report]) -> None:
@@ -383,4 +381,5 @@ def as_wish(order: Order) -> Wish:
         return Wish(order.generation)
     allocation = order.allocation
     seats = [Seat(device, share.fraction, share.turn) for share in allocation.shares for device in share.devices]
-    return Wish(order.generation, tuple(seats), allocation.batch_size, allocation.parts)
+    probe = order.purpose.steps if isinstance(order.purpose, Probe) else 0
+    return Wish(order.generation, tuple(seats), allocation.batch_size, allocation.parts, probe)

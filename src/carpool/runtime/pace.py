@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from carpool.runtime.protocol import Stepped
 from carpool.runtime.trainer import StepDone
@@ -12,20 +12,31 @@ _EVERY_S = 0.2
 
 
 class Pace:
-    """Counts steps; due at the first of a formation, then after every fifth of a second."""
+    """Counts steps; due at the first of a formation, then after every fifth of a second.
 
-    def __init__(self) -> None:
-        self._since = time.perf_counter()
+    A probe is silent while as many steps warm up, then reports on exactly the steps asked for; from then on it is as
+    ever.
+    """
+
+    def __init__(self, probe: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._since = clock()
         self._due = 0.0
         self._steps = 0
         self._samples = 0
+        self._warming = self._probe = probe
 
     def count(self, done: StepDone, metrics: Mapping[str, float]) -> Stepped | None:
         """Take a step into account; a report if one is due."""
         self._steps += 1
         self._samples += done.num_samples
-        now = time.perf_counter()
-        if now < self._due:
+        now = self._clock()
+        if self._warming:
+            self._warming -= 1
+            if not self._warming:
+                self._begin(now)
+            return None
+        if self._steps < self._probe or (not self._probe and now < self._due):
             return None
         seconds = max(now - self._since, 1e-9)
         report = Stepped(
@@ -35,7 +46,12 @@ class Pace:
             samples_per_s=self._samples / seconds,
             steps_per_s=self._steps / seconds,
             metrics=dict(metrics),
+            probed=self._probe > 0,
         )
+        self._probe = 0
+        self._begin(now)
+        return report
+
+    def _begin(self, now: float) -> None:
         self._since, self._due = now, now + _EVERY_S
         self._steps = self._samples = 0
-        return report

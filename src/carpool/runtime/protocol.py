@@ -64,6 +64,7 @@ class Proceed(Message):
     by_token: bool = False  # ask for a `Grant` before each step
     batch_size: int = 0  # samples per step from here on; 0: as before
     threads: int = 0  # intra-op threads from here on; 0: as before
+    probe: int = 0  # rank 0 reports on so many steps together, after as many that warm up
     limits: tuple[tuple[int, int], ...] = ()  # (step, most samples in a pass from it on): more ran out of memory
 
 
@@ -181,6 +182,8 @@ class Stepped(Message):
     steps_per_s: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     noise: float | None = None
+    memory_bytes: int = 0  # that the worker held at most
+    probed: bool = False  # this is what a probe measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +239,7 @@ class Done(Message):
     reason: str  # in words
     metrics: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    memory_bytes: int = 0  # that the worker held at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ class Outcome:
     digest: str | None = None  # None for command jobs
     reason: str = ""  # in words
     samples_per_s: float | None = None
+    memory_bytes: int | None = None  # that one of its workers held at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,8 @@ class Roster:
         self._segment: Segment | None = None  # of the last formation, for the next one: its pages are there already
         self._short_at: int | None = None  # the step that ran out of memory and is tried again
         self._awaits_parking = False
+        self._probed = 0  # newest generation whose probe was measured
+        self._memory_bytes = 0  # that a worker held at most
 
     @property
     def ready(self) -> Ready | None:

@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 
 from carpool.core.errors import InputError
 from carpool.runtime.chance import derive, uniforms
-from carpool.runtime.seeding import seed_sample
+from carpool.runtime.seeding import seed_batch, seed_sample
 
 
 class Chance:
@@ -59,10 +59,10 @@ class Samples:
 
     def fetch(self, epoch: int, samples: NDArray[np.int64], device: torch.device) -> Any:
         """The batch of these samples, augmented, on the device."""
-        if hasattr(self._dataset, "batch"):
-            batch = self._dataset.batch(torch.from_numpy(samples))
-        else:
-            batch = self._collate([self._read(epoch, int(sample)) for sample in samples])
+        is_batched = hasattr(self._dataset, "batch")
+        rows = [] if is_batched else [self._read(epoch, int(sample)) for sample in samples]
+        seed_batch(self._seed, epoch, int(samples[0]))  # else what is drawn would follow from what ran here before
+        batch = self._dataset.batch(torch.from_numpy(samples)) if is_batched else self._collate(rows)
         if self._augment is not None:
             batch = self._augment(batch, Chance(self._seed, epoch, samples))
             if batch is None:

@@ -41,6 +41,11 @@ def seed_sample(seed: int, epoch: int, sample: int) -> None:
     reseed(derive("sample", seed, epoch, sample))
 
 
+def seed_batch(seed: int, epoch: int, first: int) -> None:
+    """Reseed before samples are made a batch, for whatever draws then: the same for a shard wherever it is computed."""
+    reseed(derive("batch", seed, epoch, first))
+
+
 def seed_evaluation(seed: int, step: int) -> None:
     """Reseed before an evaluation."""
     reseed(derive("evaluation", seed, step))

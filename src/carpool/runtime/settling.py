@@ -189,6 +189,7 @@ class Settling(Roster):
                 batch_size=shape.batch_size,
                 threads=self._cutter.threads(seat),
                 limits=self._splits.limits,
+                probe=0 if self._probed >= self.wish.generation else self.wish.probe,
             )
             self._send(worker.id, proceed, self._segment if size else None)
             worker.mode, worker.holds, worker.has_joined = Mode.WORKING, True, True
@@ -302,13 +303,12 @@ class Settling(Roster):
             self._actions.append(Emit(AssignApplied(self.job, self._answered, float(self._losses.high))))
         generation = self.wish.generation if self._releasing else self._answered
         if self._failure or result is None:
-            self._actions.append(Ended(self._failure, self._losses.high))
+            self._actions.append(Ended(self._failure, self._losses.high, memory_bytes=self._memory_bytes))
             self._actions.append(Emit(JobFailed(self.job, generation, self._failure)))
             return
         batch = self._cutter.batch_size(self.wish, 1)
         steps = result.step - (self._first_step or 0)
         rate = steps * batch / self._ran_s if self._ran_s > 0 else 0.0
-        self._actions.append(
-            Ended(result.reason, result.step, result.epoch, result.loss, dict(result.metrics), result.digest, rate)
-        )
+        figures = (result.step, result.epoch, result.loss, dict(result.metrics), result.digest, rate)
+        self._actions.append(Ended(result.reason, *figures, memory_bytes=self._memory_bytes))
         self._actions.append(Emit(JobFinished(self.job, generation)))

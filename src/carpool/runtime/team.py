@@ -171,11 +171,14 @@ class Team(Settling):
 
     def _on_stepped(self, who: Worker, said: Stepped) -> None:
         formation = self.formation
+        self._memory_bytes = max(self._memory_bytes, said.memory_bytes)
         if formation is None or formation.members[0] != who.id:
             return
         if formation.is_solo:
             formation.step = max(formation.step, said.step)
             self._progressed(said.step)
+        if said.probed:
+            self._probed = self._answered
         if self._answered and not self._releasing:
             step_s = 1.0 / said.steps_per_s if said.steps_per_s > 0.0 else None
             report = ProgressReported(
@@ -204,6 +207,7 @@ class Team(Settling):
     def _on_done(self, at: float, who: Worker, said: Done) -> None:
         is_first = self.formation is not None and self.formation.members[0] == who.id
         who.mode, who.step, who.digest = Mode.OVER, said.step, said.digest
+        self._memory_bytes = max(self._memory_bytes, said.memory_bytes)
         self._progressed(said.step)
         if is_first:
             self._result = said

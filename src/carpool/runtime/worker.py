@@ -61,7 +61,7 @@ from carpool.runtime.protocol import (
     Updated,
 )
 from carpool.runtime.reducer import Reducer
-from carpool.runtime.room import make_room
+from carpool.runtime.room import make_room, most_taken
 from carpool.runtime.segment import Segment, contribution_bytes
 from carpool.runtime.slots import Slots, owners_of
 from carpool.runtime.trainer import Trainer
@@ -154,7 +154,7 @@ class Worker:
         if place.said.by_token:
             place.granted, place.asked = place.granted - 1, False
         if place.said.rank == 0 and (report := place.pace.count(done, trainer.metrics)):
-            self._channel.send(report)
+            self._channel.send(replace(report, memory_bytes=most_taken(trainer.device)))
 
     def _alone(self, step: Step, place: Place) -> Sums:
         """New weights from all pieces of a step."""
@@ -245,6 +245,7 @@ class Worker:
                 reason=reason,
                 metrics=trainer.metrics,
                 notes=(*trainer.notes, *unsure),
+                memory_bytes=most_taken(trainer.device),
             )
         )
 
@@ -311,7 +312,7 @@ class Worker:
         if segment is not None:
             segment.clear(said.rank)
         parts = said.parts or tuple(1 for _ in range(said.size))
-        self._place = Place(said, owners, parts, segment, Pace())
+        self._place = Place(said, owners, parts, segment, Pace(said.probe))
         if said.updates:
             self._place.exchange = Exchange(fds[0], slots.num_bytes, trainer.layout, trainer.training.optimizer)
 

@@ -150,6 +150,8 @@ class FakeMachine:
             self._fact(JobFailed(job, generation, self._fails[job]))
             return
         self.say(
-            Outcome(job, self._steps[job], 1, 0.25, {"accuracy": 0.5}, f"digest of {job}", "reached its steps", 8.0)
+            Outcome(
+                job, self._steps[job], 1, 0.25, {"accuracy": 0.5}, f"digest of {job}", "reached its steps", 8.0, 1 << 28
+            )
         )
         self._fact(JobFinished(job, generation))

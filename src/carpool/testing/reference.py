@@ -16,7 +16,7 @@ from torch import Tensor
 from carpool.runtime.digest import digest
 from carpool.runtime.order import DataOrder
 from carpool.runtime.samples import Chance, to_device
-from carpool.runtime.seeding import intra_op_threads, seed_evaluation, seed_pass, seed_sample, settle
+from carpool.runtime.seeding import intra_op_threads, seed_batch, seed_evaluation, seed_pass, seed_sample, settle
 from carpool.runtime.training import Training, as_metrics
 from carpool.runtime.update import settle_optimizer
 
@@ -211,9 +211,12 @@ def _tree(made: list[_Made | None]) -> _Made | None:
 def _batch(training: Training, samples: Any, seed: int, epoch: int, device: torch.device) -> Any:
     data = training.dataset
     if hasattr(data, "batch"):
+        seed_batch(seed, epoch, int(samples[0]))
         batch = data.batch(torch.as_tensor(samples))
     else:
-        batch = (training.collate or torch.utils.data.default_collate)(list(_read(data, samples, seed, epoch)))
+        rows = list(_read(data, samples, seed, epoch))
+        seed_batch(seed, epoch, int(samples[0]))
+        batch = (training.collate or torch.utils.data.default_collate)(rows)
     if training.augment is not None:
         batch = training.augment(batch, Chance(seed, epoch, samples))
     return to_device(batch, device)
