@@ -122,7 +122,8 @@ class Settling(Roster):
             return False  # newcomers are not there yet; meanwhile it goes on as it is
         if seated != list(formation.members):
             return True
-        return self._shape(self.wish.seats, formation.step, formation) != formation.shape
+        following = formation.step + 1  # the present step is being made as it was cut
+        return self._shape(self.wish.seats, following, formation) != formation.shape
 
     def _shape(self, seats: tuple[Seat, ...], step: int, now: Formation | None) -> Shape:
         is_new = step >= self._losses.high

@@ -196,7 +196,9 @@ class Team(Settling):
     def _on_evaluated(self, who: Worker, said: Evaluated) -> None:
         self._measured = Measured(said.step, said.metrics)
         for other in self.workers.values():
-            if other is not who and other.holds and other.mode in AT_REST | AT_WORK:
+            # Who is just taking a state over may get one from before this evaluation, and would wait for it for ever.
+            is_there = other.mode is Mode.LOADING or (other.holds and other.mode in AT_REST | AT_WORK)
+            if other is not who and is_there:
                 self._send(other.id, self._measured)
 
     def _on_halted(self, who: Worker, said: Halted) -> None:
