@@ -56,13 +56,17 @@ class Samples:
         self._seed = seed
         self._augment = augment
         self._collate = collate or default_collate
+        self._is_batched = hasattr(dataset, "batch")
+        # Seeding takes some 20 µs: it is left out where nobody but our own datasets and torch's collate have a say.
+        is_foreign = not type(dataset).__module__.startswith("carpool.runtime.datasets")
+        self._may_draw = augment is not None or (is_foreign if self._is_batched else collate is not None)
 
     def fetch(self, epoch: int, samples: NDArray[np.int64], device: torch.device) -> Any:
         """The batch of these samples, augmented, on the device."""
-        is_batched = hasattr(self._dataset, "batch")
-        rows = [] if is_batched else [self._read(epoch, int(sample)) for sample in samples]
-        seed_batch(self._seed, epoch, int(samples[0]))  # else what is drawn would follow from what ran here before
-        batch = self._dataset.batch(torch.from_numpy(samples)) if is_batched else self._collate(rows)
+        rows = [] if self._is_batched else [self._read(epoch, int(sample)) for sample in samples]
+        if self._may_draw:  # else what is drawn would follow from what ran here before
+            seed_batch(self._seed, epoch, int(samples[0]))
+        batch = self._dataset.batch(torch.from_numpy(samples)) if self._is_batched else self._collate(rows)
         if self._augment is not None:
             batch = self._augment(batch, Chance(self._seed, epoch, samples))
             if batch is None:

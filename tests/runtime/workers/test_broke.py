@@ -63,7 +63,7 @@ def test_a_step_that_ran_out_of_memory_can_be_tried_again(
         return broke, await hand.hear(Done)
 
     broke, done = run(work())
-    assert broke == Broke("memory", "MemoryError: a fault on purpose", 4)
+    assert broke == Broke("memory", "MemoryError: a fault on purpose", 4, samples=36)
     assert done.digest == plain(wanted)
 
 
