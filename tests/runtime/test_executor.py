@@ -73,13 +73,21 @@ def plain(epochs=4):
     return dataclasses.replace(made, model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.01))
 
 
-def noisy(epochs=6):
-    made = tiny(epochs, step_s=0.01)
+class Noisy(TensorData):  # draws from the global generators
+    def batch(self, indices):
+        inputs, labels = super().batch(indices)
+        return inputs + 0.1 * torch.randn_like(inputs), labels
 
-    def collate(rows):
-        batch = torch.utils.data.default_collate(rows)
-        return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
 
+def collate(rows):  # draws too
+    inputs, labels = torch.utils.data.default_collate(rows)
+    return inputs + 0.1 * torch.randn_like(inputs), labels
+
+
+def noisy(by_batch):
+    made = tiny(6, step_s=0.01)
+    if by_batch:
+        return dataclasses.replace(made, dataset=Noisy(*made.dataset.tensors))
     return dataclasses.replace(made, dataset=torch.utils.data.TensorDataset(*made.dataset.tensors), collate=collate)
 
 
@@ -358,17 +366,18 @@ def test_a_probe_is_measured_and_the_job_goes_on(desk: Desk, run: Run[None]) -> 
     run(go())
 
 
-def test_what_a_collate_draws_is_the_same_wherever_a_shard_is_computed(desk: Desk, run: Run[None]) -> None:
+@pytest.mark.parametrize("by_batch", [True, False], ids=["batch", "collate"])
+def test_what_is_drawn_for_a_batch_is_the_same_wherever_a_shard_is_computed(
+    desk: Desk, run: Run[None], by_batch: bool
+) -> None:
     async def go() -> None:
-        desk.introduce("still", entry="jobs.py:noisy")
-        desk.introduce("moving", entry="jobs.py:noisy", faults=[{"step": 7, "kind": "kill"}])
-        desk.assign("still", 0)
-        desk.assign("moving", 1, 2)
-        await desk.step("moving", 3)
-        desk.assign("moving", 3, 1, 2)
-        plain = plain_loop(load_training("jobs.py:noisy", {}, folder=desk.folder), shards=8)
-        assert (await desk.finished("still")).digest == plain.digest
-        assert (await desk.finished("moving")).digest == plain.digest
+        job, args = f"noisy-{by_batch}", {"by_batch": by_batch}
+        desk.introduce(job, entry="jobs.py:noisy", args=args, faults=[{"step": 7, "kind": "kill"}])
+        desk.assign(job, 1, 2)
+        await desk.step(job, 3)
+        desk.assign(job, 3, 1, 2)
+        plain = plain_loop(load_training("jobs.py:noisy", args, folder=desk.folder), shards=8)
+        assert (await desk.finished(job)).digest == plain.digest
 
     run(go())
 
