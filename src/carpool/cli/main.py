@@ -17,6 +17,8 @@ from carpool.core.errors import CarpoolError, InputError
 
 VERBS = {  # verb -> its help in a word or two; the module of that name holds the command
     "run": "run the jobs of a file on this machine's devices",
+    "plan": "say what would run where and when each job would end, before anything starts",
+    "profile": "measure rate and memory of a training, and save it for plan and run",
     "get": "copy a job's weights and metrics out of a run",
     "simulate": "replay a trace under one or more policies",
     "trace": "make, inspect and convert traces",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +28,13 @@ def check_entry(entry: str, args: Iterable[str], folder: Path, where: str) -> No
         near = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
         raise UnknownName("entry file", source, near, where=f"{where}: in {path.parent}")
     _check_function(path, name, args, where)
+
+
+def source_digest(entry: str, folder: Path) -> str:
+    """A digest of the file that holds an entry; empty where only an import can tell which it is."""
+    source = entry.rpartition(":")[0]
+    path = folder / source if source.endswith(".py") else _module_file(source, folder, entry)
+    return "" if path is None or not path.is_file() else hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _module_file(name: str, folder: Path, where: str) -> Path | None:

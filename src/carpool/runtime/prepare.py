@@ -57,6 +57,13 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
+def _give_freed_memory_back() -> None:
+    """What loading the data took and freed, so that a worker holds what its steps need and no more."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def make_trainer(begin: Begin, program: Program) -> Trainer:
     """Load the entry and put its training on the device."""
     settle()  # before the entry may start CUDA
@@ -68,6 +75,7 @@ def make_trainer(begin: Begin, program: Program) -> Trainer:
     trainer = Trainer(training, seed=program.seed, exact=program.exact, shards=program.shards, device=device)
     if program.batch_size:
         trainer.resize_batch(program.batch_size)
+    _give_freed_memory_back()
     return trainer
 
 

@@ -1,0 +1,83 @@
+"""Saved profiles: where they stand, and which one tells of a job."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from carpool.core.errors import InputError
+from carpool.core.model import JobId
+from carpool.predictors.belief import ProfileBelief
+from carpool.predictors.profile import Profile, profile_key
+from carpool.predictors.profile_file import read_profile, write_profile
+from carpool.runtime.entryfile import source_digest
+from carpool.runtime.jobfile import Listed
+from carpool.runtime.program import Program
+
+ROOT = Path(".carpool")
+PROFILES = ROOT / "profiles"
+RUN_PROFILES = "runs/*/jobs/*/profile.json"  # what runs have measured on their way
+
+
+class Shelf:
+    """All profiles under a folder: those that were made, then those that runs wrote down, the newest first."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._paths = [*_newest(root, "profiles/*.json"), *_newest(root, RUN_PROFILES)]
+        self._read: dict[Path, Profile | None] = {}
+
+    def find(self, entry: str, args: Mapping[str, Any]) -> tuple[Profile, Path] | None:
+        """The first profile of an entry with these arguments."""
+        key = profile_key(entry, args)
+        for path in self._paths:
+            profile = self._profile(path)
+            if profile is not None and profile.key == key:
+                return profile, path
+        return None
+
+    def belief(self, program: Program) -> ProfileBelief | None:
+        """What the shelf knows of a program, and what there is to doubt about it."""
+        found = self.find(program.entry, program.args) if program.entry else None
+        if found is None:
+            return None
+        profile, _ = found
+        doubts = []
+        if profile.source and profile.source != source_digest(program.entry, Path(program.folder)):
+            doubts.append("of an older file")
+        if profile.machine and profile.machine != platform.node():
+            doubts.append("on another machine")
+        return ProfileBelief.of(profile, doubt=" ".join(doubts), exact=program.exact)
+
+    def beliefs(self, jobs: Sequence[Listed]) -> dict[JobId, ProfileBelief]:
+        """Of every job that it knows."""
+        found = {spec.id: self.belief(program) for spec, program in jobs}
+        return {job: belief for job, belief in found.items() if belief is not None}
+
+    def _profile(self, path: Path) -> Profile | None:
+        """One profile; a damaged one is as good as none, because nobody asked for it by name."""
+        if path not in self._read:
+            try:
+                self._read[path] = read_profile(path)
+            except InputError:
+                self._read[path] = None
+        return self._read[path]
+
+
+def place_for(profile: Profile, folder: Path = PROFILES) -> Path:
+    """Where a profile belongs: the entry in its name for people, the key for the rest."""
+    readable = re.sub(r"[^\w.]+", "-", profile.entry.replace(".py:", "-")).strip("-")
+    return folder / f"{readable}-{profile.key}.json"
+
+
+def save(profile: Profile, path: Path | None = None) -> Path:
+    """Write a profile where it is looked for, unless told where else; the path."""
+    path = path or place_for(profile)
+    write_profile(profile, path)
+    return path
+
+
+def _newest(root: Path, pattern: str) -> list[Path]:
+    return sorted(root.glob(pattern), key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)

@@ -1,0 +1,141 @@
+"""What a profile lets one believe of a rate in any placement: measured first, fitted second, scaled third."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from carpool.core.estimates import Estimate
+from carpool.core.topology import Placement
+from carpool.predictors.profile import Measurement, Profile, short_entry
+from carpool.predictors.step_time import StepTime
+
+_SERIAL = 0.1  # part of a step that more devices do not shorten, until measured: rate(n) = n / (1 + 0.1·(n − 1))
+_MEASURED, _SCALED, _DOUBTFUL = 0.05, 0.25, 0.5  # least relative spread of what is believed on such grounds
+
+
+class Belief(NamedTuple):
+    """Steps per second, and on what grounds they are believed."""
+
+    rate: Estimate
+    basis: str  # "measured", "fitted" or "scaled", and what there is to doubt
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileBelief:
+    """Answers from one profile.
+
+    A setting that was measured is answered by the measurement. Another batch size on one device follows T = a + b·m.
+    More devices speed it up as they did at the widest setting measured (Amdahl), a share as the nearest shares did,
+    a neighbour as it did when the two were measured together; what was never measured is taken as a tenth serial, as
+    proportional to the share, and as slowed only where shares sum past one.
+    """
+
+    profile: Profile
+    doubt: str = ""  # why it may not hold here: another file, another machine
+    exact: bool = False
+    _steps: Mapping[str, StepTime] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, profile: Profile, *, doubt: str = "", exact: bool = False) -> ProfileBelief:
+        """With the models fitted."""
+        fitted = {kind: model for kind in profile.kinds if (model := profile.step_time(kind)) is not None}
+        return cls(profile, doubt, exact, fitted)
+
+    def knows(self, placement: Placement) -> bool:
+        """Whether every kind in it was measured."""
+        return all(kind in self._steps for kind in placement.kinds)
+
+    def rate(self, placement: Placement, batch_size: int = 0) -> Belief | None:
+        """Steps per second there; None where a kind in it was never measured. `batch_size`: where it names none."""
+        if not self.knows(placement):
+            return None
+        batch = placement.batch_size or batch_size or self.profile.batch_size
+        alone, basis, spread = self._alone(placement, batch)
+        beside = self._beside(placement)
+        if beside != 1.0:
+            basis, spread = "scaled", max(spread, _SCALED)
+        if self.doubt:
+            basis, spread = f"{basis}, {self.doubt}", max(spread, _DOUBTFUL)
+        return Belief(Estimate(alone * beside, alone * beside * spread), basis)
+
+    # ---------------------------------------------------------------------------------------------------------- alone
+    def _alone(self, placement: Placement, batch: int) -> tuple[float, str, float]:
+        if len(placement.groups) == 1:
+            kind, count = placement.groups[0]
+            seen = self._seen(kind, count, placement.fraction, batch, exact=self.exact)
+            if seen is not None and seen.step_s is not None:
+                spread = (seen.step_spread_s or 0.0) / seen.step_s / max(1, seen.steps) ** 0.5
+                return 1.0 / seen.step_s, "measured", max(_MEASURED, spread)
+        count = placement.num_devices
+        serial = self._serial()
+        rate, error = 0.0, 0.0
+        for kind, number in placement.groups:
+            step = self._steps[kind].predict(batch)
+            rate += number * self._share(kind, placement.fraction) / step.mean
+            error = max(error, step.std / step.mean)
+        if self.exact:
+            rate /= next(filter(None, map(self.profile.exact_price, self.profile.kinds)), 1.0)
+        rate /= 1.0 + serial * (count - 1)
+        plain = count == 1 and placement.fraction == 1.0
+        basis = "fitted" if plain and not self.exact else "scaled"
+        return rate, basis, max(error, _MEASURED if basis == "fitted" else _SCALED)
+
+    def _serial(self) -> float:
+        """The part of a step that more devices do not shorten, from the widest setting measured."""
+        wide = [each for each in self.profile.measurements if each.devices > 1 and each.step_s and not each.beside]
+        for each in sorted(wide, key=lambda each: -each.devices):
+            alone = self._seen(each.kind, 1, each.share, each.batch_size, exact=each.exact)
+            if alone is not None and alone.step_s is not None and each.step_s is not None:
+                speedup = alone.step_s / each.step_s
+                return max(0.0, (each.devices / speedup - 1.0) / (each.devices - 1))
+        return _SERIAL
+
+    def _share(self, kind: str, fraction: float) -> float:
+        """Speed with a share of a device over that with the whole, between the nearest shares measured."""
+        if fraction == 1.0:
+            return 1.0
+        points = {0.0: 0.0, 1.0: 1.0}
+        for each in self.profile.measurements:
+            if each.kind == kind and each.share < 1.0 and each.devices == 1 and not each.beside and each.step_s:
+                whole = self._seen(kind, 1, 1.0, each.batch_size, exact=each.exact)
+                if whole is not None and whole.step_s is not None:
+                    points[each.share] = min(1.0, whole.step_s / each.step_s)
+        low = max(share for share in points if share <= fraction)
+        high = min(share for share in points if share >= fraction)
+        portion = 0.0 if low == high else (fraction - low) / (high - low)
+        return points[low] + portion * (points[high] - points[low])
+
+    # --------------------------------------------------------------------------------------------------------- beside
+    def _beside(self, placement: Placement) -> float:
+        """What neighbours leave of the rate."""
+        if not placement.neighbours:
+            return 1.0
+        left = 1.0
+        known = {each.beside for each in self.profile.measurements if each.beside}
+        for neighbour in placement.neighbours:
+            entry = short_entry(neighbour.spec.model)
+            if entry in known:
+                left *= self._pair(entry)
+            else:
+                return 1.0 / max(1.0, placement.load)
+        return left
+
+    def _pair(self, entry: str) -> float:
+        """Rate beside another training over the rate with the same share alone; the median of what was measured."""
+        ratios = []
+        for each in self.profile.measurements:
+            if each.beside == entry and each.step_s:
+                alone = self._seen(each.kind, each.devices, each.share, each.batch_size, exact=each.exact)
+                if alone is not None and alone.step_s is not None:
+                    ratios.append(alone.step_s / each.step_s)
+        return min(1.0, median(ratios)) if ratios else 1.0
+
+    def _seen(self, kind: str, count: int, share: float, batch: int, *, exact: bool) -> Measurement | None:
+        for each in self.profile.measurements:
+            here = (each.kind, each.devices, each.share, each.batch_size, each.exact)
+            if here == (kind, count, share, batch, exact) and not each.beside and each.step_s is not None:
+                return each
+        return None

@@ -1,0 +1,86 @@
+"""Which settings a profile is made of; pure.
+
+Not every combination: batch sizes are varied on one device of each kind, and everything else (more devices, shares, a
+neighbour, exact) at the training's own batch. So the number of measurements is a sum and not a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from carpool.core.errors import InputError
+from carpool.runtime.devices import LocalDevice
+
+_SMALLER, _LARGER = 3, 2  # doublings below and above the training's own batch
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One thing to measure."""
+
+    devices: tuple[LocalDevice, ...]  # of one kind
+    batch_size: int
+    share: float = 1.0
+    exact: bool = False
+    is_paired: bool = False
+
+    def __str__(self) -> str:
+        words = [f"batch {self.batch_size} on {', '.join(device.name for device in self.devices)}"]
+        words += [f"at {self.share:.0%}"] if self.share < 1.0 else []
+        words += ["exact"] if self.exact else []
+        words += ["with a neighbour"] if self.is_paired else []
+        return " ".join(words)
+
+
+def default_batches(own: int, num_samples: int) -> tuple[int, ...]:
+    """Powers of two around the training's own batch, as far as the data reach."""
+    around = {max(1, int(own * 2.0**power)) for power in range(-_SMALLER, _LARGER + 1)}
+    return tuple(sorted(batch for batch in around | {own} if batch <= num_samples))
+
+
+def check_batches(batches: Sequence[int], num_samples: int) -> tuple[int, ...]:
+    """The batches asked for; InputError where one is larger than the data."""
+    for batch in batches:
+        if not 1 <= batch <= num_samples:
+            raise InputError(
+                f"batch {batch}; the data holds {num_samples} samples",
+                where="--batches",
+                way_out=f"Give batch sizes from 1 to {num_samples}.",
+            )
+    return tuple(sorted(set(batches)))
+
+
+def settings(
+    devices: Sequence[LocalDevice],
+    own: int,
+    batches: Sequence[int],
+    shares: Sequence[float],
+    *,
+    exact: bool = True,
+    paired: bool = False,
+) -> list[Setting]:
+    """All there is to measure, batch sizes ascending: where one does not fit the larger ones need not be tried."""
+    found: list[Setting] = []
+    kinds = [tuple(run) for _, run in groupby(sorted(devices, key=lambda d: (d.kind, d.id)), key=lambda d: d.kind)]
+    for alike in kinds:
+        one = alike[:1]
+        found += [Setting(one, batch) for batch in sorted({own, *batches})]
+        found += [Setting(alike[:count], own) for count in widths(len(alike), own)]
+        found += [Setting(one, own, share) for share in shares if share < 1.0]
+        if paired:
+            found += [Setting(one, own, share, is_paired=True) for share in shares]
+        if exact:
+            found.append(Setting(one, own, exact=True))
+    return found
+
+
+def widths(most: int, batch: int) -> list[int]:
+    """2, 4, 8 … and all there are, as far as every device gets two samples."""
+    found = []
+    count = 2
+    while count < most:
+        found.append(count)
+        count *= 2
+    return [count for count in (*found, most) if count > 1 and 2 * count <= batch]
