@@ -10,6 +10,7 @@ from carpool.core.estimates import Estimate
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
+from carpool.predictors.belief import Belief, ProfileBelief
 
 _LATEST = 0.4  # weight of the newest measurement
 _SERIAL = 0.1  # part of a step that more devices do not shorten, until measured: rate(n) = n / (1 + 0.1·(n − 1))
@@ -20,26 +21,35 @@ _Key = tuple[JobId, tuple[tuple[Kind, int], ...], float, int]
 
 
 @dataclass(slots=True)
-class _Measured:
+class Measured:
+    """A moving average of what was reported, and of how far reports were from it."""
+
     mean: float
     spread: float = 0.0
     count: int = 1
 
 
 class Live:
-    """An estimator that learns only from what running jobs report.
+    """An estimator that learns from what running jobs report, and starts from saved profiles where there are some.
 
     A rate is the moving average of what was reported under the same devices, share and batch. Elsewhere it is scaled
-    from the nearest measurement of that job by the number of devices (Amdahl, a tenth serial), their speeds (`speeds`:
-    cores of a device, say) and the share. Of a job that never ran it is known only how it compares with itself: its
-    rate is 1 on the reference, and its length that of the average known job.
+    from the nearest measurement of that job, as the profile of the job says; without one by the number of devices
+    (Amdahl, a tenth serial), their speeds (`speeds`: cores of a device, say) and the share. Of a job without a profile
+    that never ran it is known only how it compares with itself: its rate is 1 on the reference, and its length that of
+    the average known job.
     """
 
-    def __init__(self, cluster: Cluster, speeds: Mapping[Kind, float] | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        speeds: Mapping[Kind, float] | None = None,
+        profiles: Mapping[JobId, ProfileBelief] | None = None,
+    ) -> None:
         self.version = 0
         self.cluster = cluster  # grows with the scheduler's
         self._speeds = dict(speeds or {})
-        self._rates: dict[_Key, _Measured] = {}
+        self._profiles = dict(profiles or {})
+        self._rates: dict[_Key, Measured] = {}
         self._of_job: dict[JobId, list[_Key]] = {}
         self._totals: dict[JobId, float] = {}
 
@@ -59,15 +69,36 @@ class Live:
         known = self._rates.get(key)
         if known is not None:
             return Estimate(known.mean, known.spread)
+        first = self.first_belief(spec, placement).rate
         near = self._nearest(spec.id, placement)
         if near is None:
-            guess = self._prior(placement.groups, placement.fraction)
-            return Estimate(guess, guess * _UNSURE)
-        _, groups, fraction, _ = near
-        guess = (
-            self._rates[near].mean * self._prior(placement.groups, placement.fraction) / self._prior(groups, fraction)
-        )
+            return first
+        _, groups, fraction, batch_size = near
+        there = self.first_belief(spec, Placement(groups, fraction, batch_size)).rate
+        guess = self._rates[near].mean * first.mean / there.mean
         return Estimate(guess, guess * _UNSURE)
+
+    def first_belief(self, spec: JobSpec, placement: Placement) -> Belief:
+        """Steps per second before the job has run, and why: from its profile, else a guess of how places compare."""
+        guess = self._relative(placement.groups, placement.fraction) / max(1.0, placement.load)
+        profile = self._profiles.get(spec.id)
+        if profile is None:
+            return Belief(Estimate(guess, guess * _UNSURE), "guessed")
+        known = profile.rate(placement, spec.batch_size)
+        if known is not None:
+            return known
+        kind = Kind(profile.profile.kinds[0])  # this one was never measured: compare it with one that was
+        one = profile.rate(Placement(((kind, 1),), batch_size=placement.batch_size), spec.batch_size)
+        assert one is not None, "a kind of the profile is known to it"
+        scaled = one.rate.mean * guess / self._relative(((kind, 1),), 1.0)
+        return Belief(Estimate(scaled, scaled * _UNSURE), "guessed from another kind")
+
+    def rates(self, job: JobId) -> Mapping[Placement, Measured]:
+        """All that was measured of a job in this run."""
+        keys = self._of_job.get(job, ())
+        return {
+            Placement(groups, fraction, batch): self._rates[key] for key in keys for _, groups, fraction, batch in [key]
+        }
 
     def remaining(self, job: Job, at: float) -> Estimate:
         """Steps still to do."""
@@ -87,7 +118,7 @@ class Live:
         key = _key(job.id, self.cluster.placement(job.observed))
         known = self._rates.get(key)
         if known is None:
-            self._rates[key] = _Measured(report.rate, report.rate * _UNSURE)
+            self._rates[key] = Measured(report.rate, report.rate * _UNSURE)
             self._of_job.setdefault(job.id, []).append(key)
         else:
             known.spread += _LATEST * (abs(report.rate - known.mean) - known.spread)
@@ -96,7 +127,7 @@ class Live:
         self.version += 1
 
     # ------------------------------------------------------------------------------------------------------- guesses
-    def _prior(self, groups: tuple[tuple[Kind, int], ...], fraction: float) -> float:
+    def _relative(self, groups: tuple[tuple[Kind, int], ...], fraction: float) -> float:
         """How fast a job is there, relative to one device of speed 1."""
         count = sum(number for _, number in groups)
         speed = sum(number * self._speeds.get(kind, 1.0) for kind, number in groups) / count
@@ -104,21 +135,25 @@ class Live:
 
     def _nearest(self, job: JobId, placement: Placement) -> _Key | None:
         """The measurement whose prior is closest to the one asked for; the newest of equals."""
-        wanted = self._prior(placement.groups, placement.fraction)
+        wanted = self._relative(placement.groups, placement.fraction)
         keys = reversed(self._of_job.get(job, []))
-        return min(keys, key=lambda key: abs(self._prior(key[1], key[2]) - wanted), default=None)
+        return min(keys, key=lambda key: abs(self._relative(key[1], key[2]) - wanted), default=None)
 
     def _alone(self, job: JobId) -> float:
         """The job's rate on one device of speed 1, as far as is known."""
         keys = self._of_job.get(job)
-        if not keys:
-            return 1.0
-        _, groups, fraction, _ = keys[-1]
-        return self._rates[keys[-1]].mean / self._prior(groups, fraction)
+        if keys:
+            _, groups, fraction, _ = keys[-1]
+            return self._rates[keys[-1]].mean / self._relative(groups, fraction)
+        if job in self._profiles:
+            one = Placement(((Kind(self._profiles[job].profile.kinds[0]), 1),))
+            return self.first_belief(JobSpec(job), one).rate.mean / self._relative(one.groups, 1.0)
+        return 1.0
 
     def _typical_s(self) -> float:
         """Mean length alone, over the jobs of which it is known."""
-        lengths = [total / self._alone(job) for job, total in self._totals.items() if job in self._of_job]
+        known = self._of_job.keys() | self._profiles.keys()
+        lengths = [total / self._alone(job) for job, total in self._totals.items() if job in known]
         return sum(lengths) / len(lengths) if lengths else _TYPICAL_S
 
 

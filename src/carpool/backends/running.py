@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carpool.backends.events import EventFile
@@ -12,7 +13,9 @@ from carpool.backends.ledger import Ledger
 from carpool.backends.live import Live
 from carpool.backends.local import Ending, Link, LocalBackend, Pace, WallPace
 from carpool.backends.resuming import check_unchanged, facts_of_return, returned
-from carpool.backends.runfolder import RunFolder, Settings
+from carpool.backends.runfolder import PROFILE, RunFolder, Settings
+from carpool.backends.writeback import with_rates
+from carpool.core.errors import InputError
 from carpool.core.journal import Header
 from carpool.core.messages import Fact, JobSubmitted, NodeJoined, ProgressReported, Record
 from carpool.core.metrics import Metrics
@@ -21,6 +24,8 @@ from carpool.core.policy import Policy
 from carpool.core.ports import Observer
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
+from carpool.predictors.belief import ProfileBelief
+from carpool.predictors.profile_file import write_profile
 from carpool.runtime.devices import LocalDevice, as_cluster
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.reports import Evaluation, Outcome, Report, Sized, Told
@@ -51,6 +56,7 @@ class LocalRun:
         resume: bool = False,
         copy: Path | None = None,
         observers: Sequence[Observer] = (),
+        profiles: Mapping[JobId, ProfileBelief] | None = None,
     ) -> None:
         self.asked = asked
         self.folder = folder
@@ -60,7 +66,12 @@ class LocalRun:
         self.header, records = _history(asked, folder, resume=self._resume)
         self.ledger = Ledger()
         self.metrics = Metrics(self.header.cluster)
-        self.live = Live(self.header.cluster, _speeds(asked.devices))
+        self._profiles = dict(profiles or {})
+        self.live = Live(self.header.cluster, speeds_of(asked.devices), self._profiles)
+        for spec, _ in asked.jobs:
+            if spec.id in self._profiles and (total := self._profiles[spec.id].total_steps(spec)) is not None:
+                self.live.expect(spec.id, total)
+        self._sized: dict[JobId, Sized] = {}
         self._events: dict[JobId, EventFile] = {}
         self._journal: JournalFile | None = None
         self._backend: LocalBackend | None = None
@@ -98,6 +109,7 @@ class LocalRun:
         finally:
             for journal in filter(None, (self._journal, self._copy)):
                 journal.close()
+            self._keep_measured()
 
     def interrupt(self) -> None:
         """Stop with checkpoints; a second time, at once."""
@@ -120,8 +132,10 @@ class LocalRun:
 
     def _take(self, at: float, report: Report) -> None:
         match report:
-            case Sized(job=job, total_steps=total) if total is not None:
-                self.live.expect(job, float(total))
+            case Sized(job=job, total_steps=total):
+                self._sized[job] = report
+                if total is not None:
+                    self.live.expect(job, float(total))
             case Told(job=job, words=words):
                 self.ledger.tell(at, job, words)
                 self.folder.append(job, "story.jsonl", {"at_s": round(at, 3), "what": words})
@@ -132,6 +146,16 @@ class LocalRun:
             case Outcome():
                 self.ledger.close(report)
                 self.folder.keep_outcome(report)
+
+    def _keep_measured(self) -> None:
+        """Write down for later runs how fast the jobs were; rates beside neighbours say too little of others."""
+        for spec, program in () if self.asked.policy.shares_devices else self.asked.jobs:
+            rates, sized = self.live.rates(spec.id), self._sized.get(spec.id)
+            if rates and sized is not None and sized.batch_size and program.entry:
+                before = self._profiles.get(spec.id)
+                profile = with_rates(None if before is None else before.profile, program, sized, rates)
+                with contextlib.suppress(InputError):  # a full disk takes nothing from the result
+                    write_profile(replace(profile, version=self.asked.version), self.folder.job(spec.id) / PROFILE)
 
     def _events_of(self, job: JobId) -> EventFile:
         if job not in self._events:
@@ -167,7 +191,7 @@ def _history(asked: Asked, folder: RunFolder, *, resume: bool) -> tuple[Header, 
     return Header(asked.version, asked.policy_text, as_cluster(asked.devices)), []
 
 
-def _speeds(devices: Sequence[LocalDevice]) -> dict[Kind, float]:
+def speeds_of(devices: Sequence[LocalDevice]) -> dict[Kind, float]:
     """A first guess: a device of two cores is twice as fast as one of one; of GPUs nothing is guessed."""
     return {Kind(device.kind): float(len(device.cores) or 1) for device in devices}
 

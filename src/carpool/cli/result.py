@@ -69,12 +69,12 @@ def _job(account: Account, names: dict[int, str]) -> Json:
         "wait_s": account.wait_s,
         "samples_per_s": None if outcome is None else _number(outcome.samples_per_s),
         "digest": None if outcome is None else outcome.digest,
-        "allocations": [_allocation(given, account.spec.batch_size, names) for given in account.decisions],
+        "allocations": [as_allocation(given, account.spec.batch_size, names) for given in account.decisions],
         "error": account.error or None,
     }
 
 
-def _allocation(given: Given, batch_size: int, names: dict[int, str]) -> Json:
+def as_allocation(given: Given, batch_size: int, names: dict[int, str]) -> Json:
     """One decision; no devices means that it was taken off them."""
     held = given.allocation
     fractions = [] if held is None else [share.fraction for share in held.shares for _ in share.devices]

@@ -100,11 +100,13 @@ def default_policy() -> str:
 def prepare(given: Given, devices: Sequence[LocalDevice], policy: str, journal: str | None = None) -> LocalRun:
     """A run that is ready to go; its folder is held from now on."""
     from carpool.backends.running import Asked, LocalRun
+    from carpool.backends.shelf import Shelf
     from carpool.policies.registry import parse_policy
 
     asked = Asked(given.name, given.jobs, tuple(devices), parse_policy(policy), policy, __version__)
     given.folder.hold()
-    return LocalRun(asked, given.folder, resume=given.resume, copy=Path(journal) if journal else None)
+    copy = Path(journal) if journal else None
+    return LocalRun(asked, given.folder, resume=given.resume, copy=copy, profiles=Shelf().beliefs(given.jobs))
 
 
 def choose_board(run: LocalRun, *, as_json: bool) -> Board:

@@ -8,6 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from carpool.core.estimates import Estimate
+from carpool.core.model import JobSpec
 from carpool.core.topology import Placement
 from carpool.predictors.profile import Measurement, Profile, short_entry
 from carpool.predictors.step_time import StepTime
@@ -47,6 +48,11 @@ class ProfileBelief:
     def knows(self, placement: Placement) -> bool:
         """Whether every kind in it was measured."""
         return all(kind in self._steps for kind in placement.kinds)
+
+    def total_steps(self, spec: JobSpec) -> float | None:
+        """The whole length of a job; None where only a target ends it, or where it may have changed since."""
+        total = None if self.doubt else self.profile.total_steps(spec.batch_size)
+        return None if total is None else float(total)
 
     def rate(self, placement: Placement, batch_size: int = 0) -> Belief | None:
         """Steps per second there; None where a kind in it was never measured. `batch_size`: where it names none."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from carpool.core.errors import InputError
-from carpool.predictors.profile import Measurement, Profile, short_entry
+from carpool.predictors.profile import Measurement, NoiseSeen, Profile, short_entry
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.entryfile import source_digest
 from carpool.runtime.profiler import Patience, Profiler
@@ -57,11 +58,30 @@ async def make_profile(
         if wanted.noise:
             tell(len(todo), len(todo) + 1, "gradient noise")
             noise = await profiler.noise(devices[0])
+    return _profile(program, declared, measurements, noise, version)
+
+
+async def make_probe(program: Program, device: LocalDevice, patience: Patience, version: str) -> Profile:
+    """The least that can be measured: a few steps at the training's own batch on one device."""
+    async with Profiler.start(program, [device], patience) as profiler:
+        first = await profiler.first_look(device)
+        if not profiler.declared:
+            raise InputError(first.error, where=program.entry, way_out="Mend it, or see whether it runs alone.")
+        return _profile(program, profiler.declared, [first], None, version)
+
+
+def _profile(
+    program: Program,
+    declared: Mapping[str, Any],
+    measurements: Sequence[Measurement],
+    noise: NoiseSeen | None,
+    version: str,
+) -> Profile:
     return Profile(
         short_entry(program.entry),
         program.args,
         source_digest(program.entry, Path(program.folder)),
-        **{**declared, "batch_size": own},
+        **{**declared, "batch_size": program.batch_size or declared["batch_size"]},
         measurements=tuple(measurements),
         noise=noise,
         version=version,

@@ -1,4 +1,4 @@
-"""Worlds by name: ``plain``, ``gavel:FILE``, ``pollux:DIR``, or a TOML file of models and kinds."""
+"""Worlds by name: ``plain``, ``gavel:FILE``, ``pollux:DIR``, ``profile:FILE``, or a TOML file of models and kinds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ WORLDS = {
     "plain": "the trace's own durations; nothing costs anything",
     "gavel": "gavel:FILE, steps per second by job type and device kind, alone and in pairs",
     "pollux": "pollux:DIR, goodput from measured profiles",
+    "profile": "profile:FILE, rates and memory as carpool profile measured them (a folder: all profiles in it)",
     "FILE.toml": "models, kinds and prices from a file",
 }
 
@@ -24,7 +25,7 @@ def parse_world(text: str, seed: int = 0) -> World:
         return ParametricWorld.load(Path(text), seed=seed or None)  # 0: as the file says
     if name == "plain" and not rest:
         return PlainWorld()
-    if name in ("gavel", "pollux"):
+    if name in ("gavel", "pollux", "profile"):
         if not rest:
             raise InputError(f"world {text!r} names no data", way_out=f"Write {WORLDS[name].split(',')[0]}.")
         return _from_data(name, Path(rest))
@@ -36,6 +37,10 @@ def _from_data(name: str, path: Path) -> World:
         from carpool.sim.worlds.gavel import GavelWorld
 
         return GavelWorld.load(path)
+    if name == "profile":
+        from carpool.sim.worlds.profiled import ProfileWorld
+
+        return ProfileWorld.load(path)
     from carpool.sim.worlds.pollux import PolluxWorld
 
     return PolluxWorld.load(path)

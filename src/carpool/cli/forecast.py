@@ -1,0 +1,131 @@
+"""What a run would come to: the same scheduler and policy, with beliefs in the place of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from random import Random
+
+from carpool.backends.ledger import Account, Ledger
+from carpool.backends.live import Live
+from carpool.backends.running import speeds_of
+from carpool.core.metrics import Summary
+from carpool.core.model import JobId, JobSpec, Kind
+from carpool.core.policy import Policy
+from carpool.core.topology import Cluster, Placement
+from carpool.predictors.belief import ProfileBelief
+from carpool.runtime.devices import LocalDevice, as_cluster
+from carpool.runtime.jobfile import Listed
+from carpool.sim.run import simulate
+from carpool.sim.traces.trace import Arrival
+from carpool.sim.worlds.believed import BelievedWorld
+
+START_S, RESIZE_S = 1.0, 0.2  # taken for granted: a worker's way to its first step, and a change of devices
+GUESSED_S = 120.0  # length on one device of a job of which nothing is known
+_DRAWS = 40
+_LOW, _HIGH = 0.1, 0.9  # quantiles of what is told as the range of an end
+_LENGTH_UNKNOWN = 1.0  # spread of a guessed length, relative to it
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """One job of a plan."""
+
+    account: Account
+    starts_at: float | None  # None: it never does
+    range_s: tuple[float, float] | None  # of its end, ten to ninety in a hundred
+    steps: float | None  # None: nobody knows
+    steps_per_s: float | None  # on what it first gets
+    spread: float  # of its rate, or of its length where that is a guess, relative
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A whole plan."""
+
+    cluster: Cluster
+    names: Mapping[int, str]
+    jobs: tuple[Foreseen, ...]
+    summary: Summary
+
+
+def foresee(
+    jobs: Sequence[Listed],
+    devices: Sequence[LocalDevice],
+    policy: Policy,
+    profiles: Mapping[JobId, ProfileBelief],
+    seed: int = 0,
+) -> Forecast:
+    """Let the policy decide over all jobs as if each ran as fast as is believed; then again, with luck good and bad.
+
+    A job's luck is drawn once for its whole length, log-normal with the spread of its belief; who plans does not know
+    of it. The draws tell how early and how late each job may end.
+    """
+    cluster = as_cluster(devices)
+    totals = {spec.id: profiles[spec.id].total_steps(spec) if spec.id in profiles else None for spec, _ in jobs}
+    specs = [
+        _with_length(spec, program.time_limit_s, totals[spec.id], cluster, devices, profiles) for spec, program in jobs
+    ]
+
+    def run(luck: Mapping[JobId, float]) -> tuple[Ledger, Summary, Live]:
+        live = Live(cluster, speeds_of(devices), profiles)
+        world = BelievedWorld(live, luck, START_S, RESIZE_S)
+        ledger = Ledger()
+        metrics = simulate([Arrival(0.0, spec) for spec in specs], cluster, policy, world, observers=(ledger,))
+        return ledger, metrics.summary(), live
+
+    ledger, summary, live = run({})
+    grounds = {spec.id: _grounds(ledger.accounts[spec.id], live, totals[spec.id]) for spec in specs}
+    ends: dict[JobId, list[float]] = {spec.id: [] for spec in specs}
+    chance = Random(seed)
+    for _ in range(_DRAWS):
+        luck = {job: exp(chance.gauss(0.0, log(1.0 + spread))) for job, (_, spread, _) in grounds.items()}
+        for job, account in run(luck)[0].accounts.items():
+            if account.ended_at is not None:
+                ends[job].append(account.ended_at)
+    foreseen = [_foreseen(ledger.accounts[spec.id], ends[spec.id], totals[spec.id], grounds[spec.id]) for spec in specs]
+    return Forecast(cluster, {device.id: device.name for device in devices}, tuple(foreseen), summary)
+
+
+def _with_length(
+    spec: JobSpec,
+    time_limit_s: float,
+    total: float | None,
+    cluster: Cluster,
+    devices: Sequence[LocalDevice],
+    profiles: Mapping[JobId, ProfileBelief],
+) -> JobSpec:
+    """The spec with a length in steps: known, or so many as make up the guessed time on one device."""
+    if total is not None:
+        return replace(spec, work=total)
+    one = Placement(((Kind(devices[0].kind), spec.narrowest),))
+    rate = Live(cluster, speeds_of(devices), profiles).rate(spec, one).mean
+    return replace(spec, work=rate * min(GUESSED_S, time_limit_s or GUESSED_S))
+
+
+def _grounds(account: Account, live: Live, total: float | None) -> tuple[float | None, float, str]:
+    """The rate on what a job first gets, how unsure its time is, and on what grounds."""
+    first = next((given.allocation for given in account.decisions if given.allocation is not None), None)
+    if first is None:
+        return None, 0.0, "it is never given a device"
+    belief = live.first_belief(account.spec, live.cluster.placement(first))
+    rate, std = belief.rate
+    if total is None:
+        return rate, _LENGTH_UNKNOWN, f"{belief.basis}; length guessed"
+    return rate, std / rate, belief.basis
+
+
+def _foreseen(
+    account: Account, ends: list[float], total: float | None, grounds: tuple[float | None, float, str]
+) -> Foreseen:
+    starts = next((given.at for given in account.decisions if given.allocation is not None), None)
+    rate, spread, basis = grounds
+    ends = sorted(ends)
+    span = None
+    if ends and account.ended_at is not None:
+        low, high = (ends[int(quantile * (len(ends) - 1))] for quantile in (_LOW, _HIGH))
+        span = (min(low, account.ended_at), max(high, account.ended_at))
+    is_guess = basis.startswith("guessed")
+    return Foreseen(account, starts, span, total, None if is_guess else rate, spread, basis)

@@ -1,0 +1,91 @@
+"""``carpool plan``: what a run would do, before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from carpool import __version__
+
+if TYPE_CHECKING:
+    from carpool.core.model import JobId
+    from carpool.predictors.belief import ProfileBelief
+    from carpool.runtime.devices import LocalDevice
+    from carpool.runtime.jobfile import Listed
+
+_EPILOG = """\b
+Examples:
+  carpool plan jobs.toml
+  carpool plan jobs.toml --devices cpu:4 --policy srtf --probe
+  carpool plan jobs.toml --json | jq '.jobs[].end_s'
+"""
+
+
+@click.command("plan", epilog=_EPILOG)
+@click.argument("jobs", metavar="JOBS.toml")
+@click.option("--policy", metavar="NAME[:key=value]…", help="Who runs where. [default: that of run]")
+@click.option("--devices", default="", metavar="SPEC", help="As for run. [default: all GPUs, else all cores]")
+@click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
+@click.option("--probe", is_flag=True, help="Make a few steps of every job that has no profile.")
+@click.option("--seed", default=0, metavar="N", help="Of the draws behind the ranges.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON and nothing else.")
+def command(
+    jobs: str, policy: str | None, devices: str, oversubscribe: bool, probe: bool, seed: int, as_json: bool
+) -> int:
+    """Say which job of a file would run where, with which share, and when each would start and end.
+
+    The scheduler and the policy are those of `run`. Rates come from saved profiles (`carpool profile`, and what
+    earlier runs wrote down), with --probe from a few steps made now, else from guesses; the table says which.
+    Exit code 0 when every job would end, 1 when one would never be given a device, 2 for bad input.
+    """
+    from carpool.backends.shelf import Shelf
+    from carpool.cli.forecast import foresee
+    from carpool.cli.plan_table import as_document, print_plan
+    from carpool.cli.run import default_policy
+    from carpool.policies.registry import parse_policy
+    from carpool.runtime.devices import as_cluster, overlap_note, parse_devices
+    from carpool.runtime.jobfile import check_fit, read_jobs
+
+    listed = read_jobs(Path(jobs)).jobs
+    found = parse_devices(devices, oversubscribe=oversubscribe)
+    for note in filter(None, [overlap_note(found), *check_fit(listed, as_cluster(found))]):
+        click.echo(f"carpool: {note}", err=True)
+    text = policy or default_policy()
+    chosen = parse_policy(text)
+    profiles = Shelf().beliefs(listed)
+    if probe:
+        profiles |= asyncio.run(probe_others(listed, found, profiles, quiet=as_json))
+    forecast = foresee(listed, found, chosen, profiles, seed)
+    if as_json:
+        click.echo(json.dumps(as_document(forecast, text, found)))
+    else:
+        print_plan(forecast, text)
+    return 0 if all(job.account.ended_at is not None for job in forecast.jobs) else 1
+
+
+async def probe_others(
+    jobs: Sequence[Listed], devices: Sequence[LocalDevice], known: dict[JobId, ProfileBelief], *, quiet: bool
+) -> dict[JobId, ProfileBelief]:
+    """A few steps of every training of which nothing is known, on the first device; InputError where one cannot run."""
+    from carpool.cli.profile import shown
+    from carpool.predictors.belief import ProfileBelief
+    from carpool.predictors.profile import profile_key
+    from carpool.runtime.profiler import Patience
+    from carpool.runtime.profiling import make_probe
+
+    todo = [(spec, program) for spec, program in jobs if spec.id not in known and program.entry]
+    made: dict[tuple[object, ...], ProfileBelief] = {}
+    found: dict[JobId, ProfileBelief] = {}
+    with shown(quiet=quiet) as tell:
+        for number, (spec, program) in enumerate(todo):
+            key = (profile_key(program.entry, program.args), program.folder, program.batch_size)
+            if key not in made:
+                tell(number, len(todo), f"a few steps of {spec.id}")
+                made[key] = ProfileBelief.of(await make_probe(program, devices[0], Patience(), __version__))
+            found[spec.id] = made[key]
+    return found

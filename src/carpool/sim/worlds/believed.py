@@ -1,0 +1,55 @@
+"""A world in which beliefs are the truth: what would happen if every job ran as fast as an estimator says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from carpool.core.errors import InputError
+from carpool.core.estimates import Estimator
+from carpool.core.model import JobId, JobSpec
+from carpool.core.topology import Cluster, Placement
+from carpool.sim.traces.trace import Arrival
+from carpool.sim.world import Pace, Signs
+
+
+@dataclass(frozen=True, slots=True)
+class BelievedWorld:
+    """The estimator's means are the rates, in the units of its own; `luck` makes single jobs faster or slower."""
+
+    belief: Estimator
+    luck: Mapping[JobId, float] = field(default_factory=dict)  # true rate over believed rate; 1 where not named
+    start_s: float = 0.0
+    resize_s: float = 0.0
+
+    def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
+        """Everything as it is; a job without a length cannot be run here."""
+        for _, spec in arrivals:
+            if spec.work is None:
+                raise InputError(f"job {spec.id!r} has no length", way_out="Give it one in the trace.")
+        return arrivals, cluster
+
+    def work(self, spec: JobSpec) -> float:
+        """What the spec says."""
+        assert spec.work is not None, "`prepare` refuses jobs without a length"
+        return spec.work
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        """What is believed, and luck."""
+        return Pace(self.belief.rate(spec, placement).mean * self.luck.get(spec.id, 1.0))
+
+    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        """Fixed prices."""
+        return self.start_s if before is None else self.resize_s
+
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+        """Nothing to see."""
+        return Signs()
+
+    def kept(self, spec: JobSpec, done: float) -> float:
+        """Everything."""
+        return done
+
+    def estimator(self) -> Estimator:
+        """Those who plan believe the same."""
+        return self.belief

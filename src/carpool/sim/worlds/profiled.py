@@ -1,0 +1,133 @@
+"""A world from profiles: every model as fast, and as large, as `carpool profile` found its training to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from carpool.core.errors import InputError, UnknownName
+from carpool.core.estimates import Estimate, Estimator
+from carpool.core.messages import ProgressReported
+from carpool.core.model import Job, JobSpec, Kind
+from carpool.core.topology import Cluster, Placement
+from carpool.predictors.belief import ProfileBelief
+from carpool.predictors.profile_file import read_profile
+from carpool.sim.traces.trace import Arrival
+from carpool.sim.world import Pace, Signs
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileWorld:
+    """Work is counted in seconds alone on the devices asked for, of the first kind that a job's profile knows.
+
+    A trace names a model by its entry (``digits.py:mlp``) or by the function alone (``mlp``); a trace without models
+    means the only profile there is. Nothing costs anything: prices are not part of a profile.
+    """
+
+    profiles: Mapping[str, ProfileBelief]  # by entry, and by function where that is unambiguous
+
+    @classmethod
+    def load(cls, path: Path) -> ProfileWorld:
+        """From one file, or from every profile in a folder."""
+        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not files:
+            raise InputError("holds no profiles", where=str(path), way_out="Make one with carpool profile.")
+        read = [ProfileBelief.of(read_profile(file)) for file in files]
+        functions = [belief.profile.entry.rpartition(":")[2] for belief in read]
+        known = {belief.profile.entry: belief for belief in read}
+        short = zip(functions, read, strict=True)
+        return cls({**{name: belief for name, belief in short if functions.count(name) == 1}, **known})
+
+    def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
+        """Jobs with their lengths and memory filled in; every model on every kind must have been measured."""
+        for _, spec in arrivals:
+            known = self.of(spec).profile.kinds
+            for kind in spec.kinds or cluster.kinds:
+                if kind not in known:
+                    raise UnknownName("device kind", kind, known, where=f"the profile of {spec.model or 'the model'}")
+        return [Arrival(at, self._filled(spec)) for at, spec in arrivals], cluster
+
+    def work(self, spec: JobSpec) -> float:
+        """What the spec says, which `prepare` filled in where it said nothing."""
+        assert spec.work is not None, "`prepare` knows every length or refuses the job"
+        return spec.work
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        """As the profile says."""
+        return Pace(self.rate(spec, placement).mean)
+
+    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        """Nothing."""
+        return 0.0
+
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+        """The noise scale, where it was measured."""
+        noise = self.of(spec).profile.noise
+        return Signs(noise=None if noise is None else noise.scale)
+
+    def kept(self, spec: JobSpec, done: float) -> float:
+        """Everything."""
+        return done
+
+    def estimator(self) -> Estimator:
+        """What the profiles say, with how unsure they are."""
+        return ProfileEstimator(self)
+
+    # ---------------------------------------------------------------------------------------------------- formulas
+    def of(self, spec: JobSpec) -> ProfileBelief:
+        """The profile of a job's model."""
+        if not spec.model and len({id(belief) for belief in self.profiles.values()}) == 1:
+            return next(iter(self.profiles.values()))
+        found = self.profiles.get(spec.model)
+        if found is None:
+            raise UnknownName("model", spec.model, self.profiles, where=f"job {spec.id!r}")
+        return found
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        """Steps per second there over those on the reference devices."""
+        believed = self.of(spec).rate(placement, spec.batch_size)
+        assert believed is not None, "`prepare` refuses clusters with other kinds"
+        reference = self._reference(spec)
+        return Estimate(believed.rate.mean / reference, believed.rate.std / reference)
+
+    def _reference(self, spec: JobSpec) -> float:
+        belief = self.of(spec)
+        alone = belief.rate(Placement(((Kind(belief.profile.kinds[0]), spec.devices),)), spec.batch_size)
+        assert alone is not None, "a kind of the profile is known to it"
+        return alone.rate.mean
+
+    def _filled(self, spec: JobSpec) -> JobSpec:
+        profile = self.of(spec).profile
+        steps = profile.total_steps(spec.batch_size)
+        if spec.work is None and steps is None:
+            raise InputError(
+                f"job {spec.id!r} has no length, and only a target ends its training",
+                way_out="Give the trace a column work_s.",
+            )
+        if spec.work is None and steps is not None:
+            spec = replace(spec, work=steps / self._reference(spec))
+        memory = profile.memory(profile.kinds[0])
+        if spec.memory_bytes or memory is None:
+            return spec
+        return replace(spec, memory_bytes=int(memory.bound((spec.batch_size or profile.batch_size) / spec.devices)))
+
+
+class ProfileEstimator:
+    """Believes the profiles; they do not change while a simulation runs."""
+
+    version = 0
+
+    def __init__(self, world: ProfileWorld) -> None:
+        self._world = world
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        """As the profile says."""
+        return self._world.rate(spec, placement)
+
+    def remaining(self, job: Job, at: float) -> Estimate:
+        """The job's length less what is done."""
+        return Estimate(job.remaining_at(at))
+
+    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
+        """Nothing to learn."""
