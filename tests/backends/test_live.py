@@ -6,6 +6,9 @@ from carpool.backends.live import Live
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Placement
+from carpool.predictors.belief import ProfileBelief
+from carpool.predictors.profile import Measurement, Profile
+from carpool.testing.estimator_contract import EstimatorContract
 
 CLUSTER = Cluster.build([(1, 4, "cpu1")])
 SPEC = JobSpec(JobId("a"), max_devices=4)
@@ -80,3 +83,46 @@ def test_rates_that_are_none_are_not_learned(rate: float) -> None:
     live = Live(CLUSTER)
     learned(live, SPEC, rate, 0)
     assert live.version == 0
+
+
+# ------------------------------------------------------------------------------------------------------------- profiles
+def profiled(**speeds: float) -> Live:
+    """Job a was measured: a tenth of a second on one device, 0.06 s on two."""
+    seen = (Measurement("cpu1", 1, 32, step_s=0.1), Measurement("cpu1", 2, 32, step_s=0.06))
+    profile = Profile("n.py:n", {}, "", 32, 320, stop_epochs=2, measurements=seen)
+    return Live(CLUSTER, {Kind(kind): speed for kind, speed in speeds.items()}, {SPEC.id: ProfileBelief.of(profile)})
+
+
+def test_a_profile_is_believed_before_anything_is_reported() -> None:
+    live = profiled()
+    assert live.rate(SPEC, on(1)).mean == pytest.approx(10.0)
+    assert live.rate(SPEC, on(2)).mean == pytest.approx(1 / 0.06)
+    assert live.first_belief(SPEC, on(1)).basis == "measured"
+    assert live.first_belief(OTHER, on(1)).basis == "guessed"
+
+
+def test_reports_correct_a_profile_everywhere() -> None:
+    live = profiled()
+    learned(live, SPEC, 5.0, 0)  # half as fast as the profile says
+    assert live.rate(SPEC, on(1)).mean == 5.0
+    assert live.rate(SPEC, on(2)).mean == pytest.approx(0.5 / 0.06)
+
+
+def test_a_kind_without_measurements_is_compared_with_one_that_has_some() -> None:
+    live = profiled(cpu1=1.0, cpu2=2.0)
+    assert live.rate(SPEC, on(1, kind="cpu2")).mean == pytest.approx(20.0)
+    assert live.first_belief(SPEC, on(1, kind="cpu2")).basis == "guessed from another kind"
+
+
+def test_lengths_of_profiled_jobs_are_lengths_for_the_others() -> None:
+    live = profiled()
+    live.expect(SPEC.id, 100.0)  # ten seconds
+    learned(live, OTHER, 4.0, 0)
+    assert live.remaining(running(OTHER, 0), 0.0).mean == pytest.approx(40.0)
+
+
+class TestProfiledContract(EstimatorContract):
+    kinds = ("cpu1", "cpu2")
+
+    def make_estimator(self) -> Live:
+        return profiled(cpu1=1.0, cpu2=2.0)

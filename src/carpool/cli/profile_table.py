@@ -55,14 +55,18 @@ def conclusions(profile: Profile) -> list[str]:
     """What the figures come to, in words."""
     lines = []
     for kind in profile.kinds:
-        step, memory = profile.step_time(kind), profile.memory(kind)
+        step, memory, held = profile.step_time(kind), profile.memory(kind), profile.held(kind)
         if step is not None:
             fit = f"a step takes {step.fixed_s_ * 1e3:.2f} ms + {step.per_sample_s_ * 1e3:.4f} ms a sample"
             lines.append(f"{kind}: {fit} (± {step.error_:.0%})")
-        if memory is not None:
+        if memory is not None and held is not None:
             least, more = memory.predict(0).mean, memory.predict(profile.batch_size).mean
             fit = f"memory {least / _MIB:.0f} MiB without a batch, {more / _MIB:.0f} MiB with {profile.batch_size}"
-            lines.append(f"{kind}: {fit} (± {memory.error_:.1%}; margin {memory.margin_:.0%})")
+            lines.append(f"{kind}: {fit} (± {memory.error_:.1%})")
+            bound = held.bound(profile.batch_size)
+            lines.append(
+                f"{kind}: give it {bound / _MIB:.0f} MiB, allocator and a margin of {held.margin_:.0%} included"
+            )
         limit = profile.memory_limit(kind)
         if limit is not None:
             lines.append(f"{kind}: batch {limit} does not fit")

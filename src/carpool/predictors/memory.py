@@ -26,8 +26,8 @@ class MemoryModel:
     a batch-sized set c2. With no negative coefficient it never falls, so the largest batch that fits is well defined,
     and it cannot dive between or beyond the points. Errors count relative to the bytes.
 
-    `margin_` is learned from errors: the largest by which a process took more than the model says, when that point was
-    left out of the fit; `held` tells it what the process really held, its allocator's reserve included.
+    `margin_` is learned from errors: by how much a process took more than the model says when that point was left out
+    of the fit, at worst, and no less than twice the usual error.
     """
 
     least_margin: float = 0.02
@@ -35,23 +35,18 @@ class MemoryModel:
     error_: float = inf  # relative, root mean square over points left out one by one
     margin_: float = inf
 
-    def fit(
-        self, batches: Sequence[float], in_use: Sequence[float], held: Sequence[float] | None = None
-    ) -> MemoryModel:
+    def fit(self, batches: Sequence[float], num_bytes: Sequence[float]) -> MemoryModel:
         """To measured points, each of which has its own batch size."""
-        sizes, taken = np.asarray(batches, dtype=np.float64), np.asarray(in_use, dtype=np.float64)
+        sizes, taken = np.asarray(batches, dtype=np.float64), np.asarray(num_bytes, dtype=np.float64)
         assert taken.min() > 0.0, "a process takes memory"
         self.coefficients_ = _coefficients(sizes, taken)
-        left_out = _left_out(sizes, taken)
-        errors = taken / left_out - 1.0 if len(sizes) > 2 else np.full(len(sizes), _UNSEEN)
+        errors = taken / _left_out(sizes, taken) - 1.0 if len(sizes) > 2 else np.array([_UNSEEN])
         self.error_ = sqrt(float(np.mean(errors**2)))
-        most = np.maximum(taken, taken if held is None else np.asarray(held, dtype=np.float64))
-        over = most / (left_out if len(sizes) > 2 else _cubic(self.coefficients_, sizes)) - 1.0
-        self.margin_ = max(self.least_margin, float(over.max()), 0.0 if len(sizes) > 2 else _UNSEEN)
+        self.margin_ = max(self.least_margin, float(errors.max()), 2.0 * self.error_)
         return self
 
     def predict(self, batch: float) -> Estimate:
-        """Bytes in use at the highest point of a step."""
+        """Bytes at the highest point of a step."""
         mean = float(_cubic(self.coefficients_, np.array([batch]))[0])
         return Estimate(mean, mean * self.error_)
 
@@ -83,8 +78,6 @@ def _coefficients(sizes: Floats, taken: Floats) -> Floats:
 
 def _left_out(sizes: Floats, taken: Floats) -> Floats:
     """Each point as predicted from the others."""
-    if len(sizes) < 3:
-        return taken
     places = np.arange(len(sizes))
     return np.array(
         [

@@ -97,13 +97,14 @@ class Profile:
         return StepTime().fit(*zip(*points, strict=True)) if points else None
 
     def memory(self, kind: str) -> MemoryModel | None:
-        """Bytes by batch size on one device of a kind, if it was measured."""
-        by_batch = {each.batch_size: each for each in self.points(kind) if each.peak_bytes}
-        if not by_batch:
-            return None
-        points = list(by_batch.values())
-        held = [each.held_bytes or each.peak_bytes or 0 for each in points]
-        return MemoryModel().fit(list(by_batch), [each.peak_bytes or 0 for each in points], held)
+        """Bytes in use by batch size on one device of a kind, if they were measured."""
+        points = {each.batch_size: each.peak_bytes for each in self.points(kind) if each.peak_bytes}
+        return MemoryModel().fit(list(points), list(points.values())) if points else None
+
+    def held(self, kind: str) -> MemoryModel | None:
+        """The same with what the allocator keeps beside it: what a process has to be given, by its `bound`."""
+        points = {each.batch_size: each.held_bytes for each in self.points(kind) if each.held_bytes}
+        return MemoryModel().fit(list(points), list(points.values())) if points else None
 
     def memory_limit(self, kind: str) -> int | None:
         """The smallest batch that was seen not to fit on one device of a kind."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from carpool.core.errors import InputError
+from carpool.predictors.memory import MemoryModel
 from carpool.predictors.profile import Measurement, NoiseSeen, Profile
 
 SCHEMA = 1
@@ -60,21 +60,22 @@ _NESTED = ("noise", "measurements")
 
 
 def _models(profile: Profile, kind: str) -> dict[str, Any]:
-    step, memory = profile.step_time(kind), profile.memory(kind)
+    step = profile.step_time(kind)
     return {
         "step_time": None
         if step is None
-        else {"fixed_s": step.fixed_s_, "per_sample_s": step.per_sample_s_, "error": number(step.error_)},
-        "memory": None
-        if memory is None
-        else {
-            "coefficients": memory.coefficients_.tolist(),
-            "error": number(memory.error_),
-            "margin": number(memory.margin_),
-        },
+        else {"fixed_s": step.fixed_s_, "per_sample_s": step.per_sample_s_, "error": step.error_},
+        "memory": _memory(profile.memory(kind)),
+        "held": _memory(profile.held(kind)),
         "memory_limit_batch": profile.memory_limit(kind),
         "exact_price": profile.exact_price(kind),
     }
+
+
+def _memory(model: MemoryModel | None) -> dict[str, Any] | None:
+    if model is None:
+        return None
+    return {"coefficients": model.coefficients_.tolist(), "error": model.error_, "margin": model.margin_}
 
 
 def profile_from_json(data: Mapping[str, Any], where: str) -> Profile:
@@ -93,8 +94,3 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> Profile:
             for each in data["measurements"]
         ),
     )
-
-
-def number(value: float | None) -> float | None:
-    """JSON knows no infinity."""
-    return value if value is not None and isfinite(value) else None

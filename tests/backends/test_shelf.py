@@ -1,0 +1,92 @@
+"""Saved profiles: found by entry and arguments, doubted where something has changed, written back by runs."""
+
+import os
+import platform
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from carpool.backends.live import Measured
+from carpool.backends.shelf import Shelf, place_for, save
+from carpool.backends.writeback import with_rates
+from carpool.core.model import JobId, Kind
+from carpool.core.topology import Placement
+from carpool.predictors.profile import Measurement, Profile
+from carpool.predictors.profile_file import write_profile
+from carpool.runtime.entryfile import source_digest
+from carpool.runtime.program import Program
+from carpool.runtime.reports import Sized
+
+ONE = Placement(((Kind("cpu1"), 1),))
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    (tmp_path / "net.py").write_text("def net(lr=0.1): ...\n")
+    return Program("net.py:net", {"lr": 0.2}, folder=str(tmp_path))
+
+
+@pytest.fixture
+def profile(program: Program, tmp_path: Path) -> Profile:
+    source = source_digest(program.entry, tmp_path)
+    seen = (Measurement("cpu1", 1, 8, step_s=0.1, peak_bytes=100, device_use=0.5),)
+    return Profile("net.py:net", {"lr": 0.2}, source, 8, 80, 50, None, seen, machine=platform.node())
+
+
+def test_a_profile_is_found_by_entry_and_arguments(program: Program, profile: Profile, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    save(profile, place_for(profile, root / "profiles"))
+    shelf = Shelf(root)
+    found = shelf.belief(program)
+    assert found is not None
+    assert (found.profile, found.doubt) == (profile, "")
+    assert shelf.belief(replace(program, args={})) is None
+    assert shelf.belief(Program(command=("ls",))) is None
+    assert place_for(profile).name.startswith("net-net-")
+
+
+def test_another_file_or_machine_is_a_reason_to_doubt(program: Program, profile: Profile, tmp_path: Path) -> None:
+    save(replace(profile, machine="elsewhere"), place_for(profile, tmp_path / "profiles"))
+    (tmp_path / "net.py").write_text("def net(lr=0.1): pass\n")
+    found = Shelf(tmp_path).belief(program)
+    assert found is not None
+    assert found.doubt == "of an older file on another machine"
+
+
+def test_made_profiles_come_before_those_of_runs_and_damaged_ones_count_for_nothing(
+    program: Program, profile: Profile, tmp_path: Path
+) -> None:
+    by_run = tmp_path / "runs" / "jobs" / "jobs" / "a" / "profile.json"
+    write_profile(replace(profile, version="run"), by_run)
+    damaged = tmp_path / "profiles" / "x.json"
+    damaged.parent.mkdir()
+    damaged.write_text("{")
+    found = Shelf(tmp_path).find(program.entry, program.args)
+    assert found is not None
+    assert found[1] == by_run
+    made = save(profile, place_for(profile, tmp_path / "profiles"))
+    os.utime(made, (0, 0))  # older, and still first
+    found = Shelf(tmp_path).find(program.entry, program.args)
+    assert found is not None
+    assert found[1] == made
+
+
+def test_a_run_writes_down_how_fast_it_was(program: Program, profile: Profile) -> None:
+    two = Placement(((Kind("cpu1"), 2),))
+    shared = Placement(((Kind("cpu1"), 1),), 0.5)
+    rates = {ONE: Measured(20.0, 2.0, 7), two: Measured(30.0), shared: Measured(1.0)}
+    sized = Sized(JobId("a"), 50, 8, 80)
+    new = with_rates(None, program, sized, rates)
+    assert (new.key, new.total_steps()) == (profile.key, 50)
+    assert [(each.devices, each.step_s) for each in new.measurements] == [(1, 0.05), (2, pytest.approx(1 / 30))]
+    kept = with_rates(profile, program, sized, rates)
+    assert (kept.measurements[0].step_s, kept.measurements[0].peak_bytes) == (0.05, 100)
+    assert len(kept.measurements) == 2
+
+
+def test_a_profile_of_another_file_is_not_mixed_with_this_one(program: Program, profile: Profile) -> None:
+    old = replace(profile, source="older")
+    assert (
+        with_rates(old, program, Sized(JobId("a"), 50, 8, 80), {ONE: Measured(20.0)}).measurements[0].peak_bytes is None
+    )
