@@ -6,6 +6,7 @@ from carpool.backends.live import Live
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Placement
+from carpool.policies.uses import memory_of
 from carpool.predictors.belief import ProfileBelief
 from carpool.predictors.profile import Measurement, Profile
 from carpool.testing.estimator_contract import EstimatorContract
@@ -88,7 +89,7 @@ def test_rates_that_are_none_are_not_learned(rate: float) -> None:
 # ------------------------------------------------------------------------------------------------------------- profiles
 def profiled(**speeds: float) -> Live:
     """Job a was measured: a tenth of a second on one device, 0.06 s on two."""
-    seen = (Measurement("cpu1", 1, 32, step_s=0.1), Measurement("cpu1", 2, 32, step_s=0.06))
+    seen = (Measurement("cpu1", 1, 32, step_s=0.1, held_bytes=1000), Measurement("cpu1", 2, 32, step_s=0.06))
     profile = Profile("n.py:n", {}, "", 32, 320, stop_epochs=2, measurements=seen)
     return Live(CLUSTER, {Kind(kind): speed for kind, speed in speeds.items()}, {SPEC.id: ProfileBelief.of(profile)})
 
@@ -119,6 +120,11 @@ def test_lengths_of_profiled_jobs_are_lengths_for_the_others() -> None:
     live.expect(SPEC.id, 100.0)  # ten seconds
     learned(live, OTHER, 4.0, 0)
     assert live.remaining(running(OTHER, 0), 0.0).mean == pytest.approx(40.0)
+
+
+def test_memory_is_known_from_a_profile() -> None:
+    assert memory_of(profiled(), SPEC) >= 1000
+    assert memory_of(profiled(), OTHER) == 0
 
 
 class TestProfiledContract(EstimatorContract):

@@ -93,6 +93,11 @@ class Live:
         scaled = one.rate.mean * guess / self._relative(((kind, 1),), 1.0)
         return Belief(Estimate(scaled, scaled * _UNSURE), "guessed from another kind")
 
+    def memory(self, spec: JobSpec) -> int:
+        """Bytes on each of its devices, from its profile; 0: unknown."""
+        profile = self._profiles.get(spec.id)
+        return 0 if profile is None else profile.memory(spec)
+
     def rates(self, job: JobId) -> Mapping[Placement, Measured]:
         """All that was measured of a job in this run."""
         keys = self._of_job.get(job, ())

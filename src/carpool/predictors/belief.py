@@ -10,6 +10,7 @@ from typing import NamedTuple
 from carpool.core.estimates import Estimate
 from carpool.core.model import JobSpec
 from carpool.core.topology import Placement
+from carpool.predictors.memory import MemoryModel
 from carpool.predictors.profile import Measurement, Profile, short_entry
 from carpool.predictors.step_time import StepTime
 
@@ -38,12 +39,14 @@ class ProfileBelief:
     doubt: str = ""  # why it may not hold here: another file, another machine
     exact: bool = False
     _steps: Mapping[str, StepTime] = field(default_factory=dict, repr=False)
+    _held: MemoryModel | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, profile: Profile, *, doubt: str = "", exact: bool = False) -> ProfileBelief:
         """With the models fitted."""
         fitted = {kind: model for kind in profile.kinds if (model := profile.step_time(kind)) is not None}
-        return cls(profile, doubt, exact, fitted)
+        held = next(filter(None, map(profile.held, profile.kinds)), None)
+        return cls(profile, doubt, exact, fitted, held)
 
     def knows(self, placement: Placement) -> bool:
         """Whether every kind in it was measured."""
@@ -53,6 +56,12 @@ class ProfileBelief:
         """The whole length of a job; None where only a target ends it, or where it may have changed since."""
         total = None if self.doubt else self.profile.total_steps(spec.batch_size)
         return None if total is None else float(total)
+
+    def memory(self, spec: JobSpec) -> int:
+        """Bytes that each of a job's devices should have for it, the margin included; 0: unknown."""
+        if self._held is None:
+            return 0
+        return int(self._held.bound((spec.batch_size or self.profile.batch_size) / spec.devices))
 
     def rate(self, placement: Placement, batch_size: int = 0) -> Belief | None:
         """Steps per second there; None where a kind in it was never measured. `batch_size`: where it names none."""

@@ -107,10 +107,7 @@ class ProfileWorld:
             )
         if spec.work is None and steps is not None:
             spec = replace(spec, work=steps / self._reference(spec))
-        memory = profile.held(profile.kinds[0])
-        if spec.memory_bytes or memory is None:
-            return spec
-        return replace(spec, memory_bytes=int(memory.bound((spec.batch_size or profile.batch_size) / spec.devices)))
+        return spec if spec.memory_bytes else replace(spec, memory_bytes=self.of(spec).memory(spec))
 
 
 class ProfileEstimator:

@@ -1,0 +1,30 @@
+"""The page on profiles and plans: its files and commands do what it says, one after another."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from carpool.cli.main import run
+
+pytest.importorskip("torch")
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "profile-and-plan.md"
+BLOCK = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = dict(BLOCK.findall(PAGE.read_text(encoding="utf-8")))
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    said = []
+    for line in (files["commands.sh"] + files["simulate.sh"]).splitlines():
+        assert run(shlex.split(line)[1:]) == 0, capsys.readouterr().err
+        said.append(capsys.readouterr().out)
+    profiled, planned, simulated = said
+    assert "kept in .carpool/profiles/net-net-" in profiled
+    assert planned.count("measured (±") == 2
+    assert "guessed" not in planned
+    assert "40.0 s" in simulated  # 20 s each, one after another
