@@ -9,7 +9,7 @@ from carpool.core.topology import Cluster, Placement
 from carpool.policies.uses import memory_of
 from carpool.predictors.belief import ProfileBelief
 from carpool.predictors.profile import Measurement, Profile
-from carpool.testing.estimator_contract import EstimatorContract
+from carpool.testing import EstimatorContract
 
 CLUSTER = Cluster.build([(1, 4, "cpu1")])
 SPEC = JobSpec(JobId("a"), max_devices=4)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,16 +46,16 @@ def profile() -> Profile:
     return made
 
 
-def planned(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, object]:
+def planned(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
     assert run(["plan", "jobs.toml", "--devices", "cpu:2", "--policy", "fifo", "--json", *more]) == 0
-    document: dict[str, object] = json.loads(capsys.readouterr().out)
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return document
 
 
 def test_every_figure_rests_on_something(capsys: pytest.CaptureFixture[str], profile: Profile) -> None:
     document = planned(capsys)
     assert document["schema"] == 1
-    a, b, shell = document["jobs"]  # type: ignore[misc]
+    a, b, shell = document["jobs"]
     assert list(a) == KEYS
     assert (a["start_s"], a["end_s"], a["steps"], a["basis"]) == (0.0, pytest.approx(11.0), 100.0, "measured")
     assert a["end_range_s"][0] < 11.0 < a["end_range_s"][1]
