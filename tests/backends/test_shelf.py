@@ -43,6 +43,8 @@ def test_a_profile_is_found_by_entry_and_arguments(program: Program, profile: Pr
     assert (found.profile, found.doubt) == (profile, "")
     assert shelf.belief(replace(program, args={})) is None
     assert shelf.belief(Program(command=("ls",))) is None
+    save(replace(profile, measurements=()), place_for(profile, root / "profiles"))
+    assert Shelf(root).belief(program) is None  # nothing was measured
     assert place_for(profile).name.startswith("net-net-")
 
 
@@ -57,7 +59,9 @@ def test_another_file_or_machine_is_a_reason_to_doubt(program: Program, profile:
 def test_made_profiles_come_before_those_of_runs_and_damaged_ones_count_for_nothing(
     program: Program, profile: Profile, tmp_path: Path
 ) -> None:
-    by_run = tmp_path / "runs" / "jobs" / "jobs" / "a" / "profile.json"
+    older, by_run = (tmp_path / "runs" / run / "jobs" / "a" / "profile.json" for run in ("z", "jobs"))
+    write_profile(profile, older)
+    os.utime(older, (0, 0))
     write_profile(replace(profile, version="run"), by_run)
     damaged = tmp_path / "profiles" / "x.json"
     damaged.parent.mkdir()

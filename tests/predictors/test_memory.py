@@ -38,6 +38,7 @@ def test_the_margin_grows_with_errors_and_covers_them() -> None:
     taken = [true_bytes(batch) * by for batch, by in zip(seen, wobble, strict=True)]
     model = MemoryModel().fit(seen, taken)
     assert model.margin_ > 0.1
+    assert model.margin_ >= 2 * model.error_
     assert all(model.bound(batch) >= size for batch, size in zip(seen, taken, strict=True))
 
 

@@ -109,6 +109,14 @@ def test_an_exact_job_pays_its_price() -> None:
     assert other.rate.mean == pytest.approx(1 / 0.22)
 
 
+@pytest.mark.parametrize("only", [{"exact": True}, {"devices": 2}, {"share": 0.5}])
+def test_something_is_believed_whatever_was_measured(only: dict[str, object]) -> None:
+    single = replace(PROFILE, measurements=(replace(alone(32), **only),))  # type: ignore[arg-type]
+    found = ProfileBelief.of(single).rate(on(batch=64))
+    assert found is not None
+    assert 0.0 < found.rate.mean < 50.0
+
+
 def test_a_kind_that_was_never_measured_is_not_answered() -> None:
     assert BELIEF.rate(on(kind="H200")) is None
 

@@ -53,6 +53,7 @@ def test_what_it_saw_is_written_down(tmp_path: Path) -> None:
     note = only_note(tmp_path)
     assert note["steps"] == 3
     assert note["step_s"] > 0.0
+    assert note["start_s"] > 0.0
     assert note["batch_bytes"] == 36 * 6 * 4 + 36 * 8
     assert note["bandwidth_use"] is None  # nobody tells on a CPU
     assert note["host_to_device_bytes"] is None

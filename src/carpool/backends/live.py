@@ -87,7 +87,7 @@ class Live:
         known = profile.rate(placement, spec.batch_size)
         if known is not None:
             return known
-        kind = Kind(profile.profile.kinds[0])  # this one was never measured: compare it with one that was
+        kind = Kind(profile.kinds[0])  # this one was never measured: compare it with one that was
         one = profile.rate(Placement(((kind, 1),), batch_size=placement.batch_size), spec.batch_size)
         assert one is not None, "a kind of the profile is known to it"
         scaled = one.rate.mean * guess / self._relative(((kind, 1),), 1.0)
@@ -151,7 +151,7 @@ class Live:
             _, groups, fraction, _ = keys[-1]
             return self._rates[keys[-1]].mean / self._relative(groups, fraction)
         if job in self._profiles:
-            one = Placement(((Kind(self._profiles[job].profile.kinds[0]), 1),))
+            one = Placement(((Kind(self._profiles[job].kinds[0]), 1),))
             return self.first_belief(JobSpec(job), one).rate.mean / self._relative(one.groups, 1.0)
         return 1.0
 

@@ -49,7 +49,8 @@ class Shelf:
             doubts.append("of an older file")
         if profile.machine and profile.machine != platform.node():
             doubts.append("on another machine")
-        return ProfileBelief.of(profile, doubt=" ".join(doubts), exact=program.exact)
+        belief = ProfileBelief.of(profile, doubt=" ".join(doubts), exact=program.exact)
+        return belief if belief.kinds else None
 
     def beliefs(self, jobs: Sequence[Listed]) -> dict[JobId, ProfileBelief]:
         """Of every job that it knows."""

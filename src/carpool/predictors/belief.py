@@ -44,9 +44,14 @@ class ProfileBelief:
     @classmethod
     def of(cls, profile: Profile, *, doubt: str = "", exact: bool = False) -> ProfileBelief:
         """With the models fitted."""
-        fitted = {kind: model for kind in profile.kinds if (model := profile.step_time(kind)) is not None}
+        fitted = {kind: model for kind in profile.kinds if (model := _step_time(profile, kind)) is not None}
         held = next(filter(None, map(profile.held, profile.kinds)), None)
         return cls(profile, doubt, exact, fitted, held)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of which something is known."""
+        return tuple(self._steps)
 
     def knows(self, placement: Placement) -> bool:
         """Whether every kind in it was measured."""
@@ -154,3 +159,15 @@ class ProfileBelief:
             if here == (kind, count, share, batch, exact) and not each.beside and each.step_s is not None:
                 return each
         return None
+
+
+def _step_time(profile: Profile, kind: str) -> StepTime | None:
+    """T = a + b·m on one device from what there is: default mode, else exact mode, else several devices at once."""
+    found = profile.step_time(kind) or profile.step_time(kind, exact=True)
+    if found is not None:
+        return found
+    for each in profile.measurements:
+        if each.kind == kind and each.step_s is not None and not each.beside:
+            alone_s = each.step_s * each.share * each.devices / (1.0 + _SERIAL * (each.devices - 1))
+            return StepTime().fit([each.batch_size], [alone_s])
+    return None

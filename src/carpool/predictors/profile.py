@@ -63,6 +63,7 @@ class Profile:
     stop_epochs: int | None = None
     measurements: tuple[Measurement, ...] = ()
     noise: NoiseSeen | None = None
+    start_s: float | None = None  # from a new process to the end of its first step
     version: str = ""  # of carpool
     machine: str = ""
 
@@ -91,9 +92,10 @@ class Profile:
             if is_plain and each.kind == kind:
                 yield each
 
-    def step_time(self, kind: str) -> StepTime | None:
+    def step_time(self, kind: str, *, exact: bool = False) -> StepTime | None:
         """T = a + b·m on one device of a kind, if it was measured."""
-        points = [(each.batch_size, each.step_s) for each in self.points(kind) if each.step_s is not None]
+        found = self.points(kind, exact=exact)
+        points = [(each.batch_size, each.step_s) for each in found if each.step_s is not None]
         return StepTime().fit(*zip(*points, strict=True)) if points else None
 
     def memory(self, kind: str) -> MemoryModel | None:

@@ -57,6 +57,7 @@ class _Watch:
         self._stamps: list[float] = []
         self._cpu_s = 0.0
         self._batch_bytes = 0
+        self._start_s = 0.0
         self._meter: GpuMeter | None = None
 
     def training(self) -> Training:
@@ -82,6 +83,8 @@ class _Watch:
     def _after_update(self, model: nn.Module, step: int) -> None:
         if self._original.after_update is not None:
             self._original.after_update(model, step)
+        if step == 1:
+            self._start_s = age_s()
         if step == self._watching.warmup:
             self._begin()
         elif self._stamps:
@@ -116,6 +119,7 @@ class _Watch:
             "bandwidth_use": None if use is None else use.bandwidth,
             "batch_bytes": self._batch_bytes,
             "host_to_device_bytes": None if traffic is None else traffic / num_steps,
+            "start_s": self._start_s,
             "training": declared(self._original),
         }
         _write(Path(self._watching.out), seen)
@@ -185,6 +189,13 @@ def _part_norms(trainer: Trainer) -> tuple[list[int], list[float], float]:
 
 def _squared(trainer: Trainer, values: Tensor) -> float:
     return sum(float(view.double().square().sum()) for view in trainer.layout.gradient_views(values))
+
+
+def age_s() -> float:
+    """Seconds since this process was made."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    up_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    return up_s - int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc(5): starttime is the 22nd, 20th behind the name
 
 
 def tensor_bytes(batch: Any) -> int:

@@ -62,6 +62,7 @@ class Profiler:
         self._number = 0
         self._sample_s: float | None = None  # of a sample, from what was measured last
         self.declared: dict[str, Any] = {}  # what the training says of itself, once it was loaded
+        self.start_s: float | None = None  # from a new process to the end of its first step, when it was first seen
 
     @classmethod
     @asynccontextmanager
@@ -113,6 +114,7 @@ class Profiler:
         seen = await self._run(program, setting.devices, setting.share, Path(watching.out), is_paired=setting.is_paired)
         if seen.notes:
             self.declared = seen.notes[0]["training"]
+            self.start_s = self.start_s or seen.notes[0]["start_s"]
         return seen
 
     def _watching(self, setting: Setting, steps: int) -> Watching:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from carpool.core.errors import InputError
 from carpool.predictors.profile import Measurement, NoiseSeen, Profile, short_entry
@@ -58,7 +57,7 @@ async def make_profile(
         if wanted.noise:
             tell(len(todo), len(todo) + 1, "gradient noise")
             noise = await profiler.noise(devices[0])
-    return _profile(program, declared, measurements, noise, version)
+    return _profile(program, profiler, measurements, noise, version)
 
 
 async def make_probe(program: Program, device: LocalDevice, patience: Patience, version: str) -> Profile:
@@ -67,12 +66,12 @@ async def make_probe(program: Program, device: LocalDevice, patience: Patience, 
         first = await profiler.first_look(device)
         if not profiler.declared:
             raise InputError(first.error, where=program.entry, way_out="Mend it, or see whether it runs alone.")
-        return _profile(program, profiler.declared, [first], None, version)
+        return _profile(program, profiler, [first], None, version)
 
 
 def _profile(
     program: Program,
-    declared: Mapping[str, Any],
+    profiler: Profiler,
     measurements: Sequence[Measurement],
     noise: NoiseSeen | None,
     version: str,
@@ -81,9 +80,10 @@ def _profile(
         short_entry(program.entry),
         program.args,
         source_digest(program.entry, Path(program.folder)),
-        **{**declared, "batch_size": program.batch_size or declared["batch_size"]},
+        **{**profiler.declared, "batch_size": program.batch_size or profiler.declared["batch_size"]},
         measurements=tuple(measurements),
         noise=noise,
+        start_s=profiler.start_s,
         version=version,
         machine=platform.node(),
     )

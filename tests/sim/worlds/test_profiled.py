@@ -76,6 +76,7 @@ def test_luck_makes_a_job_faster_than_those_who_plan_believe() -> None:
     job = JobSpec(JobId("a"), work=10.0)
     cluster = Cluster.build([(1, 1, "cpu1")])
     assert makespan(BelievedWorld(Declared(), start_s=1.0), cluster, job) == pytest.approx(11.0)
+    assert makespan(BelievedWorld(Declared(), start_s=1.0, starts_s={job.id: 3.0}), cluster, job) == pytest.approx(13.0)
     assert makespan(BelievedWorld(Declared(), {job.id: 2.0}), cluster, job) == pytest.approx(5.0)
     with pytest.raises(InputError, match="no length"):
         makespan(BelievedWorld(Declared()), cluster, JobSpec(JobId("b")))

@@ -20,6 +20,7 @@ class BelievedWorld:
     belief: Estimator
     luck: Mapping[JobId, float] = field(default_factory=dict)  # true rate over believed rate; 1 where not named
     start_s: float = 0.0
+    starts_s: Mapping[JobId, float] = field(default_factory=dict)  # of jobs of which it is known
     resize_s: float = 0.0
 
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
@@ -39,8 +40,8 @@ class BelievedWorld:
         return Pace(self.belief.rate(spec, placement).mean * self.luck.get(spec.id, 1.0))
 
     def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """Fixed prices."""
-        return self.start_s if before is None else self.resize_s
+        """What is known of the job's start, else fixed prices."""
+        return self.starts_s.get(spec.id, self.start_s) if before is None else self.resize_s
 
     def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
         """Nothing to see."""

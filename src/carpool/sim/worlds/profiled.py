@@ -42,7 +42,7 @@ class ProfileWorld:
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
         """Jobs with their lengths and memory filled in; every model on every kind must have been measured."""
         for _, spec in arrivals:
-            known = self.of(spec).profile.kinds
+            known = self.of(spec).kinds
             for kind in spec.kinds or cluster.kinds:
                 if kind not in known:
                     raise UnknownName("device kind", kind, known, where=f"the profile of {spec.model or 'the model'}")
@@ -93,7 +93,7 @@ class ProfileWorld:
 
     def _reference(self, spec: JobSpec) -> float:
         belief = self.of(spec)
-        alone = belief.rate(Placement(((Kind(belief.profile.kinds[0]), spec.devices),)), spec.batch_size)
+        alone = belief.rate(Placement(((Kind(belief.kinds[0]), spec.devices),)), spec.batch_size)
         assert alone is not None, "a kind of the profile is known to it"
         return alone.rate.mean
 
