@@ -106,6 +106,10 @@ class ExecutorLink:
         self._say({"do": "stop", "checkpoint": checkpoint})
         await self._end_of_process(None if checkpoint else _STOP_S)
 
+    def kill(self) -> None:
+        """End the executor, and with it all it started, in the middle of whatever they do; `receive` says `Gone`."""
+        self._process.kill()
+
     def _say(self, value: Mapping[str, Any]) -> None:
         with contextlib.suppress(ConnectionError, RuntimeError):  # its end is seen by `receive`
             self._writer.write(line(value))

@@ -173,7 +173,7 @@ class Profiler:
     ) -> _Seen:
         """Run a program to its end, beside the other one if asked to, and read what its processes wrote."""
         if self._link is None:
-            options = ExecutorOptions(mirror_s=_NEVER_S, grace_s=1.0)
+            options = ExecutorOptions(mirror_s=_NEVER_S)
             self._link = await ExecutorLink.start(self._devices, self._state, options=options)
         run = self._to_the_end(self._link, program, Allocation.of(*(device.id for device in devices), fraction=share))
         if is_paired:
@@ -182,6 +182,7 @@ class Profiler:
             error = await asyncio.wait_for(run, self._patience.timeout_s)
         except TimeoutError:
             error = f"took longer than {self._patience.timeout_s:g} s"
+            self._link.kill()  # a step that does not end hears nothing
             await self._end()
         notes = _read(out)
         if error or not notes:
