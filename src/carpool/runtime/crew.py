@@ -140,6 +140,7 @@ class Rules:
     mirror_s: float = 2.0
     grace_s: float = 5.0  # between a polite word and a kill
     division: Division = Division.CHOSEN  # of updates
+    splits: bool = True  # what does not fit into memory even alone may be split
 
 
 def owners_of(shape: Shape, *, exact: bool) -> tuple[tuple[int, int], ...]:

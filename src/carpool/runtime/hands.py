@@ -138,6 +138,7 @@ class Executor:
             mirror_s=self._options.mirror_s,
             grace_s=self._options.grace_s,
             division=Division(self._options.updates),
+            splits=self._options.splits,
         )
         kept, cuts, splits = (folder.kept(), folder.cuts(), folder.splits()) if resume else ([], [], [])
         team = Team(job, self._devices, rules, checkpoints=kept, cuts=cuts, splits=splits)

@@ -62,6 +62,8 @@ def why_not_split(short: Shortage, rules: Rules, ready: Ready | None) -> str:
         why = "An exact job is not split into micro-steps, which would change its bits: {lower}, or set exact = false."
     elif ready is not None and ready.has_batch_norm:
         why = "A batch-normalised job is not split into micro-steps, which would change its statistics: {lower}."
+    elif not rules.splits:
+        why = "Steps are not split into micro-steps here: {lower}."
     else:
         return ""
     return f"{short.words} " + why.format(lower=f"lower batch_size ({short.batch_size})")

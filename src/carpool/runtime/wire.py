@@ -28,6 +28,7 @@ class ExecutorOptions:
     tick_s: float = 0.1  # how often the clock is looked at
     heartbeat_s: float = 0.5
     updates: str = "chosen"  # who updates the parameters of a job on several devices: chosen, all, first or even
+    splits: bool = True  # steps that do not fit into memory even alone may become micro-steps
     preload: tuple[str, ...] = ()  # modules that most entries import: workers start sooner
     environment: Mapping[str, str] = field(default_factory=dict)  # for the executor and all it starts
 
