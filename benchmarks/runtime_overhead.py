@@ -1,12 +1,20 @@
 """What carpool costs a training that runs alone, beside a bare PyTorch loop in the same run; how fast workers start.
 
-    python benchmarks/runtime_overhead.py [--rounds 15] [--steps 20] [--out FILE]
+    python benchmarks/runtime_overhead.py [--device cuda] [--rounds 21] [--out FILE]
 
-A round is some steps of the bare loop, of a `Trainer` and of a worker, each in a process of its own that rests
-meanwhile, in changing order, with one thread on the same core. A worker makes the steps of a round freely, as it does
-all its life; it says when they are made. Ratios are taken within rounds, so that what else goes on in the machine
-matters less, and their median is reported: by the clock, and by time on the core. Exits with 1 when the worker's
-median ratio by time on the core is above 1.02 on a step of 10 ms or more.
+Ways to make the same steps, each in a process of its own that rests meanwhile:
+
+- ``bare``: the loop that a good user writes: data on the device, nothing read back but the loss, and that only now and
+  then (the GPU is never made to wait for Python);
+- ``like``: the same loop with the settings under which carpool computes: deterministic algorithms, and on CPU the
+  allocator told to keep what is freed. What is left between it and a worker are our hooks;
+- ``trainer``: a `Trainer` without a worker around it;
+- ``worker``: carpool. It makes the steps of a round freely, as it does all its life.
+
+A round is some steps of each in changing order, with one thread on the same core (on CUDA: on one GPU, each round ends
+when the device has made all of it). Ratios are taken within rounds, so that what else goes on in the machine matters
+less, and their median is reported: by the clock, and on CPU by time on the core as well. Exits with 1 when the worker's
+median ratio to ``like`` (on CPU by time on the core) is above 1.02 on a step of 10 ms or more.
 """
 
 from __future__ import annotations
@@ -15,10 +23,10 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measured import RESULTS, conditions
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -35,11 +44,15 @@ from carpool.runtime.datasets.tensors import TensorData
 from carpool.runtime.memory import Mirrors
 from carpool.runtime.mirror import read_mirror, write_mirror
 from carpool.runtime.nursery import Nursery
+from carpool.runtime.prepare import keep_freed_memory
 from carpool.runtime.protocol import Alive, Asked, Begin, Grant, Message, Proceed, Publish, Published, Ready, Stepped
+from carpool.runtime.seeding import settle
 from carpool.runtime.trainer import Trainer
 
-ROOT = Path(__file__).resolve().parent.parent
 LIMIT, LONG_ENOUGH_S = 1.02, 0.010
+GUARD_S = 170.0  # after which everything is ended
+SPELL_S = 0.12  # how long each way computes in a round
+READ_EVERY = 10  # steps after which a good user reads the loss
 
 
 def cnn() -> carpool.Training:
@@ -54,12 +67,18 @@ def mlp(batch_size: int = 128) -> carpool.Training:
     return declared(nn.Sequential(*layers), (256,), batch_size)
 
 
-def declared(model: nn.Module, shape: tuple[int, ...], batch_size: int) -> carpool.Training:
+def declared(
+    model: nn.Module,
+    shape: tuple[int, ...],
+    batch_size: int,
+    optimizer: torch.optim.Optimizer | None = None,
+    size: int = 2048,
+) -> carpool.Training:
     """A training that never ends."""
-    data = TensorData(torch.randn(2048, *shape), torch.randint(0, 10, (2048,)))
+    data = TensorData(torch.randn(size, *shape), torch.randint(0, 10, (size,)))
     return carpool.Training(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
         dataset=data,
         loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
         batch_size=batch_size,
@@ -67,12 +86,59 @@ def declared(model: nn.Module, shape: tuple[int, ...], batch_size: int) -> carpo
     )
 
 
-def mlp_large_batch() -> carpool.Training:
+def mlp_short() -> carpool.Training:
+    """The same with a step below 10 ms: what does not shrink with the step shows."""
+    return mlp(48)
+
+
+def mlp_long() -> carpool.Training:
     """The same, with more to compute for each update."""
     return mlp(512)
 
 
-MODELS: dict[str, Callable[[], carpool.Training]] = {"cnn": cnn, "mlp": mlp, "mlp_large_batch": mlp_large_batch}
+def norm_cnn() -> carpool.Training:
+    """Many small parameters and buffers, and Adam."""
+    layers: list[nn.Module] = []
+    for number in range(12):
+        width = 3 if number == 0 else 16
+        layers += [nn.Conv2d(width, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 256, 10))
+    return declared(model, (3, 16, 16), 32, torch.optim.Adam(model.parameters(), lr=1e-3))
+
+
+def gpu_mlp(batch_size: int = 24576) -> carpool.Training:
+    """Large products: some 10 ms and more on a data-centre GPU."""
+    layers = [nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 10)]
+    return declared(nn.Sequential(*layers), (1024,), batch_size, size=4 * batch_size)
+
+
+def gpu_mlp_short() -> carpool.Training:
+    """The same with a tenth of the samples."""
+    return gpu_mlp(2048)
+
+
+def gpu_transformer() -> carpool.Training:
+    """Six layers, Adam: many kernels for each step."""
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.1, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+    model = nn.Sequential(encoder, nn.Flatten(), nn.Linear(512 * 64, 10))
+    return declared(model, (64, 512), 192, torch.optim.Adam(model.parameters(), lr=1e-4), size=768)
+
+
+def gpu_cnn() -> carpool.Training:
+    """Convolutions with BatchNorm: what deterministic algorithms cost shows here."""
+    layers: list[nn.Module] = []
+    for number in range(12):
+        width = 3 if number == 0 else 128
+        layers += [nn.Conv2d(width, 128, 3, padding=1, bias=False), nn.BatchNorm2d(128), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.MaxPool2d(8), nn.Flatten(), nn.Linear(128 * 16, 10))
+    return declared(model, (3, 32, 32), 256, size=1024)
+
+
+MODELS: dict[str, tuple[Callable[[], carpool.Training], ...]] = {
+    "cpu": (cnn, norm_cnn, mlp, mlp_short, mlp_long),
+    "cuda": (gpu_mlp, gpu_transformer, gpu_cnn, gpu_mlp_short),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,53 +149,80 @@ class Spent:
     core_s: float
 
 
-def bare_loop(training: carpool.Training) -> Iterator[None]:
-    """The loop that a user would write; it stops after every step."""
-    model, optimizer, batch_size = training.model, training.optimizer, training.batch_size
+def bare_loop(training: carpool.Training, device: torch.device) -> Iterator[None]:
+    """The loop that a good user would write; it stops after every step."""
+    model, optimizer, batch_size = training.model.to(device), training.optimizer, training.batch_size
+    images, targets = (tensor.to(device) for tensor in training.dataset.tensors)
+    number = 0
     while True:
-        order = torch.randperm(training.num_samples)
+        order = torch.randperm(training.num_samples, device=device)
         for start in range(0, training.num_samples, batch_size):
-            inputs, labels = training.dataset.batch(order[start : start + batch_size])
+            rows = order[start : start + batch_size]
+            inputs, labels = images.index_select(0, rows), targets.index_select(0, rows)
             optimizer.zero_grad()
             loss = cross_entropy(model(inputs), labels)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            loss.item()
+            if number % READ_EVERY == 0:
+                loss.item()
+            number += 1
             yield
 
 
-def trainer_loop(training: carpool.Training) -> Iterator[None]:
+def like_loop(training: carpool.Training, device: torch.device) -> Iterator[None]:
+    """The same under carpool's settings."""
+    settle()
+    keep_freed_memory()
+    return bare_loop(training, device)
+
+
+def trainer_loop(training: carpool.Training, device: torch.device) -> Iterator[None]:
     """Carpool's trainer without a worker around it."""
-    for _ in Trainer(training).steps():
-        yield
+    trainer = Trainer(training, device=device)
+    keep_freed_memory()
+    with trainer.caveats.watching():
+        for _ in trainer.steps():
+            yield
 
 
-LOOPS = {"bare": bare_loop, "trainer": trainer_loop}
+LOOPS = {"bare": bare_loop, "like": like_loop, "trainer": trainer_loop}
 
 
-def serve(loop: str, model: str) -> int:
+def serve(loop: str, model: str, device: torch.device) -> int:
     """In a process of its own: make as many steps as each line of input says."""
     torch.set_num_threads(1)
-    steps = LOOPS[loop](MODELS[model]())
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8") if loop != "bare" else None
+    steps = LOOPS[loop](named(model)(), device)
     print("ready", flush=True)
     for line in sys.stdin:
         began, on_core = time.perf_counter(), time.process_time()
         for _ in range(int(line)):
             next(steps)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         print(time.perf_counter() - began, time.process_time() - on_core, flush=True)
     return 0
+
+
+def named(model: str) -> Callable[[], carpool.Training]:
+    """A model by name."""
+    return next(entry for entries in MODELS.values() for entry in entries if entry.__name__ == model)
 
 
 class Loop:
     """A process that serves a loop."""
 
-    def __init__(self, loop: str, model: str) -> None:
-        command = [sys.executable, __file__, "--serve", loop, model]
+    def __init__(self, loop: str, model: str, device: str) -> None:
+        command = [sys.executable, __file__, "--serve", loop, model, "--device", device]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._guard = threading.Timer(GUARD_S, self._process.kill)
+        self._guard.daemon = True
+        self._guard.start()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
-        self._out.readline()
+        if not self._out.readline():
+            raise SystemExit(f"{' '.join(command)} ended with {self._process.wait()}")
 
     async def make(self, steps: int) -> Spent:
         """Make steps."""
@@ -141,6 +234,7 @@ class Loop:
         """End it."""
         self._in.close()
         self._process.wait()
+        self._guard.cancel()
 
 
 class Worker:
@@ -170,7 +264,7 @@ class Worker:
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
-async def forked(nursery: Nursery, entry: str, core: int) -> tuple[Worker, dict[str, float]]:
+async def forked(nursery: Nursery, entry: str, core: int, device: str = "cpu") -> tuple[Worker, dict[str, float]]:
     """A worker that waits for its first grant, and how long its birth took."""
     ours, theirs = pair()
     began = time.perf_counter()
@@ -179,7 +273,8 @@ async def forked(nursery: Nursery, entry: str, core: int) -> tuple[Worker, dict[
     born = time.perf_counter()
     worker = Worker(pid, AsyncChannel(ours))
     program = {"entry": f"{Path(__file__).name}:{entry}", "folder": str(Path(__file__).parent)}
-    worker.channel.send(Begin("bench", program, "cpu", cores=(core,)))
+    begin = Begin("bench", program, "cpu", cores=(core,)) if device == "cpu" else Begin("bench", program, "cuda:0")
+    worker.channel.send(begin)
     await worker.hear(Ready)
     ready = time.perf_counter()
     worker.channel.send(Proceed(1, by_token=True))
@@ -187,40 +282,52 @@ async def forked(nursery: Nursery, entry: str, core: int) -> tuple[Worker, dict[
     return worker, {"fork_ms": (born - began) * 1e3, "begin_to_ready_ms": (ready - born) * 1e3}
 
 
-async def overhead(nursery: Nursery, entry: Callable[[], carpool.Training], rounds: int, steps: int, core: int) -> Any:
-    """Ratios to the bare loop, of the trainer alone and of a worker."""
-    worker, _ = await forked(nursery, entry.__name__, core)
-    loops = [Loop(name, entry.__name__) for name in LOOPS]
+async def overhead(
+    nursery: Nursery, entry: Callable[[], carpool.Training], device: str, rounds: int, core: int
+) -> dict[str, Any]:
+    """Ratios to the loops without carpool, of the trainer alone and of a worker."""
+    name = entry.__name__
+    worker, _ = await forked(nursery, name, core, device)
+    loops = [Loop(loop, name, device) for loop in LOOPS]
     ways: dict[str, Callable[[int], Awaitable[Spent]]] = {"worker": worker.make}
-    ways |= {name: loop.make for name, loop in zip(LOOPS, loops, strict=True)}
-    for make in ways.values():
-        await make(steps)
-    ratios: dict[str, list[float]] = {
-        f"{way}_{what}": [] for way in ("trainer", "worker") for what in ("clock", "core")
-    }
-    step_s = []
-    for number in range(rounds):
-        names = list(ways) if number % 2 else list(ways)[::-1]
-        spent = {name: await ways[name](steps) for name in names}
-        step_s.append(spent["bare"].clock_s / steps)
-        for way in ("trainer", "worker"):
-            ratios[f"{way}_clock"].append(spent[way].clock_s / spent["bare"].clock_s)
-            ratios[f"{way}_core"].append(spent[way].core_s / spent["bare"].core_s)
-    found = {name: round(statistics.median(values), 4) for name, values in ratios.items()}
-    found["publish_ms"] = await publish_ms(worker)
-    worker.channel.close()
-    for loop in loops:
-        loop.close()
-    step = statistics.median(step_s)
-    within = found["worker_core"] <= LIMIT or step < LONG_ENOUGH_S
-    parameters = sum(parameter.numel() for parameter in entry().model.parameters())
+    ways |= {loop: process.make for loop, process in zip(LOOPS, loops, strict=True)}
+    try:
+        for make in ways.values():
+            await make(5)
+        steps = max(2, round(SPELL_S / ((await ways["like"](3)).clock_s / 3)))
+        made = []
+        for number in range(rounds):
+            order = list(ways) if number % 2 else list(ways)[::-1]
+            made.append({way: await ways[way](steps) for way in order})
+        found = ratios(made, by_core=device == "cpu")
+        found["publish_ms"] = await publish_ms(worker)
+    finally:
+        worker.channel.close()
+        for process in loops:
+            process.close()
+    step_s = statistics.median(spent["like"].clock_s for spent in made) / steps
+    judged = found["worker_to_like_core" if device == "cpu" else "worker_to_like_clock"]
     return {
-        "model": entry.__name__,
-        "parameters": parameters,
-        "step_ms": round(step * 1e3, 2),
+        "model": name,
+        "parameters": sum(parameter.numel() for parameter in entry().model.parameters()),
+        "step_ms": round(step_s * 1e3, 2),
         **found,
-        "within": within,
+        "within": judged <= LIMIT or step_s < LONG_ENOUGH_S,
     }
+
+
+SHOWN = ("worker_to_like", "worker_to_bare", "trainer_to_like", "like_to_bare")
+
+
+def ratios(made: list[dict[str, Spent]], *, by_core: bool) -> dict[str, float]:
+    """Median ratios within rounds."""
+    found = {}
+    for name in SHOWN:
+        way, base = name.split("_to_")
+        found[f"{name}_clock"] = [spent[way].clock_s / spent[base].clock_s for spent in made]
+        if by_core:
+            found[f"{name}_core"] = [spent[way].core_s / spent[base].core_s for spent in made]
+    return {name: round(statistics.median(values), 4) for name, values in found.items()}
 
 
 async def publish_ms(worker: Worker) -> float:
@@ -291,57 +398,55 @@ async def small_things(nursery: Nursery, core: int) -> dict[str, float]:
     return {**medians, "look_us": round(look_us, 2), "round_trip_us": round(statistics.median(trips) * 1e6, 1)}
 
 
-async def measure(rounds: int, steps: int) -> dict[str, Any]:
+async def measure(device: str, rounds: int) -> dict[str, Any]:
     """All of it."""
     core = min(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {core})
+    if device == "cpu":
+        os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     nursery = Nursery(lambda exited: None)
     began = time.perf_counter()
     await nursery.start()
     started = round(time.perf_counter() - began, 2)
+    figures: dict[str, Any] = {"device": device, "nursery_start_s": started, "overhead": []}
     try:
-        small = await small_things(nursery, core)
-        print(f"nursery {started} s; {small}", flush=True)
-        results = []
-        for entry in MODELS.values():
-            results.append(await overhead(nursery, entry, rounds, steps, core))
-            print(results[-1], flush=True)
+        if device == "cpu":
+            figures["small"] = await small_things(nursery, core)
+            print(f"nursery {started} s; {figures['small']}", flush=True)
+        print(f"{'model':16} {'step':>9}  worker/like  worker/bare  trainer/like  like/bare", flush=True)
+        by = "core" if device == "cpu" else "clock"
+        for entry in MODELS[device]:
+            row = await overhead(nursery, entry, device, rounds, core)
+            figures["overhead"].append(row)
+            shown = [row[f"{way}_{by}"] for way in SHOWN]
+            print(
+                f"{row['model']:16} {row['step_ms']:6.2f} ms  {shown[0]:11.3f}  {shown[1]:11.3f}  {shown[2]:12.3f}  "
+                f"{shown[3]:9.3f}  {'' if row['within'] else 'ABOVE THE LIMIT'}",
+                flush=True,
+            )
     finally:
         await nursery.stop()
-    mirror = mirror_ms(mlp())
-    print(f"mirror of a million parameters with momentum: {mirror}")
-    return {"nursery_start_s": started, "small": small, "overhead": results, "mirror": mirror}
+    if device == "cpu":
+        figures["mirror"] = mirror_ms(mlp())
+        print(f"mirror of a million parameters with momentum: {figures['mirror']}")
+    return figures
 
 
 def main() -> int:
     """Measure, print, write the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "runtime_overhead.json")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--out", type=Path, default=None, help="default: benchmarks/results/runtime_overhead*.json")
     parser.add_argument("--serve", nargs=2, metavar=("LOOP", "MODEL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        return serve(*options.serve)
-    figures = asyncio.run(measure(options.rounds, options.steps))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"schema": 1, **circumstances(), **figures}, indent=1) + "\n")
+        return serve(*options.serve, device=torch.device(options.device))
+    figures = asyncio.run(asyncio.wait_for(measure(options.device, options.rounds), GUARD_S))
+    out = options.out or RESULTS / f"runtime_overhead{'' if options.device == 'cpu' else '_gpu'}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"schema": 1, **conditions(), **figures}, indent=1) + "\n", encoding="utf-8")
     return 0 if all(result["within"] for result in figures["overhead"]) else 1
-
-
-def circumstances() -> dict[str, Any]:
-    """Where and with what the figures were made."""
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return {
-        "version": carpool.__version__,
-        "commit": found.stdout.strip() or None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, one used",
-    }
 
 
 if __name__ == "__main__":

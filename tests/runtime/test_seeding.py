@@ -75,6 +75,27 @@ def test_caveats_collect_and_other_warnings_are_shown_once() -> None:
     assert shown == ["your model is old"]
 
 
+def test_whoever_watches_already_still_collects_when_filters_change_within() -> None:
+    shown: list[str] = []
+    caveats = Caveats()
+    unsure = "{} does not have a deterministic implementation, but you …"
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = lambda message, *rest, **more: shown.append(str(message))
+        with caveats.watching():
+            with caveats.watching():
+                warnings.warn(unsure.format("first"), stacklevel=1)
+            warnings.filterwarnings("ignore")  # as user code may do, for good
+            with caveats.watching():
+                warnings.warn(unsure.format("second"), stacklevel=1)
+            warnings.simplefilter("default")
+            with caveats.watching():
+                warnings.warn("your model is old", stacklevel=1)
+        warnings.warn(unsure.format("third"), stacklevel=1)
+    assert caveats.operations == ["first", "second"]
+    assert shown == ["your model is old", unsure.format("third")]
+
+
 def test_chance_follows_the_sample() -> None:
     many, few = Chance(0, 1, np.arange(10)), Chance(0, 1, np.array([7, 2]))
     assert torch.equal(many.uniform(3)[[7, 2]], few.uniform(3))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from carpool.runtime.training import Training
 
 Gathered = list[tuple[Node, Contribution | None]]  # subtrees with what they contribute; None: no samples
 Places = Mapping[Node, Contribution]  # where the contributions of subtrees shall lie
+_NOTHING = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +71,8 @@ class Passes:
         self._seed = seed
         self._scale = scale
         self._parameters = list(training.model.parameters())  # frozen and foreign to the optimizer ones too
+        self._before: list[Tensor] = []
+        self._has_passed = False
         self._samples = Samples(training.dataset, seed=seed, augment=training.augment, collate=training.collate)
 
     def contribute(self, step: Step, pieces: range, places: Places | None = None) -> Gathered:
@@ -76,7 +80,7 @@ class Passes:
 
         ``places`` has, for each of these subtrees, where its sum shall lie: then nothing has to be copied there.
         """
-        before = [buffer.detach().clone() for buffer in self._layout.buffers()]
+        before = self._remember(self._layout.buffers())
         gather: Gather[Contribution] = Gather(add_contributions)
         free = {} if places is None else {piece: places[node] for node in places for piece in node.shards}
         for piece in pieces:
@@ -94,26 +98,41 @@ class Passes:
         """
         layout = self._layout
         kept = layout.buffers()
-        before = [buffer.detach().clone() for buffer in kept]
+        before = self._remember(kept)
         batch = self._samples.fetch(step.draw.at.epoch, step.draw.samples, layout.device)
         seed_pass(self._seed, step.number, 0)
         self._clear()
-        dtype = self._training.autocast_dtype
         try:
-            with torch.autocast(layout.device.type, dtype=dtype, enabled=dtype is not None):
+            with self._autocast():
                 loss, count = read_loss(self._training.loss(self._training.model, batch))
                 if count is not None:
                     loss = loss / count
+            reading = Reading(loss)
             loss.backward()  # type: ignore[no-untyped-call]
-            self._refuse_sparse()
+            if not self._has_passed:  # which layers make sparse gradients does not change
+                self._refuse_sparse()
+                self._has_passed = True
             self._refuse_growth(before)
-            value = loss.item()
+            value = reading.value()
         except BaseException:
             self._undo(kept, before)
             raise
         if not math.isfinite(value):
             self._undo(kept, before)
         return value
+
+    def _remember(self, buffers: list[Tensor]) -> list[Tensor]:
+        """The contents of buffers as they are now, in memory that is used again for every step."""
+        if [buffer.shape for buffer in self._before] != [buffer.shape for buffer in buffers]:
+            self._before = [torch.empty_like(buffer) for buffer in buffers]
+        if buffers:
+            with torch.no_grad():
+                torch._foreach_copy_(self._before, buffers)
+        return self._before
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        dtype = self._training.autocast_dtype
+        return _NOTHING if dtype is None else torch.autocast(self._layout.device.type, dtype=dtype)
 
     def _undo(self, kept: list[Tensor], before: list[Tensor]) -> None:
         """Give the model its buffers back, and take the gradients off."""
@@ -162,8 +181,7 @@ class Passes:
 
     def _backward(self, batch: Any, num_samples: int, of: int, values: Tensor) -> None:
         """Differentiate the piece's share of the step's loss, and note the loss."""
-        dtype = self._training.autocast_dtype
-        with torch.autocast(values.device.type, dtype=dtype, enabled=dtype is not None):
+        with self._autocast():
             loss, count = read_loss(self._training.loss(self._training.model, batch))
             if count is None:
                 share = loss if num_samples == of else loss * (num_samples / of)
@@ -216,6 +234,28 @@ class Passes:
             view.copy_(buffer)
 
 
+class Reading:
+    """A loss on its way to the host.
+
+    It is known after the forward pass, so nobody has to wait for the backward pass: while a GPU makes that, the update
+    and the next step are launched, and it never idles between steps.
+    """
+
+    def __init__(self, loss: Tensor) -> None:
+        self._value = loss.detach()
+        self._arrived: torch.cuda.Event | None = None
+        if loss.is_cuda:
+            self._value = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(self._value, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def value(self) -> float:
+        """The loss, once it is there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._value.item()
+
+
 def add_contributions(left: Contribution, right: Contribution) -> Contribution:
     """Add the right subtree into the left one."""
     left += right
@@ -224,8 +264,10 @@ def add_contributions(left: Contribution, right: Contribution) -> Contribution:
 
 def read_loss(result: Any) -> tuple[Tensor, Tensor | float | None]:
     """What ``loss`` returned, as a scalar and, where it came as (sum, count), the count."""
-    way_out = "Return the mean over the batch's samples, or (sum, count)."
+    if isinstance(result, Tensor) and result.ndim == 0 and result.requires_grad:
+        return result, None
     loss, count = result, None
+    way_out = "Return the mean over the batch's samples, or (sum, count)."
     if isinstance(result, tuple | list):
         if len(result) != 2:
             raise TrainingError(f"loss returned {len(result)} values. {way_out}")

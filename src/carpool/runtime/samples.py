@@ -81,11 +81,11 @@ class Samples:
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on the device."""
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
+        return batch if batch.device == device else batch.to(device, non_blocking=True)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*[to_device(value, device) for value in batch])
-    if isinstance(batch, list | tuple):
+    if isinstance(batch, (list, tuple)):
         return type(batch)([to_device(value, device) for value in batch])
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
     return batch.to(device) if hasattr(batch, "to") else batch

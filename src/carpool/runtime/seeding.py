@@ -7,7 +7,7 @@ import random
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TextIO
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from carpool.runtime.chance import derive
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_NOTHING = nullcontext()
 # How torch words it when an operation has no deterministic form.
 _UNSURE = re.compile(
     r"does not have a deterministic implementation|defaults to a non-deterministic|Deterministic behavior was enabled"
@@ -101,36 +102,50 @@ class Caveats:
     """The operations that ran without a deterministic form: each withdraws the promise of equal bits.
 
     Torch tells by warnings, one per call. While `watching`, they are collected here and not shown; other warnings are
-    shown once each, as they would be without us.
+    shown once each, as they would be without us. Whoever makes many steps watches around all of them: within, watching
+    again costs next to nothing, unless somebody put a filter before ours meanwhile.
     """
 
     def __init__(self) -> None:
         self.operations: list[str] = []
         self._shown: set[tuple[str, str, int]] = set()
+        self._filter: object = None  # the one that is in force while watching
+        self._before = warnings.showwarning
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Collect what torch says about determinism meanwhile."""
+        if self._filter is not None and warnings.filters and warnings.filters[0] is self._filter:
+            return _NOTHING
+        return self._watch()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Collect what torch says about determinism meanwhile."""
+    def _watch(self) -> Iterator[None]:
+        outer = self._filter
         with warnings.catch_warnings():
-            before = warnings.showwarning
-
-            def show(
-                message: Warning | str,
-                category: type[Warning],
-                filename: str,
-                lineno: int,
-                file: TextIO | None = None,
-                line: str | None = None,
-            ) -> None:
-                # catch_warnings makes Python forget what it has shown, so that is remembered here.
-                if (seen := (str(message), filename, lineno)) not in self._shown:
-                    self._shown.add(seen)
-                    if not self._note(str(message)):
-                        before(message, category, filename, lineno, file, line)
-
+            if outer is None:
+                self._before = warnings.showwarning
             warnings.filterwarnings("always", message=f"(?s).*({_UNSURE.pattern})")
-            warnings.showwarning = show
-            yield
+            warnings.showwarning = self._show
+            self._filter = warnings.filters[0]
+            try:
+                yield
+            finally:
+                self._filter = outer
+
+    def _show(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        # catch_warnings makes Python forget what it has shown, so that is remembered here.
+        if (seen := (str(message), filename, lineno)) not in self._shown:
+            self._shown.add(seen)
+            if not self._note(str(message)):
+                self._before(message, category, filename, lineno, file, line)
 
     def _note(self, message: str) -> bool:
         if not _UNSURE.search(message):

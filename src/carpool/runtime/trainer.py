@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ from carpool.runtime.passes import Gathered, Passes, Places, Step, add_contribut
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.seeding import Caveats, intra_op_threads, seed_evaluation, settle
 from carpool.runtime.shards import (
+    Bounds,
     Limits,
     check_shards,
     cut_into_parts,
@@ -94,6 +95,8 @@ class Trainer:
         self.caveats = Caveats()  # operations without a deterministic form, for the job's story
         self._reached = ""
         self._least = 2 if training.batch_norms else 1  # samples in a part
+        self._cut_for: tuple[int, tuple[int, ...]] = (0, ())  # samples of the last step, and its parts
+        self._cut: Bounds = ()
         self._order = DataOrder(training.num_samples, seed, training.shuffle)
         self._check_cut(self.batch_size)
         self._place()
@@ -124,11 +127,10 @@ class Trainer:
     def begin(self, parts: tuple[int, ...] = ()) -> Step:
         """The next step: which samples, and how cut. ``parts`` (default mode) are samples per device."""
         draw = self._order.draw(self.cursor, self.batch_size)
-        num_samples = len(draw.samples)
-        if self.shards is not None:
-            return Step(draw, cut_into_shards(num_samples, self.shards))
-        bounds = cut_into_parts(num_samples, parts or (1,), self._least)
-        return Step(draw, bounds, most_samples(self.limits, self.cursor.step))
+        cut_for = (len(draw.samples), parts)
+        if cut_for != self._cut_for:  # else as in the step before
+            self._cut_for, self._cut = cut_for, self._bounds(*cut_for)
+        return Step(draw, self._cut, most_samples(self.limits, self.cursor.step))
 
     def contribute(self, step: Step, pieces: range, places: Places | None = None) -> Gathered:
         """What a range of pieces contributes, as maximal aligned subtrees; the trainer stays as it was."""
@@ -201,6 +203,11 @@ class Trainer:
             at_epoch = step.draw.ends_epoch and self.cursor.epoch % training.evaluate_every == 0
             self.evaluation_due = at_epoch or bool(self._stopped_by_progress())
         return StepDone(self.cursor.step, self.cursor.epoch, sums.loss, step.num_samples, not sums.finite)
+
+    def await_device(self) -> None:
+        """Return when the device has made all that was launched on it: a GPU may still be at the last step."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     # -- evaluation and end -------------------------------------------------------------------------------------------
 
@@ -338,14 +345,19 @@ class Trainer:
                 thing.to(self.device)
         settle_optimizer(self.training.optimizer, self.device)
 
-    @contextmanager
-    def _bound(self) -> Iterator[None]:
+    def _bound(self) -> AbstractContextManager[object]:
         """Compute so that bits can be kept: what has no deterministic form is noted; exact on CPU means one thread."""
-        with ExitStack() as stack:
-            stack.enter_context(self.caveats.watching())
-            if self.shards is not None and self.device.type == "cpu":
-                stack.enter_context(intra_op_threads(1))
-            yield
+        if self.shards is None or self.device.type != "cpu":
+            return self.caveats.watching()
+        stack = ExitStack()
+        stack.enter_context(self.caveats.watching())
+        stack.enter_context(intra_op_threads(1))
+        return stack
+
+    def _bounds(self, num_samples: int, parts: tuple[int, ...]) -> Bounds:
+        if self.shards is not None:
+            return cut_into_shards(num_samples, self.shards)
+        return cut_into_parts(num_samples, parts or (1,), self._least)
 
     def _stopped_by_progress(self) -> str:
         return self.training.stop.by_progress(self.cursor.step, self.cursor.epoch, tuple(self.losses))

@@ -22,7 +22,8 @@ def settle_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> 
     """Bring an optimizer into the one form that the eager loop, graphs and the reference share.
 
     Many small operations (``foreach``) instead of one fused kernel; on CUDA ``capturable`` with the learning rate in a
-    tensor, so that a graph reads its present value.
+    tensor, so that a graph reads its present value. An optimizer that cannot be captured (SGD) keeps a number: it would
+    read the tensor back in every step, and wait for the device to do so.
     """
     cuda = device.type == "cuda"
     for group in optimizer.param_groups:
@@ -31,12 +32,13 @@ def settle_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> 
         group["foreach"] = True
         if "fused" in group:
             group["fused"] = None
-        if "capturable" in group:
+        is_capturable = "capturable" in group
+        if is_capturable:
             group["capturable"] = cuda
             for state in [optimizer.state[p] for p in group["params"] if p in optimizer.state]:
                 if isinstance(state.get("step"), Tensor):  # counted where it is used; a loaded one may lie elsewhere
                     state["step"] = state["step"].to(device)
-        if cuda:
+        if cuda and is_capturable:
             group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
         elif isinstance(group["lr"], Tensor):
             group["lr"] = group["lr"].item()
@@ -71,11 +73,12 @@ class Update:
                 parameter.grad = view.to(parameter.dtype)
         self.clip()
 
-    @torch.no_grad()
     def clip(self) -> None:
         """Shorten the gradient that hangs on the parameters, where a largest norm is given."""
-        if self._clip_norm is not None:
-            used = [parameter for parameter in self._layout.parameters if parameter.grad is not None]
+        if self._clip_norm is None:
+            return
+        used = [parameter for parameter in self._layout.parameters if parameter.grad is not None]
+        with torch.no_grad():
             norm = torch.nn.utils.get_total_norm([p.grad for p in used if p.grad is not None])
             torch.nn.utils.clip_grads_with_norm_(used, self._clip_norm, norm)
 

@@ -98,8 +98,9 @@ class Worker:
     def run(self) -> None:
         """Do as told until told to leave."""
         self._channel.send(ready(self._trainer, self._program))
-        while True:
-            self._turn()
+        with self._trainer.caveats.watching():
+            while True:
+                self._turn()
 
     # -- moves --------------------------------------------------------------------------------------------------------
 
@@ -136,6 +137,7 @@ class Worker:
             self._halt()
         elif place.said.by_token and not place.granted:
             if not place.asked:
+                trainer.await_device()  # the next one shall have it for itself
                 self._channel.send(Asked(trainer.cursor.step))
                 place.asked = True
             self._hear()
@@ -330,6 +332,7 @@ class Worker:
 
     def _halt(self) -> None:
         self._place = None
+        self._trainer.await_device()
         self._channel.send(Halted(self._trainer.cursor.step))
 
     def _load(self, path: str, fds: tuple[int, ...]) -> None:
