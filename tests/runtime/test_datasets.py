@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 
 import carpool
 from carpool.core.errors import InputError
+from carpool.runtime.chance import permutation
 from carpool.runtime.datasets import TensorData, accuracy, characters, cifar10, digits, fashion_mnist, synthetic, words
 
 
@@ -32,6 +34,22 @@ def test_digits() -> None:
     assert len(digits(0.5).test) == 898
     with pytest.raises(InputError, match="test_share is 1; it must lie between 0 and 1"):
         digits(1)
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    pixels, labels = load_digits(return_X_y=True)
+    mixed = permutation(len(labels), key=0)
+    split = digits(0.2)
+    images, classes = (torch.cat(pair) for pair in zip(split.train.tensors, split.test.tensors, strict=True))
+    assert torch.equal(images.flatten(1) * 16, torch.from_numpy(pixels[mixed]).float())
+    assert classes.tolist() == labels[mixed].tolist()
+
+
+def test_digits_are_read_without_importing_scikit_learn() -> None:
+    script = "import sys, carpool; carpool.datasets.digits(); assert 'sklearn' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_rows_and_batches_agree() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.util
 import io
 import itertools
 import math
@@ -29,15 +30,13 @@ def digits(test_share: float = 0.2) -> Split:
 
     The samples are mixed once, always alike; the last ``test_share`` of them are the test data.
     """
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-
     if not 0 < test_share < 1:
         raise InputError(f"test_share is {test_share}; it must lie between 0 and 1")
-    pixels, labels = load_digits(return_X_y=True)
-    mixed = permutation(len(labels), key=0)
-    images = torch.from_numpy(pixels[mixed].astype(np.float32) / 16.0).view(-1, 1, 8, 8)
-    classes = torch.from_numpy(labels[mixed].astype(np.int64))
-    num_train = len(labels) - round(len(labels) * test_share)
+    rows = _read_digits()
+    mixed = rows[permutation(len(rows), key=0)]
+    images = torch.from_numpy(mixed[:, :-1].astype(np.float32) / 16.0).view(-1, 1, 8, 8)
+    classes = torch.from_numpy(mixed[:, -1].astype(np.int64))
+    num_train = len(rows) - round(len(rows) * test_share)
     return Split(
         TensorData(images[:num_train], classes[:num_train]), TensorData(images[num_train:], classes[num_train:])
     )
@@ -75,6 +74,19 @@ def cifar10(path: str | Path, cache: str | Path | None = None) -> Split:
     finish = scaled_images((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
     train, test = (TensorData(pixels[f"{n}_images"], pixels[f"{n}_labels"], finish=finish) for n in ("train", "test"))
     return Split(train, test)
+
+
+def _read_digits() -> NDArray[np.uint8]:
+    """Rows of 64 pixels and a label, from scikit-learn's own file: importing scikit-learn takes a worker a second."""
+    found = importlib.util.find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise InputError("digits ship inside scikit-learn, which is not installed", way_out="pip install scikit-learn")
+    path = Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    if not path.is_file():
+        raise InputError("this scikit-learn ships no digits", where=str(path), way_out="Install another version of it.")
+    with gzip.open(path, "rt", encoding="ascii") as file:
+        text = file.read()
+    return np.array(text.replace("\n", ",").rstrip(",").split(","), dtype=np.uint8).reshape(-1, 65)
 
 
 def _read_idx(folder: Path, name: str, dims: int) -> Tensor:
