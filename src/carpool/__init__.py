@@ -9,10 +9,11 @@ if TYPE_CHECKING:
     import carpool.runtime.datasets as datasets
     from carpool.runtime.digest import digest
     from carpool.runtime.goals import Stop
+    from carpool.runtime.session import session
     from carpool.runtime.training import Training
 
 __version__ = "0.1.0"
-__all__ = ["Stop", "Training", "__version__", "datasets", "digest"]
+__all__ = ["Stop", "Training", "__version__", "datasets", "digest", "session"]
 
 # Where the public names live that need torch: imported when first used, so that `import carpool` stays light.
 _LAZY = {
@@ -20,6 +21,7 @@ _LAZY = {
     "Training": "carpool.runtime.training",
     "datasets": "carpool.runtime.datasets",
     "digest": "carpool.runtime.digest",
+    "session": "carpool.runtime.session",
 }
 
 

@@ -45,6 +45,14 @@ def test_the_script_goes_on_where_it_was_interrupted(
     assert run(3) == ["epoch 3"]
 
 
+def test_the_loop_with_a_session_runs_without_carpool(folder: Path) -> None:
+    import torch
+
+    left = runpy.run_path(str(folder / "own_loop.py"))
+    assert isinstance(left["loss"], torch.Tensor)
+    assert left["loss"].item() < 0.2
+
+
 def test_the_job_file_is_in_order(folder: Path) -> None:
     from carpool.runtime.jobfile import read_jobs
 

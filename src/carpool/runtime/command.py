@@ -14,17 +14,21 @@ from pathlib import Path
 from carpool.core.messages import Fact
 from carpool.core.model import JobId
 from carpool.runtime.actions import Emit, Ended, Stopped, Tell
+from carpool.runtime.channel import AsyncChannel, Closed, pair
 from carpool.runtime.crew import Seat, Wish
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.errand import Errand, Launch, Move, Terminate
 from carpool.runtime.guard import NOT_STARTED
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
-from carpool.runtime.reports import Outcome, Report, Told
+from carpool.runtime.protocol import Evaluated, Joined, Message, Proceed, ProtocolError
+from carpool.runtime.reports import Evaluation, Outcome, Report, Sized, Told
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 Tells = Callable[["Command", Sequence[Fact], Sequence[Report]], None]
+Hears = Callable[["Command", Message], None]
+_DRAIN_S = 2.0  # after a command's end, for what its session said before
 
 
 class Command:
@@ -38,15 +42,22 @@ class Command:
         devices: Mapping[int, LocalDevice],
         grace_s: float,
         tell: Tells,
+        hear: Hears,
     ) -> None:
-        self.errand = Errand(job, time_limit_s=program.time_limit_s)
+        self.errand = Errand(job, time_limit_s=program.time_limit_s, retries=program.retries)
+        self.by_token = False
         self._program = program
         self._folder = folder
         self._devices = devices
         self._grace_s = grace_s
         self._tell = tell
+        self._hear = hear
+        self._channel: AsyncChannel | None = None  # to its session, if it has one
+        self._listener: asyncio.Task[None] | None = None
+        self._formation = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: int | None = None  # the guard kills everything when this is closed
+        self._burial: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._ended.set()
 
@@ -61,6 +72,17 @@ class Command:
     def tick(self, at: float) -> None:
         """Time has passed."""
         self._do(self.errand.tick(at))
+
+    def send(self, message: Message) -> None:
+        """Say something to its session; nothing happens if it has none."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def take_turns(self, by_token: bool) -> None:
+        """Let its session ask for its turn before each step, or not."""
+        self.by_token = by_token
+        self._formation += 1
+        self.send(Proceed(self._formation, by_token=by_token))
 
     def kill(self) -> None:
         """End everything of it now."""
@@ -92,8 +114,13 @@ class Command:
                     reports.append(Told(job, words))
                 case Emit(fact):
                     facts.append(fact)
-                case Ended(reason):
-                    reports.append(Outcome(job, 0, 0, None, reason=reason))
+                case Ended() as end:
+                    reports.append(
+                        Outcome(
+                            *(job, end.steps, end.epochs, end.loss, end.metrics, end.digest, end.reason),
+                            end.samples_per_s or None,
+                        )
+                    )
                 case Stopped():
                     pass
         self._tell(self, facts, reports)
@@ -109,6 +136,7 @@ class Command:
         if not folder.is_dir():
             raise NotADirectoryError(f"{folder} is no folder")
         theirs, self._lifeline = os.pipe()
+        ours, end = pair()
         try:
             self._process = subprocess.Popen(
                 [
@@ -116,18 +144,38 @@ class Command:
                     *(str(theirs), str(os.getpid()), str(self._grace_s), ",".join(map(str, cores)), "--"),
                     *command,
                 ],
-                pass_fds=[theirs],
+                pass_fds=[theirs, end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._folder.log(),
                 stderr=self._folder.log(),
                 cwd=folder,
-                env=self._environment(seats, places, cores),
+                env={**self._environment(seats, places, cores), "CARPOOL_CHANNEL": str(end.fileno())},
                 process_group=0,
             )
+        except OSError:
+            ours.close()
+            raise
         finally:
             os.close(theirs)
+            end.close()
+        self._channel = AsyncChannel(ours)
+        self._listener = asyncio.create_task(self._listen(self._channel))
         self._ended.clear()
-        self._watch(self._process)
+        self._watch(self._process, self._listener)
+
+    async def _listen(self, channel: AsyncChannel) -> None:
+        job = self.errand.job
+        with contextlib.suppress(Closed, ProtocolError):
+            while True:
+                message = (await channel.receive()).message
+                at = asyncio.get_running_loop().time()
+                self._do(self.errand.said(at, message))
+                self._hear(self, message)
+                if isinstance(message, Joined):
+                    self._tell(self, (), [Sized(job, message.total_steps)])
+                    self.take_turns(self.by_token)
+                elif isinstance(message, Evaluated):
+                    self._tell(self, (), [Evaluation(job, message.step, message.metrics)])
 
     def _environment(self, seats: tuple[Seat, ...], places: list[LocalDevice], cores: list[int]) -> dict[str, str]:
         threads = max(1, round(min(seat.fraction for seat in seats) * len(cores)))
@@ -142,10 +190,12 @@ class Command:
             "CARPOOL_CORES": ",".join(map(str, cores)),
             "CARPOOL_FRACTION": ",".join(f"{seat.fraction:g}" for seat in seats),
             "CARPOOL_THREADS": str(threads),
+            "CARPOOL_CHECKPOINT_S": f"{self._program.checkpoint_s:g}",
+            "CARPOOL_KEEP": str(self._program.keep),
             **self._program.environment,
         }
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+    def _watch(self, process: subprocess.Popen[bytes], listener: asyncio.Task[None]) -> None:
         """Hear of its end without a thread."""
         loop = asyncio.get_running_loop()
         handle = os.pidfd_open(process.pid)
@@ -155,14 +205,22 @@ class Command:
             os.close(handle)
             self._process = None
             self.kill()
-            self._ended.set()
-            code = process.wait()
-            if code == NOT_STARTED:
-                self._could_not_start("the command could not be started: its log says why")
-            else:
-                self._do(self.errand.exited(loop.time(), code))
+            self._burial = asyncio.create_task(self._bury(process, listener))
 
         loop.add_reader(handle, ended)
+
+    async def _bury(self, process: subprocess.Popen[bytes], listener: asyncio.Task[None]) -> None:
+        """Hear what its session said last, and then of its end."""
+        await asyncio.wait({listener}, timeout=_DRAIN_S)
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        code = process.wait()
+        self._ended.set()
+        if code == NOT_STARTED:
+            self._could_not_start("the command could not be started: its log says why")
+        else:
+            self._do(self.errand.exited(asyncio.get_running_loop().time(), code))
 
     def _could_not_start(self, why: str) -> None:
         with contextlib.suppress(RuntimeError):

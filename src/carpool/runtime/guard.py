@@ -3,7 +3,8 @@
 ``python -m carpool.runtime.guard FD PARENT GRACE_S CORES -- COMMAND …``: FD is closed by the executor's death at the
 latest, and then everything is killed at once. SIGTERM is passed on to the command, with a kill after the grace. The
 guard adopts whatever the command's processes leave behind (it is their sub-reaper) and kills that too. Its exit code is
-the command's; a command that died by a signal makes it die by the same.
+the command's; a command that died by a signal makes it die by the same. The socket that CARPOOL_CHANNEL names is handed
+on to the command, for `carpool.session`.
 """
 
 from __future__ import annotations
@@ -42,16 +43,20 @@ def main() -> int:
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     me = os.getpid()
+    channel = int(os.environ["CARPOOL_CHANNEL"]) if "CARPOOL_CHANNEL" in os.environ else None
     try:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=[channel] if channel is not None else [],
             preexec_fn=lambda: die_with(me),  # noqa: PLW1509 - there is one thread
         )
     except OSError as error:
         print(f"carpool: {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201 - this is the job's log
         return NOT_STARTED
+    if channel is not None:
+        os.close(channel)
     status = _watch(child, fd, wake, grace_s)
     _kill_all()
     if status < 0:

@@ -48,6 +48,7 @@ from carpool.runtime.protocol import (
     Evaluated,
     Grant,
     Halted,
+    Joined,
     Message,
     Proceed,
     Ready,
@@ -55,7 +56,7 @@ from carpool.runtime.protocol import (
 from carpool.runtime.reports import Evaluation, Facts, Outcome, Report, Sized, Told
 from carpool.runtime.staff import Key, Staff
 from carpool.runtime.team import Team
-from carpool.runtime.turns import Turns
+from carpool.runtime.turns import Turns, who_take_turns
 from carpool.runtime.wire import (
     ExecutorOptions,
 )
@@ -125,7 +126,10 @@ class Executor:
             self._flush()
             return
         if program.command:
-            self._commands[job] = Command(job, program, folder, self._devices, self._options.grace_s, self._on_moves)
+            grace_s = self._options.grace_s
+            self._commands[job] = Command(
+                job, program, folder, self._devices, grace_s, self._on_moves, self._on_session
+            )
             return
         rules = Rules(
             exact=program.exact,
@@ -291,6 +295,29 @@ class Executor:
             self._emit(fact)
         self._flush()
 
+        if not command.errand.seats:
+            self._rest((command.errand.job, 0))
+
+    def _on_session(self, command: Command, message: Message) -> None:
+        """A program with a loop of its own said something."""
+        at, job = self._clock(), command.errand.job
+        if isinstance(message, Joined):
+            self._share_out(at)
+        elif isinstance(message, Asked) and command.by_token and command.errand.seats:
+            seat = command.errand.seats[0]
+            self._turns[seat.device].ask(at, (job, 0), seat.turn, seat.fraction, may_take_several=True)
+            self._grant(at, seat.device)
+        elif isinstance(message, Done):
+            self._rest((job, 0))
+        self._flush()
+
+    def _rest(self, who: Key) -> None:
+        """Somebody needs no token any more: others may have it."""
+        at = self._clock()
+        for device, turns in self._turns.items():
+            turns.leave(at, who)
+            self._grant(at, device)
+
     def _emit(self, fact: Fact) -> None:
         self._facts.append(fact)
 
@@ -311,16 +338,14 @@ class Executor:
 
     def _share_out(self, at: float) -> None:
         """Who takes turns: jobs on a device with unlike turns, more jobs than cores, or several on one GPU."""
-        seats: dict[int, list[tuple[JobId, Seat]]] = {}
-        for job, training in self._trainings.items():
-            for seat in () if training.team.is_over else training.team.wish.seats:
-                seats.setdefault(seat.device, []).append((job, seat))
-        by_token: set[JobId] = set()
-        for number, sharers in seats.items():
-            device = self._devices[number]
-            are_many = len(sharers) > (1 if device.cuda is not None else max(1, len(device.cores)))
-            if len(sharers) > 1 and (are_many or len({seat.turn for _, seat in sharers}) > 1):
-                by_token.update(job for job, _ in sharers)
+        seats = {job: t.team.wish.seats for job, t in self._trainings.items() if not t.team.is_over}
+        # A program with a loop of its own can wait for one token, not for several.
+        seats |= {job: c.errand.seats for job, c in self._commands.items() if c.errand.has_session and c.errand.is_solo}
+        room = {n: 1 if d.cuda is not None else max(1, len(d.cores)) for n, d in self._devices.items()}
+        by_token = who_take_turns(seats, room)
+        for job, command in self._commands.items():
+            if command.errand.has_session and command.by_token != (job in by_token):
+                command.take_turns(job in by_token)
         for job, training in self._trainings.items():
             if not training.team.is_over and training.by_token != (job in by_token):
                 training.by_token = job in by_token
@@ -336,8 +361,13 @@ class Executor:
 
     def _grant(self, at: float, device: int) -> None:
         granted = self._turns[device].next(at)
-        if granted is not None:
-            self._staff.send(granted[0], Grant(granted[1]))
+        if granted is None:
+            return
+        (job, _), steps = granted
+        if job in self._commands:
+            self._commands[JobId(job)].send(Grant(steps))
+        else:
+            self._staff.send(granted[0], Grant(steps))
 
     # -- memory -------------------------------------------------------------------------------------------------------
 

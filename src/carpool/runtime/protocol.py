@@ -142,6 +142,14 @@ class Ready(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Joined(Message):
+    """A program with a loop of its own is about to make steps (`carpool.session`); answered by `Proceed`."""
+
+    step: int  # so many are done
+    total_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded(Message):
     """The state was taken over; so many steps are done."""
 

@@ -7,10 +7,13 @@ Whoever has waited for ``max_wait_s`` goes before all others.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from carpool.runtime.crew import Seat
+
+J = TypeVar("J", bound=Hashable)
 K = TypeVar("K", bound=Hashable)
 
 _MOST_STEPS = 64  # with one grant
@@ -24,6 +27,19 @@ class _Client:
     used: float = 0.0  # device time had, by fraction
     asked_at: float | None = None
     step_s: float = 0.0  # a step takes about so long
+
+
+def who_take_turns(seats: Mapping[J, Sequence[Seat]], room: Mapping[int, int]) -> set[J]:
+    """The jobs that share a device with unlike turns, or with more jobs than it has ``room`` for side by side."""
+    sharers: dict[int, list[tuple[J, Seat]]] = {}
+    for job, held in seats.items():
+        for seat in held:
+            sharers.setdefault(seat.device, []).append((job, seat))
+    found: set[J] = set()
+    for device, there in sharers.items():
+        if len(there) > 1 and (len(there) > room[device] or len({seat.turn for _, seat in there}) > 1):
+            found.update(job for job, _ in there)
+    return found
 
 
 class Turns(Generic[K]):
