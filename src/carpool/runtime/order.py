@@ -44,15 +44,15 @@ class DataOrder:
         self.size = size
         self.seed = seed
         self.shuffle = shuffle
-        self._epoch = -1
-        self._samples: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._known: dict[int, NDArray[np.int64]] = {}
 
     def samples(self, epoch: int) -> NDArray[np.int64]:
-        """All samples of an epoch, in order (the last epoch asked for is kept)."""
-        if epoch != self._epoch:
-            self._samples = self._arrange(epoch)
-            self._epoch = epoch
-        return self._samples
+        """All samples of an epoch, in order (two epochs are kept: somebody may look ahead)."""
+        if epoch not in self._known:
+            for old in list(self._known)[:-1]:
+                del self._known[old]
+            self._known[epoch] = self._arrange(epoch)
+        return self._known[epoch]
 
     def draw(self, cursor: Cursor, batch_size: int) -> Draw:
         """What the step at the cursor holds: the next ``batch_size`` samples, or the few that are left of the epoch."""

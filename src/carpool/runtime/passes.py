@@ -73,7 +73,14 @@ class Passes:
         self._parameters = list(training.model.parameters())  # frozen and foreign to the optimizer ones too
         self._before: list[Tensor] = []
         self._has_passed = False
-        self._samples = Samples(training.dataset, seed=seed, augment=training.augment, collate=training.collate)
+        self.samples = Samples(
+            training.dataset,
+            seed=seed,
+            augment=training.augment,
+            collate=training.collate,
+            device=layout.device,
+            workers=training.workers,
+        )
 
     def contribute(self, step: Step, pieces: range, places: Places | None = None) -> Gathered:
         """The maximal aligned subtrees of a range of pieces, each added up in tree order.
@@ -99,7 +106,7 @@ class Passes:
         layout = self._layout
         kept = layout.buffers()
         before = self._remember(kept)
-        batch = self._samples.fetch(step.draw.at.epoch, step.draw.samples, layout.device)
+        batch = self.samples.fetch(step.draw.at.epoch, step.draw.samples, layout.device)
         seed_pass(self._seed, step.number, 0)
         self._clear()
         try:
@@ -113,6 +120,7 @@ class Passes:
                 self._refuse_sparse()
                 self._has_passed = True
             self._refuse_growth(before)
+            self.samples.send()  # while the device is busy
             value = reading.value()
         except BaseException:
             self._undo(kept, before)
@@ -162,7 +170,7 @@ class Passes:
         layout = self._layout
         made = layout.new() if place is None else layout.cleared(place)
         for number, (first, stop) in enumerate(step.passes(piece)):
-            batch = self._samples.fetch(step.draw.at.epoch, step.draw.samples[first:stop], layout.device)
+            batch = self.samples.fetch(step.draw.at.epoch, step.draw.samples[first:stop], layout.device)
             seed_pass(self._seed, step.number, piece, number)
             kept = layout.buffers()
             try:

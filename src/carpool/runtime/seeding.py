@@ -47,6 +47,11 @@ def seed_batch(seed: int, epoch: int, first: int) -> None:
     reseed(derive("batch", seed, epoch, first))
 
 
+def seed_augment(seed: int, epoch: int, first: int) -> None:
+    """Reseed before a batch is augmented: the batch may have been made in another process."""
+    reseed(derive("augmenting", seed, epoch, first))
+
+
 def seed_evaluation(seed: int, step: int) -> None:
     """Reseed before an evaluation."""
     reseed(derive("evaluation", seed, step))

@@ -189,7 +189,7 @@ class Session:
         if not 1 <= batch_size <= len(dataset):
             raise InputError(f"session.batches(batch_size={batch_size!r}); the data holds {len(dataset)} samples")
         order = DataOrder(len(dataset), self._seed, shuffle)
-        samples = Samples(dataset, seed=self._seed, augment=augment, collate=collate)
+        samples = Samples(dataset, seed=self._seed, augment=augment, collate=collate, device=self.device, workers=0)
         per_epoch = -(-len(dataset) // batch_size)
         for step in self.steps(epochs * per_epoch):
             self._epoch, position = divmod(step, per_epoch)

@@ -30,6 +30,7 @@ from carpool.runtime.flat import Contribution, Layout, Sums
 from carpool.runtime.goals import Best, metric
 from carpool.runtime.order import Cursor, DataOrder, batch_lengths
 from carpool.runtime.passes import Gathered, Passes, Places, Step, add_contributions
+from carpool.runtime.readers import Request
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.seeding import Caveats, intra_op_threads, seed_evaluation, settle
 from carpool.runtime.shards import (
@@ -103,6 +104,7 @@ class Trainer:
         self._scale = LossScale() if training.autocast_dtype is torch.float16 else None
         self.layout = Layout(training.model, training.optimizer)
         self._passes = Passes(training, self.layout, seed, self._scale)
+        self.notes += self._passes.samples.notes
         self._update = Update(training, self.layout, self._scale)
 
     # -- one step -----------------------------------------------------------------------------------------------------
@@ -134,6 +136,7 @@ class Trainer:
 
     def contribute(self, step: Step, pieces: range, places: Places | None = None) -> Gathered:
         """What a range of pieces contributes, as maximal aligned subtrees; the trainer stays as it was."""
+        self._look_ahead(step, pieces)
         with self._bound():
             return self._passes.contribute(step, pieces, places)
 
@@ -169,6 +172,7 @@ class Trainer:
 
     def pass_whole(self, step: Step) -> float:
         """The loss of a step in one pass, its gradient on the parameters; what fails can be repeated."""
+        self._look_ahead(step, range(1))
         with self._bound():
             return self._passes.whole(step)
 
@@ -353,6 +357,19 @@ class Trainer:
         stack.enter_context(self.caveats.watching())
         stack.enter_context(intra_op_threads(1))
         return stack
+
+    def _look_ahead(self, step: Step, pieces: range) -> None:
+        """Let the batches of this step and the next ones be prepared, guessing that they are cut alike."""
+        samples, draw, bounds = self._passes.samples, step.draw, step.bounds
+        if not samples.depth:
+            return
+        requests: list[Request] = []
+        for _ in range(1 + samples.depth):
+            held = [bounds[piece] for piece in pieces]
+            requests += [Request(draw.at.epoch, draw.samples[start:end]) for start, end in held if start < end]
+            draw = self._order.draw(draw.after, self.batch_size)
+            bounds = self._bounds(len(draw.samples), self._cut_for[1])
+        samples.expect(requests)
 
     def _bounds(self, num_samples: int, parts: tuple[int, ...]) -> Bounds:
         if self.shards is not None:

@@ -16,7 +16,15 @@ from torch import Tensor
 from carpool.runtime.digest import digest
 from carpool.runtime.order import DataOrder
 from carpool.runtime.samples import Chance, to_device
-from carpool.runtime.seeding import intra_op_threads, seed_batch, seed_evaluation, seed_pass, seed_sample, settle
+from carpool.runtime.seeding import (
+    intra_op_threads,
+    seed_augment,
+    seed_batch,
+    seed_evaluation,
+    seed_pass,
+    seed_sample,
+    settle,
+)
 from carpool.runtime.training import Training, as_metrics
 from carpool.runtime.update import settle_optimizer
 
@@ -218,6 +226,7 @@ def _batch(training: Training, samples: Any, seed: int, epoch: int, device: torc
         seed_batch(seed, epoch, int(samples[0]))
         batch = (training.collate or torch.utils.data.default_collate)(rows)
     if training.augment is not None:
+        seed_augment(seed, epoch, int(samples[0]))
         batch = training.augment(batch, Chance(seed, epoch, samples))
     return to_device(batch, device)
 
