@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from carpool.core.messages import Assign, Order, Probe
 from carpool.runtime.actions import Mirror
 from carpool.runtime.dealing import as_owners
 from carpool.runtime.division import Division, Ranges
@@ -159,3 +160,13 @@ def fits(first: Ready, other: Ready) -> str:
         "deterministic. Take all randomness from torch, NumPy or random after import, and none from the time, the "
         "process or the order of sets."
     )
+
+
+def as_wish(order: Order) -> Wish:
+    """An order as what a team understands."""
+    if not isinstance(order, Assign):
+        return Wish(order.generation)
+    allocation = order.allocation
+    seats = [Seat(device, share.fraction, share.turn) for share in allocation.shares for device in share.devices]
+    probe = order.purpose.steps if isinstance(order.purpose, Probe) else 0
+    return Wish(order.generation, tuple(seats), allocation.batch_size, allocation.parts, probe)

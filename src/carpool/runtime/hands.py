@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from carpool.core.messages import Assign, Fact, JobFailed, Order, Probe
+from carpool.core.messages import Fact, JobFailed, Order
 from carpool.core.model import JobId
 from carpool.runtime.actions import (
     Action,
@@ -32,7 +32,7 @@ from carpool.runtime.actions import (
     Write,
 )
 from carpool.runtime.command import Command
-from carpool.runtime.crew import Rules, Seat, Wish
+from carpool.runtime.crew import Rules, Seat, as_wish
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.division import Division
 from carpool.runtime.holding import Training
@@ -404,13 +404,3 @@ class Executor:
             for other, training in self._trainings.items()
             if other != job and not training.team.is_over and device in training.devices.values()
         ]
-
-
-def as_wish(order: Order) -> Wish:
-    """An order as what a team understands."""
-    if not isinstance(order, Assign):
-        return Wish(order.generation)
-    allocation = order.allocation
-    seats = [Seat(device, share.fraction, share.turn) for share in allocation.shares for device in share.devices]
-    probe = order.purpose.steps if isinstance(order.purpose, Probe) else 0
-    return Wish(order.generation, tuple(seats), allocation.batch_size, allocation.parts, probe)

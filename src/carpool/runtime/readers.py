@@ -142,7 +142,9 @@ def _serve(read: Read, end: socket.socket, parent: int) -> None:
         torch.set_num_threads(1)  # those of the parent are not here
         while (raw := _receive(end)) is not None:
             epoch, samples = pickle.loads(raw)
-            _write(end, _packed((read(epoch, samples),)))
+            answer = _packed((read(epoch, samples),))
+            with contextlib.suppress(BrokenPipeError):
+                _write(end, answer)
     except Exception:  # noqa: BLE001 - told here; the parent reads the batch itself and meets the same
         traceback.print_exc()
     finally:
