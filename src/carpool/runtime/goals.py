@@ -120,6 +120,14 @@ class Best:
         return before is None or (value > before if self.larger else value < before)
 
 
+@dataclass(frozen=True, slots=True)
+class BestSoFar:
+    """The best evaluation so far."""
+
+    step: int
+    value: float
+
+
 def metric(metrics: Mapping[str, float], name: str) -> float:
     """One metric by name."""
     if name not in metrics:

@@ -57,9 +57,7 @@ from carpool.runtime.reports import Evaluation, Facts, Outcome, Report, Sized, T
 from carpool.runtime.staff import Key, Staff
 from carpool.runtime.team import Team
 from carpool.runtime.turns import Turns, who_take_turns
-from carpool.runtime.wire import (
-    ExecutorOptions,
-)
+from carpool.runtime.wire import ExecutorOptions
 
 _NEEDS_NO_TOKEN = (Halted, Done, Broke)  # nor the one it may still be waiting for
 
@@ -126,10 +124,8 @@ class Executor:
             self._flush()
             return
         if program.command:
-            grace_s = self._options.grace_s
-            self._commands[job] = Command(
-                job, program, folder, self._devices, grace_s, self._on_moves, self._on_session
-            )
+            ears = (self._on_moves, self._on_session)
+            self._commands[job] = Command(job, program, folder, self._devices, self._options.grace_s, *ears)
             return
         rules = Rules(
             exact=program.exact,

@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from carpool.core.errors import InputError
 from carpool.runtime.errors import CheckpointError, Diverged
 from carpool.runtime.flat import Contribution, Layout, Sums
-from carpool.runtime.goals import Best, metric
+from carpool.runtime.goals import Best, BestSoFar, metric
 from carpool.runtime.order import Cursor, DataOrder, batch_lengths
 from carpool.runtime.passes import Gathered, Passes, Places, Step, add_contributions
 from carpool.runtime.readers import Request
@@ -58,14 +58,6 @@ class StepDone:
     loss: float  # mean over the step
     num_samples: int
     skipped: bool = False  # a float16 gradient overflowed: the weights stayed as they were
-
-
-@dataclass(frozen=True, slots=True)
-class BestSoFar:
-    """The best evaluation so far."""
-
-    step: int
-    value: float
 
 
 class Trainer:
