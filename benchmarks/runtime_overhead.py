@@ -1,6 +1,6 @@
 """What carpool costs a training that runs alone, beside a bare PyTorch loop in the same run; how fast workers start.
 
-    python benchmarks/runtime_overhead.py [--device cuda] [--rounds 21] [--out FILE]
+    python benchmarks/runtime_overhead.py [--device cuda] [--rounds 15] [--out FILE]
 
 Ways to make the same steps, each in a process of its own that rests meanwhile:
 
@@ -35,12 +35,11 @@ from typing import Any
 
 import torch
 from measured import RESULTS, conditions
-from torch import nn
 from torch.nn.functional import cross_entropy
+from trials.steps import MODELS, mlp
 
 import carpool
 from carpool.runtime.channel import AsyncChannel, Channel, pair
-from carpool.runtime.datasets.tensors import TensorData
 from carpool.runtime.memory import Mirrors
 from carpool.runtime.mirror import read_mirror, write_mirror
 from carpool.runtime.nursery import Nursery
@@ -50,95 +49,9 @@ from carpool.runtime.seeding import settle
 from carpool.runtime.trainer import Trainer
 
 LIMIT, LONG_ENOUGH_S = 1.02, 0.010
-GUARD_S = 170.0  # after which everything is ended
-SPELL_S = 0.12  # how long each way computes in a round
+GUARD_S = {"cpu": 600.0, "cuda": 175.0}  # after which everything is ended
+SPELL_S = 0.25  # how long each way computes in a round
 READ_EVERY = 10  # steps after which a good user reads the loss
-
-
-def cnn() -> carpool.Training:
-    """Much to compute for each parameter."""
-    body = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten()]
-    return declared(nn.Sequential(*body, nn.Linear(32 * 49, 10)), (3, 16, 16), 128)
-
-
-def mlp(batch_size: int = 128) -> carpool.Training:
-    """A million parameters."""
-    layers = [nn.Linear(256, 896), nn.ReLU(), nn.Linear(896, 896), nn.ReLU(), nn.Linear(896, 10)]
-    return declared(nn.Sequential(*layers), (256,), batch_size)
-
-
-def declared(
-    model: nn.Module,
-    shape: tuple[int, ...],
-    batch_size: int,
-    optimizer: torch.optim.Optimizer | None = None,
-    size: int = 2048,
-) -> carpool.Training:
-    """A training that never ends."""
-    data = TensorData(torch.randn(size, *shape), torch.randint(0, 10, (size,)))
-    return carpool.Training(
-        model=model,
-        optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
-        dataset=data,
-        loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
-        batch_size=batch_size,
-        stop=carpool.Stop(steps=10**9),
-    )
-
-
-def mlp_short() -> carpool.Training:
-    """The same with a step below 10 ms: what does not shrink with the step shows."""
-    return mlp(48)
-
-
-def mlp_long() -> carpool.Training:
-    """The same, with more to compute for each update."""
-    return mlp(512)
-
-
-def norm_cnn() -> carpool.Training:
-    """Many small parameters and buffers, and Adam."""
-    layers: list[nn.Module] = []
-    for number in range(12):
-        width = 3 if number == 0 else 16
-        layers += [nn.Conv2d(width, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 256, 10))
-    return declared(model, (3, 16, 16), 32, torch.optim.Adam(model.parameters(), lr=1e-3))
-
-
-def gpu_mlp(batch_size: int = 24576) -> carpool.Training:
-    """Large products: some 10 ms and more on a data-centre GPU."""
-    layers = [nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 10)]
-    return declared(nn.Sequential(*layers), (1024,), batch_size, size=4 * batch_size)
-
-
-def gpu_mlp_short() -> carpool.Training:
-    """The same with a tenth of the samples."""
-    return gpu_mlp(2048)
-
-
-def gpu_transformer() -> carpool.Training:
-    """Six layers, Adam: many kernels for each step."""
-    layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.1, batch_first=True)
-    encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
-    model = nn.Sequential(encoder, nn.Flatten(), nn.Linear(512 * 64, 10))
-    return declared(model, (64, 512), 192, torch.optim.Adam(model.parameters(), lr=1e-4), size=768)
-
-
-def gpu_cnn() -> carpool.Training:
-    """Convolutions with BatchNorm: what deterministic algorithms cost shows here."""
-    layers: list[nn.Module] = []
-    for number in range(12):
-        width = 3 if number == 0 else 128
-        layers += [nn.Conv2d(width, 128, 3, padding=1, bias=False), nn.BatchNorm2d(128), nn.ReLU()]
-    model = nn.Sequential(*layers, nn.MaxPool2d(8), nn.Flatten(), nn.Linear(128 * 16, 10))
-    return declared(model, (3, 32, 32), 256, size=1024)
-
-
-MODELS: dict[str, tuple[Callable[[], carpool.Training], ...]] = {
-    "cpu": (cnn, norm_cnn, mlp, mlp_short, mlp_long),
-    "cuda": (gpu_mlp, gpu_transformer, gpu_cnn, gpu_mlp_short),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +128,7 @@ class Loop:
     def __init__(self, loop: str, model: str, device: str) -> None:
         command = [sys.executable, __file__, "--serve", loop, model, "--device", device]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._guard = threading.Timer(GUARD_S, self._process.kill)
+        self._guard = threading.Timer(GUARD_S[device], self._process.kill)
         self._guard.daemon = True
         self._guard.start()
         assert self._process.stdin is not None
@@ -272,7 +185,7 @@ async def forked(nursery: Nursery, entry: str, core: int, device: str = "cpu") -
         pid = await nursery.fork(theirs)
     born = time.perf_counter()
     worker = Worker(pid, AsyncChannel(ours))
-    program = {"entry": f"{Path(__file__).name}:{entry}", "folder": str(Path(__file__).parent)}
+    program = {"entry": f"steps.py:{entry}", "folder": str(Path(__file__).parent / "trials")}
     begin = Begin("bench", program, "cpu", cores=(core,)) if device == "cpu" else Begin("bench", program, "cuda:0")
     worker.channel.send(begin)
     await worker.hear(Ready)
@@ -436,13 +349,13 @@ def main() -> int:
     """Measure, print, write the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=None, help="default: benchmarks/results/runtime_overhead*.json")
     parser.add_argument("--serve", nargs=2, metavar=("LOOP", "MODEL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         return serve(*options.serve, device=torch.device(options.device))
-    figures = asyncio.run(asyncio.wait_for(measure(options.device, options.rounds), GUARD_S))
+    figures = asyncio.run(asyncio.wait_for(measure(options.device, options.rounds), GUARD_S[options.device]))
     out = options.out or RESULTS / f"runtime_overhead{'' if options.device == 'cpu' else '_gpu'}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"schema": 1, **conditions(), **figures}, indent=1) + "\n", encoding="utf-8")
