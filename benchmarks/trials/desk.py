@@ -64,7 +64,7 @@ class Desk:
     ) -> Desk:
         """Start an executor for devices with so many cores, dealt round-robin and shared where there are too few."""
         devices = dealt(cores_of_devices)
-        chosen = ExecutorOptions(environment={MARK: mark}, preload=("sklearn.datasets",), **options)
+        chosen = ExecutorOptions(environment={MARK: mark}, **options)
         return cls(await ExecutorLink.start(devices, state, options=chosen), mark, patience_s)
 
     # -- orders -------------------------------------------------------------------------------------------------------
