@@ -1,0 +1,30 @@
+"""A multi-process service of our own: private folders, and an end in any case."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_CONTROL = "nvidia-cuda-mps-control"
+
+
+@contextmanager
+def mps() -> Iterator[dict[str, str]]:
+    """What clients must have in their environment, while the service runs; nothing where there is none."""
+    if shutil.which(_CONTROL) is None:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="mps", dir="/tmp") as folder:
+        paths = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/p", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/l"}
+        for path in paths.values():
+            os.mkdir(path, 0o700)
+        env = {**os.environ, **paths}
+        subprocess.run([_CONTROL, "-d"], env=env, check=True, timeout=20)
+        try:
+            yield paths
+        finally:
+            subprocess.run([_CONTROL], input="quit\n", text=True, env=env, check=False, timeout=30)

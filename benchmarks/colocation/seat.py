@@ -1,0 +1,188 @@
+"""A long-lived process with a fixed share of the device: loads one task after another and runs it when told to."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from colocation.tasks import Built, Task, build
+
+_WARM_UP = 4  # eager steps before the capture
+
+
+class Gone(Exception):
+    """A seat did not answer in time, or died."""
+
+
+@dataclass(slots=True)
+class Window:
+    """When to run and when to count, in seconds of the machine's monotonic clock."""
+
+    start: float
+    count_from: float
+    count_until: float
+
+
+class Seat:
+    """The parent's end."""
+
+    def __init__(self, share: int, environment: Mapping[str, str], device: str) -> None:
+        self.share = share
+        self.task: Task | None = None
+        context = get_context("fork")  # torch is imported once, in the parent, which never touches the device
+        self._pipe, theirs = context.Pipe()
+        own = {**environment, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)} if environment else {}
+        self.process = context.Process(target=_serve, args=(theirs, own, device), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, *words: Any) -> None:
+        """Send a command."""
+        self._pipe.send(words)
+
+    def answer(self, limit_s: float) -> Any:
+        """What came back."""
+        if not self._pipe.poll(limit_s):
+            self.process.kill()
+            raise Gone(f"share {self.share}: no answer in {limit_s:.0f} s")
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            raise Gone(f"share {self.share}: exit code {self.process.exitcode}") from None
+
+    def close(self) -> None:
+        """Tell it to end, and see to it."""
+        try:
+            self._pipe.send(("quit",))
+        except OSError:
+            pass
+        self.process.join(5.0)
+        if self.process.is_alive():
+            self.process.kill()
+
+
+def _serve(pipe: Connection, environment: dict[str, str], device: str) -> None:
+    os.environ.update(environment)
+    runner = _Runner(device)
+    while True:
+        try:
+            command, *words = pipe.recv()
+        except EOFError:
+            return
+        if command == "quit":
+            return
+        try:
+            pipe.send(getattr(runner, command)(*words))
+        except Exception as error:  # whatever it is, the parent must hear of it
+            pipe.send({"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-1500:]})
+
+
+class _Runner:
+    """The child's side: one task at a time, its step as a graph where that can be."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        self._device = device
+        self._built: Built | None = None
+        self._launch: Any = None
+        self._graph: Any = None
+
+    def clear(self) -> dict[str, Any]:
+        """Give the last task's memory back."""
+        import torch
+
+        self._built = self._launch = self._graph = None
+        gc.collect()
+        if self._device == "cuda":
+            torch.cuda.empty_cache()
+        return {}
+
+    def load(self, task: Task) -> dict[str, Any]:
+        """Put a task where there is none; how it will run."""
+        import torch
+
+        if self._device != "cuda":
+            self._built = build(task, self._device)
+            self._launch = self._built.step
+            return {"graph": False, "sms": 0, "reserved_bytes": 0}
+        built = self._built = build(task, "cuda")
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UP):
+                built.step()
+        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # a graph has a pool of its own: not to hold both
+        torch.cuda.reset_peak_memory_stats()
+        note = self._capture(built)
+        for _ in range(3):
+            self._launch()
+        torch.cuda.synchronize()
+        return {
+            "graph": not note,
+            "note": note,
+            "sms": torch.cuda.get_device_properties(0).multi_processor_count,
+            "reserved_bytes": torch.cuda.max_memory_reserved(),
+        }
+
+    def _capture(self, built: Built) -> str:
+        """Why the step could not be captured; nothing if it could."""
+        import torch
+
+        try:
+            for parameter in built.parameters:
+                parameter.grad = None
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                built.step()
+        except Exception as error:  # any reason means: run it eagerly, and say so
+            self._launch = built.step
+            return f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+        self._graph, self._launch = graph, graph.replay
+        return ""
+
+    def run(self, window: Window) -> dict[str, float]:
+        """Run through the window; steps per second inside of it."""
+        launch, wait = self._launch, self._waiter()
+        now = time.monotonic
+        while now() < window.start:
+            time.sleep(max(0.0, window.start - now() - 0.0005))
+        ends: list[float] = [now()]
+        while ends[-1] < window.count_until:
+            launch()
+            wait()
+            ends.append(now())
+        steps = np.arange(len(ends), dtype=float)
+        first, last = np.interp([window.count_from, window.count_until], ends, steps)
+        return {"steps_per_s": float(last - first) / (window.count_until - window.count_from)}
+
+    def _waiter(self) -> Any:
+        """Waits for the step before the last one, so that the device never starves."""
+        if self._device != "cuda":
+            return lambda: None
+        import torch
+
+        events = [torch.cuda.Event(), torch.cuda.Event()]
+        torch.cuda.synchronize()
+        events[1].record()
+        turn = 0
+
+        def wait() -> None:
+            nonlocal turn
+            events[turn].record()
+            turn = 1 - turn
+            events[turn].synchronize()
+
+        return wait
