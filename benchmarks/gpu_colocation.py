@@ -191,7 +191,8 @@ def load(session: Session, wave: Sequence[Task]) -> list[Task]:
 
 def note_loaded(table: Table, task: Task, share: int, found: dict[str, Any]) -> None:
     """Keep how a task runs at a share."""
-    table.task(task.name, {"model": task.name.split("@")[0], "batch": task.batch, "fed": task.is_fed})
+    own = {"model": task.name.split("@")[0], "batch": task.batch, "fed": task.is_fed, "host_bytes": task.host_bytes}
+    table.task(task.name, own)
     facts = table.document["tasks"][task.name]
     facts.setdefault("sms", {})[str(share)] = found["sms"]
     facts["graph"] = bool(facts.get("graph", True) and found["graph"])

@@ -25,6 +25,11 @@ class Task:
         """Such as ``vgg16@128``."""
         return f"{self.label or self.model}@{self.batch}"
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that come over the host link in each step: a picture of floats and a label for each sample."""
+        return self.batch * (3 * self.image**2 * 4 + 8) if self.is_fed else 0
+
 
 def _task(label: str, batch: int) -> Task:
     if label == "resnet18-imagenet":

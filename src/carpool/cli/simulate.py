@@ -43,7 +43,7 @@ Examples:
     default="plain",
     show_default=True,
     metavar="WORLD",
-    help="plain, gavel:FILE, pollux:DIR, or a TOML file.",
+    help="plain, colocation:FILE, gavel:FILE, pollux:DIR, or a TOML file.",
 )
 @click.option(
     "--rounds",

@@ -25,6 +25,7 @@ class Listing(NamedTuple):
 
 POLICIES: dict[str, Listing] = {
     "antman": Listing("antman", "guaranteed jobs at full speed, opportunistic ones in the idle cycles (AntMan)"),
+    "competitive": Listing("competitive", "virtual shares of one device, searched, measured and kept if better"),
     "kernel-est": Listing("kernel_est", "jobs share a device where SM and memory use predict little slowdown"),
     "mps-equal": Listing("mps_equal", "equal fixed slots on every device, first fit by memory, never moved"),
     "fifo": Listing("fifo", "in order of submission; the head of the queue blocks unless bypass=true"),

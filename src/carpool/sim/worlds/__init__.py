@@ -1,4 +1,4 @@
-"""Worlds by name: ``plain``, ``gavel:FILE``, ``pollux:DIR``, ``profile:FILE``, or a TOML file of models and kinds."""
+"""Worlds by name: ``plain``, ``KIND:FILE`` of measured data, or a TOML file of models and kinds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from carpool.sim.world import PlainWorld, World
 
 WORLDS = {
     "plain": "the trace's own durations; nothing costs anything",
+    "colocation": "colocation:FILE, trainings measured alone and in groups on one device, at unlike shares",
     "gavel": "gavel:FILE, steps per second by job type and device kind, alone and in pairs",
     "pollux": "pollux:DIR, goodput from measured profiles",
     "profile": "profile:FILE, rates and memory as carpool profile measured them (a folder: all profiles in it)",
@@ -25,14 +26,18 @@ def parse_world(text: str, seed: int = 0) -> World:
         return ParametricWorld.load(Path(text), seed=seed or None)  # 0: as the file says
     if name == "plain" and not rest:
         return PlainWorld()
-    if name in ("gavel", "pollux", "profile"):
+    if name in ("colocation", "gavel", "pollux", "profile"):
         if not rest:
             raise InputError(f"world {text!r} names no data", way_out=f"Write {WORLDS[name].split(',')[0]}.")
-        return _from_data(name, Path(rest))
+        return _from_data(name, Path(rest), seed)
     raise UnknownName("world", text, WORLDS)
 
 
-def _from_data(name: str, path: Path) -> World:
+def _from_data(name: str, path: Path, seed: int) -> World:
+    if name == "colocation":
+        from carpool.sim.worlds.colocation import ColocationWorld
+
+        return ColocationWorld.load(path, seed)
     if name == "gavel":
         from carpool.sim.worlds.gavel import GavelWorld
 

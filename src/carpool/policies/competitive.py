@@ -1,0 +1,216 @@
+"""Competitive sharing: jobs share a device at virtual shares that are searched, measured and kept if they are better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+from carpool.core.draft import Draft
+from carpool.core.errors import InputError, UnknownName
+from carpool.core.model import Allocation, DeviceId, Job
+from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.topology import Placement
+from carpool.policies.registry import register
+from carpool.policies.share_search import OBJECTIVES, Setting, ShareSearch, Tenant, Vector
+from carpool.policies.share_trials import Trial, Trials
+from carpool.policies.sharing import Rooms, start_alone
+
+_LEAST = 1e-9
+
+
+@register("competitive")
+@dataclass(frozen=True, slots=True)
+class Competitive(Policy):
+    """Free devices first; else a job joins the device where sharing adds most throughput, if it adds any.
+
+    Whenever the jobs of a device change, their shares (and the batch sizes of jobs that allow it) are searched anew
+    over what the estimator believes of such mixes (`ShareSearch`). The winner is carried out and measured for
+    `settle_s`; what it showed corrects what is believed of this mix; up to `tries` vectors are tried, and the best
+    measured one stays. A job joins only if Σ P / P(alone) is believed to grow by `min_gain`, and leaves again if the
+    measured sum falls below 1: then one after another would be better. After "Powering Multi-Task Federated Learning
+    with Competitive GPU Resource Sharing" (MLSys poster); search and verification are ours.
+    """
+
+    shares_devices: ClassVar[bool] = True
+    max_virtual: ClassVar[float] = 16.0
+
+    objective: str = "fair"  # "fair": geometric mean of P / P(alone); "raw": their weighted sum
+    most: int = 4  # residents of one device
+    levels: tuple[float, ...] = (0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.8, 1.0)
+    tries: int = 3  # vectors that are measured for a mix
+    settle_s: float = 6.0  # how long a vector is measured
+    min_gain: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise UnknownName("objective", self.objective, OBJECTIVES)
+        if not 1 <= self.most <= self.max_virtual:
+            raise InputError(f"most is {self.most}", way_out=f"Give a number from 1 to {self.max_virtual:.0f}.")
+        if not self.levels or sorted(self.levels) != list(self.levels) or not 0 < self.levels[0] <= self.levels[-1] <= 1:
+            raise InputError(f"levels are {self.levels}", way_out="Give ascending shares above 0 and up to 1.")
+        if self.tries < 1 or self.settle_s <= 0.0:
+            raise InputError(f"tries is {self.tries}, settle_s {self.settle_s}", way_out="Both must be positive.")
+
+    def plan(self, view: Snapshot) -> Plan:
+        """Look at trials that are due, admit waiting jobs, then search shares for every mix that has changed."""
+        draft = Draft(view)
+        trials = Trials.of(view.note)
+        told: list[str] = []
+        for device in list(draft.occupancy.shared_devices()):
+            told += self._review(draft, trials, device)
+        told += self._admit(draft, trials)
+        for device in list(draft.occupancy.shared_devices()):
+            told += self._retune(draft, trials, device)
+        trials.forget(draft)
+        note = trials.note()
+        if not told and note == view.note:
+            return Plan.NOTHING
+        return draft.finish("; ".join(told) or "measuring", wake_at=trials.next_look(view.at), note=note)
+
+    # ------------------------------------------------------------------------------------------------------- admitting
+    def _admit(self, draft: Draft, trials: Trials) -> Iterator[str]:
+        """Start waiting jobs alone, or where they add most; a wide job that finds no free devices blocks the others."""
+        rooms = Rooms(draft, self.most)
+        alone = joined = 0
+        for job in draft.waiting():
+            if not rooms and not draft.num_free:
+                break
+            allocation = start_alone(draft, job, job.lane[0] if job.lane else 1.0)
+            alone += allocation is not None
+            if allocation is None:
+                if job.spec.devices > 1:
+                    break
+                allocation = self._join(draft, trials, rooms, job)
+                joined += allocation is not None
+            if allocation is not None:
+                rooms.refile(allocation)
+        if alone:
+            yield f"{alone} alone"
+        if joined:
+            yield f"{joined} beside others"
+
+    def _join(self, draft: Draft, trials: Trials, rooms: Rooms, job: Job) -> Allocation | None:
+        """Put a job beside the residents with whom it adds most to Σ P / P(alone), if it adds enough."""
+        best: tuple[float, DeviceId, Setting] | None = None
+        seen: dict[tuple[object, ...], tuple[float, Setting]] = {}
+        for device in rooms.open_to(job, self.levels[0]):
+            residents = _residents(draft, device)
+            if any(resident.spec.devices > 1 for resident in residents) or trials.is_refused(device, residents, job):
+                continue
+            like = (draft.view.cluster.kind_of(device), *sorted((r.spec.model, r.spec.batch_size) for r in residents))
+            if like not in seen:
+                seen[like] = self._gain(draft, device, residents, job)
+            gain, setting = seen[like]
+            if gain >= self.min_gain and (best is None or gain > best[0] + _LEAST):
+                best = (gain, device, setting)
+        if best is None:
+            return None
+        allocation = Allocation.of(best[1], fraction=best[2].fraction, batch_size=best[2].batch_size)
+        draft.assign(job, allocation)
+        return allocation
+
+    def _gain(self, draft: Draft, device: DeviceId, residents: Sequence[Job], job: Job) -> tuple[float, Setting]:
+        """How much Σ P / P(alone) would grow with the job there, and the job's setting then."""
+        before = sum(self._search(draft, device, residents).best()[1])
+        vector, values = self._search(draft, device, [*residents, job]).best()
+        return sum(values) / before - 1.0, vector[-1]
+
+    # --------------------------------------------------------------------------------------------------------- tuning
+    def _retune(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
+        """Search shares for a mix that is not the one that was tuned."""
+        residents = _residents(draft, device)
+        if any(resident.spec.devices > 1 for resident in residents) or trials.knows(device, residents):
+            return
+        if len(residents) == 1:
+            trials.drop(device)
+            self._apply(draft, device, residents, (_fixed(residents[0]) or Setting(1.0),))
+            return
+        search = self._search(draft, device, residents)
+        vector, _ = search.best()
+        self._apply(draft, device, residents, vector)
+        trials.begin(device, residents, vector, draft.view.at + self.settle_s)
+        yield f"shares {_words(vector)} on {draft.view.cluster.device_name(device)}"
+
+    def _review(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
+        """Judge the vector that has been running, and try the next one or settle for the best."""
+        trial = trials.get(device)
+        residents = _residents(draft, device)
+        if trial is None or trial.look_at is None or not trials.knows(device, residents):
+            return
+        at = draft.view.at
+        if at < trial.look_at or any(resident.is_starting for resident in residents):
+            if at >= trial.look_at:
+                trials.put_off(device, at + self.settle_s)
+            return
+        search = self._search(draft, device, residents)
+        measured = _measured(draft, search, residents)
+        trial = trial.judged(search, measured)
+        if sum(measured) < 1.0 - self.min_gain and trial.is_last(self.tries):
+            yield from self._fall_back(draft, trials, device, residents, sum(measured))
+            return
+        vector = self._next(search, trial)
+        if vector is None:
+            trials.settle(device, trial)
+            self._apply(draft, device, residents, trial.best)
+            yield f"keeps {_words(trial.best)} on {draft.view.cluster.device_name(device)}, measured {trial.value:.2f}"
+        else:
+            trials.go_on(device, trial, vector, at + self.settle_s)
+            self._apply(draft, device, residents, vector)
+            yield f"tries {_words(vector)} on {draft.view.cluster.device_name(device)}"
+
+    def _next(self, search: ShareSearch, trial: Trial) -> Vector | None:
+        """The next vector worth measuring: what corrected beliefs prefer, else moderate equal shares, once."""
+        if trial.is_last(self.tries):
+            return None
+        search.corrections = trial.corrections
+        tried = [vector for vector, _ in trial.tried]
+        vector, values = search.best(trial.best, tabu=tried)
+        if vector not in tried and search.value(values) > trial.value * (1.0 + self.min_gain):
+            return vector
+        moderate = search.moderate()
+        return moderate if moderate not in tried and len(tried) == 1 else None
+
+    def _fall_back(
+        self, draft: Draft, trials: Trials, device: DeviceId, residents: Sequence[Job], total: float
+    ) -> Iterator[str]:
+        """Sharing is slower than taking turns: the one that came last waits until the mix has changed."""
+        last = max(residents, key=lambda job: (job.seq, job.id))
+        draft.release(last)
+        trials.refuse(device, residents, last)
+        name = draft.view.cluster.device_name(device)
+        yield f"{last.id} waits: together they reached {total:.2f} of one alone on {name}"
+
+    def _search(self, draft: Draft, device: DeviceId, jobs: Sequence[Job]) -> ShareSearch:
+        bank = draft.view.cluster.bank_of(device)
+        tenants = [Tenant(job.spec, _fixed(job)) for job in jobs]
+        return ShareSearch(
+            draft.view.estimates, bank.kind, tenants, self.levels, self.objective, memory_bytes=bank.memory_bytes
+        )
+
+    def _apply(self, draft: Draft, device: DeviceId, residents: Sequence[Job], vector: Vector) -> None:
+        for job, setting in zip(residents, vector, strict=True):
+            draft.assign(job, Allocation.of(device, fraction=setting.fraction, batch_size=setting.batch_size))
+
+
+def _residents(draft: Draft, device: DeviceId) -> list[Job]:
+    """The jobs of a device in order of submission."""
+    jobs = draft.view.jobs
+    return sorted((jobs[r.job] for r in draft.occupancy.residents(device)), key=lambda job: (job.seq, job.id))
+
+
+def _fixed(job: Job) -> Setting | None:
+    """The setting an exact job keeps for life."""
+    return Setting(job.lane[0]) if job.lane else None
+
+
+def _measured(draft: Draft, search: ShareSearch, residents: Sequence[Job]) -> list[float]:
+    """Rates as last reported, relative to those believed alone."""
+    rate = draft.view.estimates.rate
+    whole = [rate(job.spec, Placement(((search.kind, 1),))).mean for job in residents]
+    return [min(job.rate / alone, 1e6) if alone > 0.0 else inf for job, alone in zip(residents, whole, strict=True)]
+
+
+def _words(vector: Vector) -> str:
+    return "/".join(f"{s.fraction:.0%}" + (f" of batch {s.batch_size}" if s.batch_size else "") for s in vector)

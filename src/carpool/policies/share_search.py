@@ -1,0 +1,164 @@
+"""Which shares and batch sizes the jobs of one device should have: greedy search over believed rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from carpool.core.estimates import Estimate, Estimator
+from carpool.core.model import JobId, JobSpec, Kind
+from carpool.core.topology import Neighbour, Placement
+from carpool.policies.uses import memory_of
+
+_LEAST = 1e-6
+_MOVES = 64  # rounds of the search, each of which improves: a bound against rounding, never reached
+
+Tenure = tuple[JobSpec, float, int]  # a job, its share, its batch size (0: its own)
+
+
+@runtime_checkable
+class KnowsMixes(Protocol):
+    """An estimator that answers for whole mixes at once."""
+
+    def mixed(self, kind: Kind, mixes: Sequence[Sequence[Tenure]]) -> Sequence[Sequence[Estimate]]:
+        """Rate of each job of each mix on one device of a kind."""
+        ...
+
+
+class Setting(NamedTuple):
+    """One job's share and batch size (0: its own)."""
+
+    fraction: float
+    batch_size: int = 0
+
+
+Vector = tuple[Setting, ...]  # of the jobs of a mix, in their order
+
+
+class Tenant(NamedTuple):
+    """A job to be given a setting; `fixed` where it must keep the one it has."""
+
+    spec: JobSpec
+    fixed: Setting | None = None
+
+
+def speeds(estimates: Estimator, kind: Kind, tenants: Sequence[Tenant], vectors: Sequence[Vector]) -> list[list[float]]:
+    """Believed rate of each job under each vector, relative to its rate alone on the whole device."""
+    alone = [max(estimates.rate(tenant.spec, Placement(((kind, 1),))).mean, _LEAST) for tenant in tenants]
+    mixes = [[(tenant.spec, *setting) for tenant, setting in zip(tenants, v, strict=True)] for v in vectors]
+    found: Sequence[Sequence[Estimate]]
+    if isinstance(estimates, KnowsMixes):
+        found = estimates.mixed(kind, mixes)
+    else:
+        found = [_one_by_one(estimates, kind, mix) for mix in mixes]
+    return [[estimate.mean / whole for estimate, whole in zip(rates, alone, strict=True)] for rates in found]
+
+
+def _one_by_one(estimates: Estimator, kind: Kind, mix: Sequence[Tenure]) -> list[Estimate]:
+    answers = []
+    for place, (spec, fraction, batch_size) in enumerate(mix):
+        others = tuple(Neighbour(*other) for other in (*mix[:place], *mix[place + 1 :]))
+        answers.append(estimates.rate(spec, Placement(((kind, 1),), fraction, batch_size, others)))
+    return answers
+
+
+def fair(weights: Sequence[float], values: Sequence[float]) -> float:
+    """Weighted geometric mean of speeds: halving one job's speed costs as much as halving another's."""
+    return exp(sum(w * log(max(v, _LEAST)) for w, v in zip(weights, values, strict=True)) / sum(weights))
+
+
+def raw(weights: Sequence[float], values: Sequence[float]) -> float:
+    """Weighted mean of speeds: in proportion to the normalised throughput Σ P / P(alone)."""
+    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+
+
+OBJECTIVES: Mapping[str, Callable[[Sequence[float], Sequence[float]], float]] = {"fair": fair, "raw": raw}
+
+
+@dataclass(slots=True)
+class ShareSearch:
+    """The mix of one device, and what is believed of it."""
+
+    estimates: Estimator
+    kind: Kind
+    tenants: Sequence[Tenant]
+    levels: tuple[float, ...]  # shares there are, ascending
+    objective: str = "fair"
+    memory_bytes: int = 0  # of the device; 0: unknown
+    corrections: Mapping[JobId, float] = field(default_factory=dict)  # measured over believed, of this very mix
+    asked: int = 0  # vectors looked at
+
+    def value(self, values: Sequence[float]) -> float:
+        """What the objective says of relative speeds."""
+        return OBJECTIVES[self.objective]([tenant.spec.weight for tenant in self.tenants], values)
+
+    def believed(self, vectors: Sequence[Vector]) -> list[list[float]]:
+        """Relative speeds under each vector, corrected by what the mix has shown."""
+        self.asked += len(vectors)
+        factors = [self.corrections.get(tenant.spec.id, 1.0) for tenant in self.tenants]
+        found = speeds(self.estimates, self.kind, self.tenants, vectors)
+        return [[value * factor for value, factor in zip(row, factors, strict=True)] for row in found]
+
+    def best(self, start: Vector | None = None, tabu: Iterable[Vector] = ()) -> tuple[Vector, list[float]]:
+        """From equal shares (all levels of them) or from `start`, the best single change at a time while it gains.
+
+        A change is one level up or down in one job's share, or twice or half the batch of a job whose batch may be
+        tuned, if memory fits. `tabu` vectors are passed over.
+        """
+        refused = set(tabu)
+        first = [start] if start is not None else [self.equal(level) for level in self.levels]
+        now, values = self._pick([vector for vector in first if vector not in refused] or first)
+        for _ in range(_MOVES):
+            near = [vector for vector in self._near(now) if vector not in refused]
+            if not near:
+                break
+            then, found = self._pick(near)
+            if now not in refused and self.value(found) <= self.value(values) * (1.0 + 1e-9):
+                break
+            now, values = then, found
+        return now, values
+
+    def equal(self, level: float) -> Vector:
+        """Everybody at one level, but for those whose setting is fixed."""
+        return tuple(tenant.fixed or Setting(level) for tenant in self.tenants)
+
+    def moderate(self) -> Vector:
+        """Equal shares that sum to about one and a third: where sharing is usually best."""
+        wanted = 4.0 / 3.0 / len(self.tenants)
+        return self.equal(min(self.levels, key=lambda level: abs(level - wanted)))
+
+    def _pick(self, vectors: Sequence[Vector]) -> tuple[Vector, list[float]]:
+        found = self.believed(vectors)
+        place = max(range(len(vectors)), key=lambda i: (self.value(found[i]), -i))
+        return vectors[place], found[place]
+
+    def _near(self, vector: Vector) -> list[Vector]:
+        """Vectors one change away."""
+        near = []
+        for place, (tenant, setting) in enumerate(zip(self.tenants, vector, strict=True)):
+            for changed in () if tenant.fixed else self._changed(tenant.spec, setting):
+                other = (*vector[:place], changed, *vector[place + 1 :])
+                if self._fits(other):
+                    near.append(other)
+        return near
+
+    def _changed(self, spec: JobSpec, setting: Setting) -> list[Setting]:
+        level = min(range(len(self.levels)), key=lambda i: abs(self.levels[i] - setting.fraction))
+        found = [setting._replace(fraction=self.levels[i]) for i in (level - 1, level + 1) if 0 <= i < len(self.levels)]
+        if spec.batch_range is not None and spec.batch_size and not spec.exact:
+            own = setting.batch_size or spec.batch_size
+            low, high = spec.batch_range
+            found += [setting._replace(batch_size=size) for size in (own * 2, own // 2) if low <= size <= high]
+        return found
+
+    def _fits(self, vector: Vector) -> bool:
+        """Whether memory suffices, taking all of a job's to grow with its batch."""
+        if not self.memory_bytes:
+            return True
+        needed = 0.0
+        for tenant, setting in zip(self.tenants, vector, strict=True):
+            grown = setting.batch_size / tenant.spec.batch_size if setting.batch_size and tenant.spec.batch_size else 1.0
+            needed += memory_of(self.estimates, tenant.spec) * max(1.0, grown)
+        return needed <= self.memory_bytes
