@@ -13,7 +13,7 @@ from carpool.core.model import Allocation, DeviceId, Job
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.topology import Placement
 from carpool.policies.registry import register
-from carpool.policies.share_search import OBJECTIVES, Setting, ShareSearch, Tenant, Vector
+from carpool.policies.share_search import OBJECTIVES, KnowsMixes, Setting, ShareSearch, Tenant, Vector
 from carpool.policies.share_trials import Trial, Trials
 from carpool.policies.sharing import Rooms, start_alone
 
@@ -161,7 +161,7 @@ class Competitive(Policy):
             yield f"tries {_words(vector)} on {draft.view.cluster.device_name(device)}"
 
     def _next(self, search: ShareSearch, trial: Trial) -> Vector | None:
-        """The next vector worth measuring: what corrected beliefs prefer, else moderate equal shares, once."""
+        """The next vector worth measuring: what corrected beliefs prefer, else moderate equal shares."""
         if trial.is_last(self.tries):
             return None
         search.corrections = trial.corrections
@@ -170,7 +170,8 @@ class Competitive(Policy):
         if vector not in tried and search.value(values) > trial.value * (1.0 + self.min_gain):
             return vector
         moderate = search.moderate()
-        return moderate if moderate not in tried and len(tried) == 1 else None
+        is_guess = not isinstance(search.estimates, KnowsMixes)  # then the search knows only that more share is more
+        return moderate if is_guess and moderate not in tried else None
 
     def _fall_back(
         self, draft: Draft, trials: Trials, device: DeviceId, residents: Sequence[Job], total: float

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 from math import inf, sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
+from threadpoolctl import ThreadpoolController
 
 Floats = NDArray[np.float64]
 
@@ -28,6 +31,11 @@ class GaussianProcess:
 
     def fit(self, features: Floats, targets: Floats) -> GaussianProcess:
         """From scratch, to all rows."""
+        with _one_thread():
+            self._fit(features, targets)
+        return self
+
+    def _fit(self, features: Floats, targets: Floats) -> None:
         self.center_, spread = features.mean(0), features.std(0)
         self.scale_ = np.where(spread > 1e-9, spread, 1.0) * sqrt(features.shape[1])
         self.mean_ = float(targets.mean())
@@ -45,14 +53,24 @@ class GaussianProcess:
                 best = likelihood
                 self.length_, self.noise_, self.variance_ = length, noise, variance
                 self.factor_, self.weights_ = factor, weights
-        return self
 
     def predict(self, features: Floats) -> tuple[Floats, Floats]:
         """Mean and standard deviation of what a measurement would show."""
-        cross = _kernel((features - self.center_) / self.scale_, self.rows_, self.length_)
-        explained = solve_triangular(self.factor_, cross.T, lower=True)
+        with _one_thread():
+            cross = _kernel((features - self.center_) / self.scale_, self.rows_, self.length_)
+            explained = solve_triangular(self.factor_, cross.T, lower=True)
         left = np.maximum(1.0 + self.noise_ - (explained**2).sum(0), 1e-9)
         return self.mean_ + cross @ self.weights_, np.sqrt(self.variance_ * left)
+
+
+def _one_thread() -> Any:
+    """Matrices this small are no work for several threads: on a busy machine these cost ten times what they save."""
+    return _threads().limit(limits=1, user_api="blas")
+
+
+@cache
+def _threads() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _kernel(left: Floats, right: Floats, length: float) -> Floats:
