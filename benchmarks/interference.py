@@ -35,7 +35,11 @@ Kept = list[list[float]]
 def mape(model: Interference, groups: Groups, kept: Kept) -> float:
     """Mean relative error over all members."""
     answers = model.predict(groups)
-    errors = [abs(a.mean / k - 1.0) for found, values in zip(answers, kept, strict=True) for a, k in zip(found, values, strict=True)]
+    errors = [
+        abs(a.mean / k - 1.0)
+        for found, values in zip(answers, kept, strict=True)
+        for a, k in zip(found, values, strict=True)
+    ]
     return float(np.mean(errors))  # fmt: skip
 
 
@@ -48,7 +52,9 @@ def held_out(groups: Groups, kept: Kept, seeds: int, samples: int) -> dict[str, 
         for method in METHODS:
             model = Interference(method, seed=seed).fit([groups[i] for i in seen], [kept[i] for i in seen])
             found[method].append(mape(model, [groups[i] for i in unseen], [kept[i] for i in unseen]))
-    return {method: {"mape": round(float(np.mean(e)), 4), "std": round(float(np.std(e)), 4)} for method, e in found.items()}  # fmt: skip
+    return {
+        method: {"mape": round(float(np.mean(e)), 4), "std": round(float(np.std(e)), 4)} for method, e in found.items()
+    }
 
 
 # ------------------------------------------------------------------------------------------------------ Gavel's table

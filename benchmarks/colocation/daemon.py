@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _CONTROL = "nvidia-cuda-mps-control"
 
@@ -21,7 +22,7 @@ def mps() -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="mps", dir="/tmp") as folder:
         paths = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/p", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/l"}
         for path in paths.values():
-            os.mkdir(path, 0o700)
+            Path(path).mkdir(0o700)
         env = {**os.environ, **paths}
         subprocess.run([_CONTROL, "-d"], env=env, check=True, timeout=20)
         try:

@@ -7,6 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -60,10 +61,8 @@ class Seat:
 
     def close(self) -> None:
         """Tell it to end, and see to it."""
-        try:
+        with suppress(OSError):
             self._pipe.send(("quit",))
-        except OSError:
-            pass
         self.process.join(5.0)
         if self.process.is_alive():
             self.process.kill()
@@ -81,7 +80,7 @@ def _serve(pipe: Connection, environment: dict[str, str], device: str) -> None:
             return
         try:
             pipe.send(getattr(runner, command)(*words))
-        except Exception as error:  # whatever it is, the parent must hear of it
+        except Exception as error:  # noqa: BLE001  # whatever it is, the parent must hear of it
             pipe.send({"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-1500:]})
 
 
@@ -147,7 +146,7 @@ class _Runner:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 built.step()
-        except Exception as error:  # any reason means: run it eagerly, and say so
+        except Exception as error:  # noqa: BLE001  # any reason means: run it eagerly, and say so
             self._launch = built.step
             return f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
         self._graph, self._launch = graph, graph.replay

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from colocation.tasks import Task, build
@@ -51,7 +52,7 @@ def _take(pipe: Connection, tasks: Sequence[Task], device: str) -> None:
     for task in tasks:
         try:
             pipe.send((task.name, traits(task, device)))
-        except Exception as error:  # one task that cannot be looked at does not end the others
+        except Exception as error:  # noqa: BLE001  # one task that cannot be looked at does not end the others
             pipe.send((task.name, {"error": f"{type(error).__name__}: {str(error)[:200]}"}))
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -120,8 +121,7 @@ def _kernels(step: Any) -> dict[str, float]:
         torch.cuda.synchronize()
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         seen.export_chrome_trace(file.name)
-        with open(file.name, encoding="utf-8") as text:
-            events = json.load(text)["traceEvents"]
+        events = json.loads(Path(file.name).read_text(encoding="utf-8"))["traceEvents"]
     kernels = [event for event in events if event.get("cat") == "kernel"]
     if not kernels:
         return {}

@@ -1,4 +1,4 @@
-"""Competitive sharing: jobs share a device at virtual shares that are searched, measured and kept if they are better."""
+"""Competitive sharing: jobs share a device at virtual shares that are searched, measured and kept if better."""
 
 from __future__ import annotations
 
@@ -48,7 +48,11 @@ class Competitive(Policy):
             raise UnknownName("objective", self.objective, OBJECTIVES)
         if not 1 <= self.most <= self.max_virtual:
             raise InputError(f"most is {self.most}", way_out=f"Give a number from 1 to {self.max_virtual:.0f}.")
-        if not self.levels or sorted(self.levels) != list(self.levels) or not 0 < self.levels[0] <= self.levels[-1] <= 1:
+        if (
+            not self.levels
+            or sorted(self.levels) != list(self.levels)
+            or not 0 < self.levels[0] <= self.levels[-1] <= 1
+        ):
             raise InputError(f"levels are {self.levels}", way_out="Give ascending shares above 0 and up to 1.")
         if self.tries < 1 or self.settle_s <= 0.0:
             raise InputError(f"tries is {self.tries}, settle_s {self.settle_s}", way_out="Both must be positive.")
@@ -64,10 +68,10 @@ class Competitive(Policy):
         for device in list(draft.occupancy.shared_devices()):
             told += self._retune(draft, trials, device)
         trials.forget(draft)
-        note = trials.note()
-        if not told and note == view.note:
+        note, look_at = trials.note(), trials.next_look(view.at)
+        if not told and look_at is None and note == (view.note or Trials.of(None).note()):
             return Plan.NOTHING
-        return draft.finish("; ".join(told) or "measuring", wake_at=trials.next_look(view.at), note=note)
+        return draft.finish("; ".join(told) or "shares are being measured", wake_at=look_at, note=note)
 
     # ------------------------------------------------------------------------------------------------------- admitting
     def _admit(self, draft: Draft, trials: Trials) -> Iterator[str]:
@@ -86,10 +90,8 @@ class Competitive(Policy):
                 joined += allocation is not None
             if allocation is not None:
                 rooms.refile(allocation)
-        if alone:
-            yield f"{alone} alone"
-        if joined:
-            yield f"{joined} beside others"
+        if alone or joined:
+            yield f"{alone} started alone, {joined} beside others"
 
     def _join(self, draft: Draft, trials: Trials, rooms: Rooms, job: Job) -> Allocation | None:
         """Put a job beside the residents with whom it adds most to Σ P / P(alone), if it adds enough."""
@@ -125,7 +127,11 @@ class Competitive(Policy):
             return
         if len(residents) == 1:
             trials.drop(device)
-            self._apply(draft, device, residents, (_fixed(residents[0]) or Setting(1.0),))
+            held = draft.holding(residents[0])
+            whole = _fixed(residents[0]) or Setting(1.0)
+            if held is not None and held.shares[0].fraction != whole.fraction:
+                self._apply(draft, device, residents, (whole,))
+                yield f"{residents[0].id} has {draft.view.cluster.device_name(device)} to itself"
             return
         search = self._search(draft, device, residents)
         vector, _ = search.best()
@@ -179,7 +185,7 @@ class Competitive(Policy):
         """Sharing is slower than taking turns: the one that came last waits until the mix has changed."""
         last = max(residents, key=lambda job: (job.seq, job.id))
         draft.release(last)
-        trials.refuse(device, residents, last)
+        trials.refuse(device, residents)
         name = draft.view.cluster.device_name(device)
         yield f"{last.id} waits: together they reached {total:.2f} of one alone on {name}"
 

@@ -13,6 +13,7 @@ from carpool.core.topology import Neighbour, Placement
 from carpool.policies.uses import memory_of
 
 _LEAST = 1e-6
+_STARTS = 3  # equal vectors that the search climbs from
 _MOVES = 64  # rounds of the search, each of which improves: a bound against rounding, never reached
 
 Tenure = tuple[JobSpec, float, int]  # a job, its share, its batch size (0: its own)
@@ -102,23 +103,35 @@ class ShareSearch:
         return [[value * factor for value, factor in zip(row, factors, strict=True)] for row in found]
 
     def best(self, start: Vector | None = None, tabu: Iterable[Vector] = ()) -> tuple[Vector, list[float]]:
-        """From equal shares (all levels of them) or from `start`, the best single change at a time while it gains.
+        """From the best few equal shares, or from `start`: the best single change at a time while it gains.
 
         A change is one level up or down in one job's share, or twice or half the batch of a job whose batch may be
-        tuned, if memory fits. `tabu` vectors are passed over.
+        tuned, if memory fits. `tabu` vectors may be passed through but are not answers, unless there is no other.
         """
-        refused = set(tabu)
-        first = [start] if start is not None else [self.equal(level) for level in self.levels]
-        now, values = self._pick([vector for vector in first if vector not in refused] or first)
+        known: dict[Vector, list[float]] = {}
+        starts = [start] if start is not None else self._ranked([self.equal(level) for level in self.levels], known)
+        ends = {self._climb(vector, known, set(tabu)) for vector in starts[:_STARTS]}
+        best = self._ranked(sorted(ends), known)[0]
+        return best, known[best]
+
+    def _climb(self, vector: Vector, known: dict[Vector, list[float]], tabu: set[Vector]) -> Vector:
         for _ in range(_MOVES):
-            near = [vector for vector in self._near(now) if vector not in refused]
+            near = [other for other in self._near(vector) if other not in tabu]
             if not near:
                 break
-            then, found = self._pick(near)
-            if now not in refused and self.value(found) <= self.value(values) * (1.0 + 1e-9):
+            then = self._ranked(near, known)[0]
+            (now,) = self._ranked([vector], known)
+            if now not in tabu and self.value(known[then]) <= self.value(known[now]) * (1.0 + 1e-9):
                 break
-            now, values = then, found
-        return now, values
+            vector = then
+        return vector
+
+    def _ranked(self, vectors: Sequence[Vector], known: dict[Vector, list[float]]) -> list[Vector]:
+        """Vectors by value, the best first; those not asked for yet are asked for at once."""
+        missing = [vector for vector in dict.fromkeys(vectors) if vector not in known]
+        if missing:
+            known.update(zip(missing, self.believed(missing), strict=True))
+        return sorted(dict.fromkeys(vectors), key=lambda vector: -self.value(known[vector]))
 
     def equal(self, level: float) -> Vector:
         """Everybody at one level, but for those whose setting is fixed."""
@@ -128,11 +141,6 @@ class ShareSearch:
         """Equal shares that sum to about one and a third: where sharing is usually best."""
         wanted = 4.0 / 3.0 / len(self.tenants)
         return self.equal(min(self.levels, key=lambda level: abs(level - wanted)))
-
-    def _pick(self, vectors: Sequence[Vector]) -> tuple[Vector, list[float]]:
-        found = self.believed(vectors)
-        place = max(range(len(vectors)), key=lambda i: (self.value(found[i]), -i))
-        return vectors[place], found[place]
 
     def _near(self, vector: Vector) -> list[Vector]:
         """Vectors one change away."""
@@ -159,6 +167,8 @@ class ShareSearch:
             return True
         needed = 0.0
         for tenant, setting in zip(self.tenants, vector, strict=True):
-            grown = setting.batch_size / tenant.spec.batch_size if setting.batch_size and tenant.spec.batch_size else 1.0
+            grown = (
+                setting.batch_size / tenant.spec.batch_size if setting.batch_size and tenant.spec.batch_size else 1.0
+            )
             needed += memory_of(self.estimates, tenant.spec) * max(1.0, grown)
         return needed <= self.memory_bytes

@@ -62,14 +62,13 @@ class Trials:
             return cls({}, {})
         trials = {DeviceId(int(device)): _trial(entry) for device, entry in note["trials"].items()}
         refused = {
-            DeviceId(int(device)): [tuple(map(JobId, mix)) for mix in mixes] for device, mixes in note["refused"].items()
+            DeviceId(int(device)): [tuple(map(JobId, mix)) for mix in mixes]
+            for device, mixes in note["refused"].items()
         }
         return cls(trials, refused)
 
     def note(self) -> object:
-        """JSON-able, and nothing while nothing is known."""
-        if not self._trials and not self._refused:
-            return None
+        """JSON-able."""
         return {
             "trials": {str(device): _entry(trial) for device, trial in sorted(self._trials.items())},
             "refused": {str(d): [list(mix) for mix in mixes] for d, mixes in sorted(self._refused.items())},
@@ -78,7 +77,7 @@ class Trials:
     def next_look(self, at: float) -> float | None:
         """When the next vector is to be judged."""
         due = [trial.look_at for trial in self._trials.values() if trial.look_at is not None]
-        return max(min(due), at) if due else None
+        return min((look_at for look_at in due if look_at > at), default=None)
 
     def get(self, device: DeviceId) -> Trial | None:
         """The trial of a device."""
@@ -110,7 +109,7 @@ class Trials:
         """The best vector stays until the mix changes."""
         self._trials[device] = replace(trial, now=trial.best, look_at=None)
 
-    def refuse(self, device: DeviceId, residents: Sequence[Job], last: Job) -> None:
+    def refuse(self, device: DeviceId, residents: Sequence[Job]) -> None:
         """Remember a mix that does not pay; the rest of it is tuned anew."""
         self._refused.setdefault(device, []).append(tuple(sorted(_mix(residents))))
         self._trials.pop(device, None)

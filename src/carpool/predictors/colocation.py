@@ -42,7 +42,8 @@ class Profile:
         least, speed = self.scaling[0]
         if share < least:
             return speed * share / least
-        return float(np.interp(share, *zip(*self.scaling, strict=True)))
+        shares, speeds = zip(*self.scaling, strict=True)
+        return float(np.interp(share, shares, speeds))
 
     @property
     def traits(self) -> tuple[float, ...]:
@@ -161,7 +162,9 @@ def interpolated(known: tuple[Profile, ...], batch_size: int) -> Profile:
     for spot in fields(Profile):
         a, b = getattr(low, spot.name), getattr(high, spot.name)
         if spot.name == "scaling":
-            mixed["scaling"] = tuple((share, low.alone(share) * (1 - part) + high.alone(share) * part) for share, _ in a)
+            mixed["scaling"] = tuple(
+                (share, low.alone(share) * (1 - part) + high.alone(share) * part) for share, _ in a
+            )
         elif spot.name in ("step_s", "memory_bytes"):
             least = a * batch_size / low.batch_size / 2.0 if batch_size < low.batch_size else a
             mixed[spot.name] = type(a)(max(least, a + (b - a) * straight))

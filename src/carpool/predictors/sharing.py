@@ -127,10 +127,10 @@ class SharedThroughput:
 
     def _take(self, group: Sequence[_Seen]) -> None:
         """Keep a measured group unless it says what is believed already."""
-        ordered = sorted(group, key=lambda seen: (seen.resident.spec.model, seen.resident.fraction))
-        members = tuple(self._member(seen.resident) for seen in ordered)
-        kept = tuple(min(1.0, seen.kept) for seen in ordered)
-        believed = self._known.get(members) or tuple(e.mean for e in self._keeps([[s.resident for s in ordered]])[0])
+        pairs = sorted((self._member(seen.resident), min(1.0, seen.kept)) for seen in group)
+        members = tuple(member for member, _ in pairs)
+        kept = tuple(value for _, value in pairs)
+        believed = self._known.get(members) or tuple(answer.mean for answer in self._asked([members])[0])
         if all(abs(new - old) <= _CHANGED * old for new, old in zip(kept, believed, strict=True)):
             return
         self._known[members] = kept
@@ -162,17 +162,21 @@ class SharedThroughput:
         return self.profile(resident.spec, resident.batch_size).member(resident.fraction)
 
     def _keeps(self, mixes: Sequence[Sequence[Resident]]) -> list[list[Estimate]]:
-        """What each keeps in each mix, asked of the model once for every group it has not been asked for yet."""
+        """What each keeps in each mix."""
         groups = [[self._member(resident) for resident in mix] for mix in mixes]
         keys = [tuple(sorted(group)) for group in groups]
-        missing = [key for key in dict.fromkeys(keys) if key not in self._kept]
-        if missing:
-            self._kept.update(zip(missing, self._predicted(missing), strict=True))
         answers = []
-        for group, key in zip(groups, keys, strict=True):
-            by_member = dict(zip(key, self._kept[key], strict=True))
+        for group, key, kept in zip(groups, keys, self._asked(keys), strict=True):
+            by_member = dict(zip(key, kept, strict=True))
             answers.append([by_member[member] for member in group])
         return answers
+
+    def _asked(self, groups: Sequence[tuple[Member, ...]]) -> list[list[Estimate]]:
+        """Answers for groups in ascending order; the model is asked once for all that it has not been asked for yet."""
+        missing = [group for group in dict.fromkeys(groups) if group not in self._kept]
+        if missing:
+            self._kept.update(zip(missing, self._predicted(missing), strict=True))
+        return [self._kept[group] for group in groups]
 
     def _predicted(self, groups: Sequence[tuple[Member, ...]]) -> list[list[Estimate]]:
         if self.interference.num_groups:

@@ -1,4 +1,4 @@
-"""Shipped contracts, fakes and generators: what a policy, a backend or an estimator must pass to be accepted.
+"""Shipped contracts, fakes and generators: what a policy, a backend, an estimator or a predictor must pass.
 
 ``class TestMine(PolicyContract): policy = Mine()`` in a test file is all that it takes. The contracts need pytest and
 hypothesis, which the extra ``dev`` brings; the fakes need neither.
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from carpool.testing.backend_contract import BackendContract, Bench, MachinesBench
     from carpool.testing.desk import Desk
-    from carpool.testing.estimator_contract import EstimatorContract, PredictorContract
+    from carpool.testing.estimator_contract import EstimatorContract
     from carpool.testing.fakes import FakeBackend, FakeClock
     from carpool.testing.invariants import check_books
     from carpool.testing.policy_contract import PolicyContract
+    from carpool.testing.predictor_contract import PredictorContract
     from carpool.testing.reference import PlainRun, plain_loop
     from carpool.testing.running import Driven, Wish, Wishes, drive
 
@@ -30,14 +31,14 @@ _FROM = {
     "MachinesBench": "backend_contract",
     "PlainRun": "reference",
     "PolicyContract": "policy_contract",
-    "PredictorContract": "estimator_contract",
+    "PredictorContract": "predictor_contract",
     "Wish": "running",
     "Wishes": "running",
     "check_books": "invariants",
     "drive": "running",
     "plain_loop": "reference",
 }
-_WITH_PYTEST = ("backend_contract", "estimator_contract", "policy_contract", "strategies")
+_WITH_PYTEST = ("backend_contract", "estimator_contract", "policy_contract", "predictor_contract", "strategies")
 
 __all__ = [
     "BackendContract",

@@ -150,9 +150,6 @@ class EstimatorContract:
         return [estimator.rate(spec, placement) for spec, placement in questions]
 
 
-PredictorContract = EstimatorContract  # a predictor becomes an estimator by being asked
-
-
 def _sober(answer: Estimate) -> None:
     assert isfinite(answer.mean), answer
     assert answer.mean >= 0.0, answer

@@ -1,0 +1,118 @@
+"""The contract of a predictor: learns from samples, keeps what it learned apart, and forgets nothing on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from carpool.core.estimates import Estimate
+
+Answer = Estimate | Sequence[Estimate]
+
+
+class Predictor(Protocol):
+    """What is promised of: scikit-learn's conventions, with `Estimate` for an answer."""
+
+    def fit(self, samples: Sequence[Any], targets: Sequence[Any], /) -> Any: ...
+
+    def update(self, samples: Sequence[Any], targets: Sequence[Any], /) -> Any: ...
+
+    def predict(self, samples: Sequence[Any], /) -> Sequence[Answer]: ...
+
+    def save(self, path: Path, /) -> None: ...
+
+
+class PredictorContract:
+    """What every predictor promises. Inherit, override `make_predictor`, `load` and `samples`."""
+
+    tolerance: ClassVar[float] = 1e-9  # between answers that should be equal
+
+    def make_predictor(self) -> Predictor:
+        """A fresh one, that has learned nothing."""
+        raise NotImplementedError(f"{type(self).__name__} overrides make_predictor")
+
+    def load(self, path: Path) -> Predictor:
+        """One that was saved."""
+        raise NotImplementedError(f"{type(self).__name__} overrides load")
+
+    def samples(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        """At least eight questions and what was measured for them."""
+        raise NotImplementedError(f"{type(self).__name__} overrides samples")
+
+    # ---------------------------------------------------------------------------------------------------- promises
+    def test_fit_returns_the_predictor(self) -> None:
+        """So that it can be made and fitted in one line."""
+        predictor = self.make_predictor()
+        assert predictor.fit(*self.samples()) is predictor
+
+    def test_what_is_learned_is_marked(self) -> None:
+        """The constructor stores settings only; public attributes that fitting adds end in an underscore."""
+        predictor = self.make_predictor()
+        before = {name for name in vars(predictor) if not name.startswith("_")}
+        assert not [name for name in before if name.endswith("_")], "something is learned before anything was shown"
+        predictor.fit(*self.samples())
+        self._ask(predictor)
+        added = {name for name in vars(predictor) if not name.startswith("_")} - before
+        assert added, "nothing tells that it has been fitted"
+        assert not [name for name in added if not name.endswith("_")], f"learned attributes end in '_': {sorted(added)}"
+
+    def test_answers_are_sober(self) -> None:
+        """Finite, with a spread that is so too and not negative."""
+        for answer in self._ask(self._fitted()):
+            assert isfinite(answer.mean), answer
+            assert isfinite(answer.std), answer
+            assert answer.std >= 0.0, answer
+
+    def test_asking_changes_nothing(self) -> None:
+        """The same question gets the same answer."""
+        predictor = self._fitted()
+        assert self._ask(predictor) == self._ask(predictor)
+
+    def test_equal_samples_give_equal_answers(self) -> None:
+        """Nothing depends on the time, the process or the number of earlier fits."""
+        again = self._fitted()
+        again.fit(*self.samples())
+        self._same(self._fitted(), again)
+
+    def test_updates_equal_one_fit(self) -> None:
+        """Samples that come in portions teach what they teach together."""
+        samples, targets = self.samples()
+        half = len(samples) // 2
+        bit_by_bit = self.make_predictor()
+        bit_by_bit.fit(samples[:half], targets[:half])
+        self._ask(bit_by_bit)
+        bit_by_bit.update(samples[half:], targets[half:])
+        self._same(self._fitted(), bit_by_bit)
+
+    def test_survives_the_disk(self, tmp_path: Path) -> None:
+        """What is loaded answers like what was saved, and goes on learning like it."""
+        samples, targets = self.samples()
+        kept = self._fitted()
+        kept.save(tmp_path / "kept")
+        loaded = self.load(tmp_path / "kept")
+        self._same(kept, loaded)
+        for predictor in (kept, loaded):
+            predictor.update(samples[:2], targets[:2])
+        self._same(kept, loaded)
+
+    # ------------------------------------------------------------------------------------------------------ inside
+    def _fitted(self) -> Predictor:
+        predictor = self.make_predictor()
+        predictor.fit(*self.samples())
+        return predictor
+
+    def _ask(self, predictor: Predictor) -> list[Estimate]:
+        flat: list[Estimate] = []
+        for answer in predictor.predict(self.samples()[0]):
+            if isinstance(answer, Estimate):
+                flat.append(answer)
+            else:
+                flat.extend(answer)
+        return flat
+
+    def _same(self, one: Predictor, other: Predictor) -> None:
+        for a, b in zip(self._ask(one), self._ask(other), strict=True):
+            assert abs(a.mean - b.mean) <= self.tolerance, (a, b)
+            assert abs(a.std - b.std) <= self.tolerance, (a, b)

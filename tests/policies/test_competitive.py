@@ -1,0 +1,160 @@
+"""Competitive sharing: the search against brute force, verification, falling back to turns, and its notes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.core.errors import InputError, UnknownName
+from carpool.core.estimates import Declared, Estimate
+from carpool.core.model import JobId, JobSpec, Kind
+from carpool.core.topology import Cluster, Placement
+from carpool.policies.competitive import Competitive
+from carpool.policies.share_search import Setting, ShareSearch, Tenant, fair, raw
+from carpool.policies.share_trials import Trial, Trials
+from carpool.sim.run import simulate
+from carpool.sim.traces.trace import Arrival
+from carpool.sim.world import Pace, PlainWorld
+from carpool.sim.worlds.contention import Contention
+from carpool.sim.worlds.contention import Tenant as Load
+from carpool.testing import drive
+
+KIND = Kind("H200")
+LEVELS = (0.25, 0.4, 0.5, 0.75, 1.0)
+USES = {"light": (0.2, 0.05), "middle": (0.5, 0.3), "heavy": (0.9, 0.6)}
+
+
+class Contended:
+    """An estimator that knows the contention rule."""
+
+    version = 0
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        own = Load(*USES[spec.model], placement.fraction)
+        others = [Load(*USES[n.spec.model], n.fraction) for n in placement.neighbours]
+        batch = placement.batch_size or spec.batch_size or 1
+        return Estimate(Contention().speed(own, others) * (batch / (spec.batch_size or 1)) ** 0.5)
+
+    def remaining(self, job: object, at: float) -> Estimate:
+        return Estimate(1.0)
+
+    def learn(self, at: float, job: object, report: object) -> None:
+        """Nothing."""
+
+
+def tenants(*models: str, **options: object) -> list[Tenant]:
+    return [Tenant(JobSpec(JobId(f"{m}{i}"), 1, 10.0, m, **options)) for i, m in enumerate(models)]  # type: ignore[arg-type]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(sorted(USES)), min_size=2, max_size=3), st.sampled_from(["fair", "raw"]))
+def test_the_search_comes_close_to_the_best_of_all_vectors(models: list[str], objective: str) -> None:
+    search = ShareSearch(Contended(), KIND, tenants(*models), LEVELS, objective)
+    _, values = search.best()
+    everything = [tuple(map(Setting, levels)) for levels in product(LEVELS, repeat=len(models))]
+    best = max(search.value(row) for row in search.believed(everything))
+    equal = max(search.value(row) for row in search.believed([search.equal(level) for level in LEVELS]))
+    assert equal - 1e-9 <= search.value(values) <= best + 1e-9
+    assert search.value(values) >= (0.97 if objective == "fair" else 0.95) * best
+
+
+def test_the_search_looks_at_few_vectors() -> None:
+    search = ShareSearch(Contended(), KIND, tenants("light", "middle", "heavy", "light"), LEVELS)
+    search.best()
+    assert search.asked < 150
+
+
+def test_batch_sizes_move_only_where_they_may_and_fit() -> None:
+    free = tenants("light", "heavy", batch_size=64, batch_range=(32, 256), memory_bytes=100)
+    assert {s.batch_size for s in ShareSearch(Contended(), KIND, free, LEVELS).best()[0]} == {256}
+    tight = ShareSearch(Contended(), KIND, free, LEVELS, memory_bytes=300).best()[0]
+    assert sorted(s.batch_size for s in tight) in ([0, 128], [64, 128])
+    bound = ShareSearch(Contended(), KIND, tenants("light", "heavy", batch_size=64), LEVELS).best()[0]
+    assert {s.batch_size for s in bound} == {0}
+
+
+def test_a_fixed_setting_stays() -> None:
+    light, heavy = tenants("light", "heavy")
+    vector, _ = ShareSearch(Contended(), KIND, [light, heavy._replace(fixed=Setting(0.4))], LEVELS).best()
+    assert vector[1] == Setting(0.4)
+
+
+def test_objectives() -> None:
+    assert fair([1.0, 1.0], [0.25, 1.0]) == pytest.approx(0.5)
+    assert raw([1.0, 3.0], [0.2, 0.6]) == pytest.approx(0.5)
+    assert fair([1.0, 1.0], [0.5, 0.5]) > fair([1.0, 1.0], [0.2, 0.9])
+
+
+def test_notes_survive_json() -> None:
+    trial = Trial((JobId("a"), JobId("b")), (Setting(0.5), Setting(1.0, 64)), 6.0, (((Setting(0.4),) * 2, 0.7),))
+    trials = Trials({3: trial}, {3: [(JobId("a"), JobId("c"))]})  # type: ignore[dict-item]
+    assert Trials.of(trials.note()).note() == trials.note()
+
+
+def test_a_judged_vector_corrects_beliefs() -> None:
+    search = ShareSearch(Contended(), KIND, tenants("light", "heavy"), LEVELS)
+    vector = search.equal(0.5)
+    believed = search.believed([vector])[0]
+    mix = tuple(tenant.spec.id for tenant in search.tenants)
+    trial = Trial(mix, vector, 0.0).judged(search, [believed[0] * 0.5, believed[1]])
+    assert [round(factor, 6) for factor in trial.corrections.values()] == [0.5, 1.0]
+    assert trial.best == vector
+
+
+class Unlucky(PlainWorld):
+    """Sharing is far worse than anybody believes."""
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        return Pace(0.1 if placement.neighbours else 1.0)
+
+
+class Hopeful(Declared):
+    """Believes that neighbours do no harm."""
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        return Estimate(1.0 if placement.fraction > 0.3 else placement.fraction)
+
+
+def stream(count: int, work: float = 60.0) -> Sequence[Arrival]:
+    return [Arrival(0.0, JobSpec(JobId(f"j{i}"), 1, work)) for i in range(count)]
+
+
+def test_what_is_slower_than_turns_is_given_up() -> None:
+    cluster = Cluster.build([(1, 1, "H200")])
+    policy = Competitive(settle_s=1.0, tries=1, most=2)
+    shared = simulate(stream(3), cluster, policy, Unlucky(), estimator=Hopeful(), report_every_s=0.5).summary()
+    assert shared.finished == 3
+    assert shared.makespan_s < 3 * 60.0 + 10.0
+
+
+def test_a_better_vector_is_found_by_measuring() -> None:
+    """The estimator believes that more share is more; equal moderate ones are really twice as good."""
+
+    class Moderate(PlainWorld):
+        def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+            if not placement.neighbours:
+                return Pace(1.0)
+            return Pace(0.9 if placement.load <= 1.5 else 0.55)
+
+    cluster = Cluster.build([(1, 1, "H200")])
+    policy = Competitive(settle_s=1.0, most=2)
+    run = drive(policy, cluster, stream(2), Moderate(), report_every_s=0.5)
+    kept = [record.planned.reason for record in run.records if record.planned and "keeps" in record.planned.reason]
+    assert [reason for reason in kept if "60%/60%" in reason], kept
+
+
+def test_alone_a_job_has_the_whole_device() -> None:
+    run = drive(Competitive(), Cluster.build([(1, 2, "V100")]), stream(2), PlainWorld())
+    assert {order.allocation.fractions for _, order in run.orders if hasattr(order, "allocation")} == {(1.0,)}
+
+
+@pytest.mark.parametrize(
+    "options", [{"objective": "loud"}, {"most": 0}, {"levels": (0.5, 0.2)}, {"tries": 0}, {"levels": ()}]
+)
+def test_bad_parameters_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises((InputError, UnknownName)):
+        Competitive(**options)  # type: ignore[arg-type]
