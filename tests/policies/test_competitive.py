@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError, UnknownName
-from carpool.core.estimates import Declared, Estimate
+from carpool.core.estimates import Declared, Estimate, Estimator
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.competitive import Competitive
@@ -150,6 +150,26 @@ def test_a_better_vector_is_found_by_measuring() -> None:
 def test_alone_a_job_has_the_whole_device() -> None:
     run = drive(Competitive(), Cluster.build([(1, 2, "V100")]), stream(2), PlainWorld())
     assert {order.allocation.fractions for _, order in run.orders if hasattr(order, "allocation")} == {(1.0,)}
+
+
+def test_a_free_device_takes_over_a_sharer() -> None:
+    """Of three jobs on two devices the short one ends first: its device goes to one of the two that share."""
+    works = (60.0, 10.0, 60.0)
+    arrivals = [Arrival(0.0, JobSpec(JobId(f"j{i}"), 1, work)) for i, work in enumerate(works)]
+    run = drive(Competitive(), Cluster.build([(1, 2, "V100")]), arrivals, Lenient())
+    moves = [record.planned.reason for record in run.records if record.planned and "moves" in record.planned.reason]
+    assert len(moves) == 1
+    assert run.summary.makespan_s < 70.0
+
+
+class Lenient(PlainWorld):
+    """Neighbours cost a quarter of the speed, and everybody knows."""
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        return Pace(0.75 if placement.neighbours else 1.0)
+
+    def estimator(self) -> Estimator:
+        return Hopeful()
 
 
 @pytest.mark.parametrize(

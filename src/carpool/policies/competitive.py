@@ -15,7 +15,7 @@ from carpool.core.topology import Placement
 from carpool.policies.registry import register
 from carpool.policies.share_search import OBJECTIVES, KnowsMixes, Setting, ShareSearch, Tenant, Vector
 from carpool.policies.share_trials import Trial, Trials
-from carpool.policies.sharing import Rooms, start_alone
+from carpool.policies.sharing import Likeness, Rooms, likeness, start_alone
 
 _LEAST = 1e-9
 
@@ -65,6 +65,7 @@ class Competitive(Policy):
         for device in list(draft.occupancy.shared_devices()):
             told += self._review(draft, trials, device)
         told += self._admit(draft, trials)
+        told += self._spread(draft)
         for device in list(draft.occupancy.shared_devices()):
             told += self._retune(draft, trials, device)
         trials.forget(draft)
@@ -77,47 +78,69 @@ class Competitive(Policy):
     def _admit(self, draft: Draft, trials: Trials) -> Iterator[str]:
         """Start waiting jobs alone, or where they add most; a wide job that finds no free devices blocks the others."""
         rooms = Rooms(draft, self.most)
+        gains: dict[tuple[object, ...], float] = {}  # of a job like this beside jobs like those
+        refused: set[Likeness] = set()
         alone = joined = 0
         for job in draft.waiting():
             if not rooms and not draft.num_free:
                 break
+            if likeness(job) in refused:
+                continue
             allocation = start_alone(draft, job, job.lane[0] if job.lane else 1.0)
             alone += allocation is not None
             if allocation is None:
                 if job.spec.devices > 1:
                     break
-                allocation = self._join(draft, trials, rooms, job)
+                allocation = self._join(draft, trials, rooms, job, gains)
                 joined += allocation is not None
             if allocation is not None:
                 rooms.refile(allocation)
+            else:
+                refused.add(likeness(job))
         if alone or joined:
             yield f"{alone} started alone, {joined} beside others"
 
-    def _join(self, draft: Draft, trials: Trials, rooms: Rooms, job: Job) -> Allocation | None:
+    def _join(
+        self, draft: Draft, trials: Trials, rooms: Rooms, job: Job, gains: dict[tuple[object, ...], float]
+    ) -> Allocation | None:
         """Put a job beside the residents with whom it adds most to Σ P / P(alone), if it adds enough."""
-        best: tuple[float, DeviceId, Setting] | None = None
-        seen: dict[tuple[object, ...], tuple[float, Setting]] = {}
+        best: tuple[float, DeviceId] | None = None
         for device in rooms.open_to(job, self.levels[0]):
             residents = _residents(draft, device)
             if any(resident.spec.devices > 1 for resident in residents) or trials.is_refused(device, residents, job):
                 continue
-            like = (draft.view.cluster.kind_of(device), *sorted((r.spec.model, r.spec.batch_size) for r in residents))
-            if like not in seen:
-                seen[like] = self._gain(draft, device, residents, job)
-            gain, setting = seen[like]
-            if gain >= self.min_gain and (best is None or gain > best[0] + _LEAST):
-                best = (gain, device, setting)
+            mix = sorted(likeness(resident) for resident in residents)
+            key = (draft.view.cluster.kind_of(device), likeness(job), *mix)
+            if key not in gains:
+                gains[key] = self._gain(draft, device, residents, job)
+            if gains[key] >= self.min_gain and (best is None or gains[key] > best[0] + _LEAST):
+                best = (gains[key], device)
         if best is None:
             return None
-        allocation = Allocation.of(best[1], fraction=best[2].fraction, batch_size=best[2].batch_size)
+        allocation = Allocation.of(best[1], fraction=job.lane[0] if job.lane else self.levels[0])
         draft.assign(job, allocation)
         return allocation
 
-    def _gain(self, draft: Draft, device: DeviceId, residents: Sequence[Job], job: Job) -> tuple[float, Setting]:
-        """How much Σ P / P(alone) would grow with the job there, and the job's setting then."""
-        before = sum(self._search(draft, device, residents).best()[1])
-        vector, values = self._search(draft, device, [*residents, job]).best()
-        return sum(values) / before - 1.0, vector[-1]
+    def _gain(self, draft: Draft, device: DeviceId, residents: Sequence[Job], job: Job) -> float:
+        """How much Σ P / P(alone) would grow with the job there, at equal shares: the search proper follows."""
+        before = sum(self._search(draft, device, residents).best_equal()[1])
+        after = sum(self._search(draft, device, [*residents, job]).best_equal()[1])
+        return after / before - 1.0
+
+    def _spread(self, draft: Draft) -> Iterator[str]:
+        """Devices that no waiting job can use go to jobs that share one: from the fullest, whoever has most to do."""
+        if not draft.num_free or not draft.occupancy.is_shared:
+            return
+        at = draft.view.at
+        for device in sorted(draft.occupancy.shared_devices(), key=lambda d: (-len(draft.occupancy.residents(d)), d)):
+            residents = [job for job in _residents(draft, device) if job.spec.devices == 1 and not job.lane]
+            longest = sorted(residents, key=lambda job: (-job.remaining_at(at), job.seq, job.id))
+            for job in longest[: len(draft.occupancy.residents(device)) - 1]:
+                if start_alone(draft, job) is not None:
+                    yield f"{job.id} moves to a device of its own"
+                    break
+            if not draft.num_free:
+                return
 
     # --------------------------------------------------------------------------------------------------------- tuning
     def _retune(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
