@@ -122,9 +122,9 @@ class Competitive(Policy):
         return allocation
 
     def _gain(self, draft: Draft, device: DeviceId, residents: Sequence[Job], job: Job) -> float:
-        """How much Σ P / P(alone) would grow with the job there, at equal shares: the search proper follows."""
-        before = sum(self._search(draft, device, residents).best_equal()[1])
-        after = sum(self._search(draft, device, [*residents, job]).best_equal()[1])
+        """How much Σ P / P(alone) would grow with the job there, at the shares that would be chosen."""
+        before = sum(self._search(draft, device, residents).best()[1])
+        after = sum(self._search(draft, device, [*residents, job]).best()[1])
         return after / before - 1.0
 
     def _spread(self, draft: Draft) -> Iterator[str]:

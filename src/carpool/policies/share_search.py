@@ -114,12 +114,6 @@ class ShareSearch:
         best = self._ranked(sorted(ends), known)[0]
         return best, known[best]
 
-    def best_equal(self) -> tuple[Vector, list[float]]:
-        """The best of the equal vectors: a quick look."""
-        known: dict[Vector, list[float]] = {}
-        best = self._ranked([self.equal(level) for level in self.levels], known)[0]
-        return best, known[best]
-
     def _climb(self, vector: Vector, known: dict[Vector, list[float]], tabu: set[Vector]) -> Vector:
         for _ in range(_MOVES):
             near = [other for other in self._near(vector) if other not in tabu]
