@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from carpool.core.errors import InputError, UnknownName
-from carpool.predictors.colocation import Colocation, Profile, interpolated
+from carpool.predictors.colocation import Colocation, Solo, interpolated
 
-SMALL = Profile(32, step_s=0.01, kernel_s=1e-5, fill=0.4, memory_bytes=1000, scaling=((0.25, 0.6), (1.0, 1.0)))
-LARGE = Profile(128, step_s=0.022, kernel_s=2e-5, fill=0.8, memory_bytes=3000, scaling=((0.25, 0.3), (1.0, 1.0)))
+SMALL = Solo(32, step_s=0.01, kernel_s=1e-5, fill=0.4, memory_bytes=1000, scaling=((0.25, 0.6), (1.0, 1.0)))
+LARGE = Solo(128, step_s=0.022, kernel_s=2e-5, fill=0.8, memory_bytes=3000, scaling=((0.25, 0.3), (1.0, 1.0)))
 
 
 def test_measured_sizes_are_given_as_they_are() -> None:

@@ -8,17 +8,17 @@ from carpool.core.errors import UnknownName
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Neighbour, Placement
-from carpool.predictors.colocation import Profile
+from carpool.predictors.colocation import Solo
 from carpool.predictors.interference import Interference
 from carpool.predictors.sharing import SharedThroughput
 from carpool.testing import EstimatorContract
 
 H200 = Kind("H200")
 PROFILES = {
-    "light": (Profile(32, 0.004, 1e-5, fill=0.3, memory_bytes=10, scaling=((0.25, 0.9), (1.0, 1.0))),),
+    "light": (Solo(32, 0.004, 1e-5, fill=0.3, memory_bytes=10, scaling=((0.25, 0.9), (1.0, 1.0))),),
     "heavy": (
-        Profile(64, 0.02, 4e-5, fill=0.9, memory_bytes=50, scaling=((0.25, 0.3), (1.0, 1.0))),
-        Profile(128, 0.036, 4e-5, fill=0.9, memory_bytes=90, scaling=((0.25, 0.3), (1.0, 1.0))),
+        Solo(64, 0.02, 4e-5, fill=0.9, memory_bytes=50, scaling=((0.25, 0.3), (1.0, 1.0))),
+        Solo(128, 0.036, 4e-5, fill=0.9, memory_bytes=90, scaling=((0.25, 0.3), (1.0, 1.0))),
     ),
 }
 

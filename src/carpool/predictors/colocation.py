@@ -21,7 +21,7 @@ _IN_LOG = ("step_s", "kernel_s")  # traits that spread over orders of magnitude
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Solo:
     """What a training shows alone on the whole device, at one batch size."""
 
     batch_size: int
@@ -82,7 +82,7 @@ class Colocation:
 
     device: str
     memory_bytes: int
-    profiles: Mapping[str, tuple[Profile, ...]]
+    profiles: Mapping[str, tuple[Solo, ...]]
     groups: tuple[tuple[Tenant, ...], ...]
 
     @classmethod
@@ -108,7 +108,7 @@ class Colocation:
             alone.setdefault(name, {}).setdefault(share / 100.0, []).append(rate)
             if gauge:
                 power.setdefault(name, []).append(gauge[2])
-        profiles: dict[str, list[Profile]] = {}
+        profiles: dict[str, list[Solo]] = {}
         for name, facts in tasks.items():
             rates = {share: float(np.mean(found)) for share, found in alone[name].items()}
             watts = float(np.mean(power.get(name, [0.0])))
@@ -121,7 +121,7 @@ class Colocation:
         ordered = {model: tuple(sorted(found, key=_batch_size)) for model, found in profiles.items()}
         return cls(name.removeprefix("NVIDIA "), int(memory.split()[0]) << 20, ordered, groups)
 
-    def profile(self, model: str, batch_size: int = 0) -> Profile:
+    def profile(self, model: str, batch_size: int = 0) -> Solo:
         """Of a model at a batch size, the smallest measured one unless given; between two it is interpolated."""
         known = self.profiles.get(model)
         if known is None:
@@ -147,7 +147,7 @@ class Colocation:
         return Interference("gp").fit(*self.samples())
 
 
-def interpolated(known: tuple[Profile, ...], batch_size: int) -> Profile:
+def interpolated(known: tuple[Solo, ...], batch_size: int) -> Solo:
     """A profile at a batch size: step time and memory linear in it, traits linear in its logarithm, not beyond."""
     sizes = [profile.batch_size for profile in known]
     if batch_size in sizes:
@@ -159,7 +159,7 @@ def interpolated(known: tuple[Profile, ...], batch_size: int) -> Profile:
     part = min(1.0, max(0.0, log(batch_size / low.batch_size) / log(high.batch_size / low.batch_size)))
     straight = (batch_size - low.batch_size) / (high.batch_size - low.batch_size)
     mixed: dict[str, Any] = {"batch_size": batch_size}
-    for spot in fields(Profile):
+    for spot in fields(Solo):
         a, b = getattr(low, spot.name), getattr(high, spot.name)
         if spot.name == "scaling":
             mixed["scaling"] = tuple(
@@ -172,12 +172,12 @@ def interpolated(known: tuple[Profile, ...], batch_size: int) -> Profile:
             mixed[spot.name] = exp(log(a) * (1 - part) + log(b) * part)
         elif spot.name != "batch_size":
             mixed[spot.name] = a * (1 - part) + b * part
-    return Profile(**mixed)
+    return Solo(**mixed)
 
 
-def _profile(facts: Mapping[str, Any], rates: Mapping[float, float], watts: float) -> Profile:
+def _profile(facts: Mapping[str, Any], rates: Mapping[float, float], watts: float) -> Solo:
     whole = rates[1.0]
-    return Profile(
+    return Solo(
         batch_size=facts["batch"],
         step_s=1.0 / whole,
         kernel_s=1.0 / (whole * facts["kernels"]),
@@ -193,5 +193,5 @@ def _profile(facts: Mapping[str, Any], rates: Mapping[float, float], watts: floa
     )
 
 
-def _batch_size(profile: Profile) -> int:
+def _batch_size(profile: Solo) -> int:
     return profile.batch_size

@@ -16,7 +16,7 @@ from carpool.core.estimates import Estimate
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Placement
-from carpool.predictors.colocation import Profile, interpolated
+from carpool.predictors.colocation import Solo, interpolated
 from carpool.predictors.interference import Interference, Member
 
 _CHANGED = 0.05  # a measurement that differs by less from what is known teaches nothing
@@ -59,7 +59,7 @@ class SharedThroughput:
 
     def __init__(
         self,
-        profiles: Mapping[str, tuple[Profile, ...]],
+        profiles: Mapping[str, tuple[Solo, ...]],
         interference: Interference,
         *,
         noise: float = 8.0,
@@ -143,7 +143,7 @@ class SharedThroughput:
             self._kept = {group: [Estimate(value) for value in kept] for group, kept in self._known.items()}
 
     # ------------------------------------------------------------------------------------------------------- inside
-    def profile(self, spec: JobSpec, batch_size: int = 0) -> Profile:
+    def profile(self, spec: JobSpec, batch_size: int = 0) -> Solo:
         """A job's model at a batch size, its own unless given."""
         known = self._profiles.get(spec.model)
         if known is None:

@@ -11,7 +11,7 @@ from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate, Estimator
 from carpool.core.model import JobSpec
 from carpool.core.topology import Cluster, Placement
-from carpool.predictors.colocation import Colocation, Profile
+from carpool.predictors.colocation import Colocation, Solo
 from carpool.predictors.interference import Interference, Member
 from carpool.predictors.sharing import SharedThroughput
 from carpool.sim.traces.trace import Arrival
@@ -109,7 +109,7 @@ class ColocationWorld:
         model = Interference("gp").fit(*self.table.samples(drawn)) if drawn else Interference("gp")
         return SharedThroughput(self.table.profiles, model, noise=self.noise)
 
-    def _profile(self, spec: JobSpec, batch_size: int = 0) -> Profile:
+    def _profile(self, spec: JobSpec, batch_size: int = 0) -> Solo:
         return self.table.profile(spec.model, batch_size or spec.batch_size)
 
     def _keeps(self, group: Sequence[Member]) -> float:
