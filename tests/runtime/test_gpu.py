@@ -48,14 +48,9 @@ def convolutional(**changes: Any) -> Training:
     optimizer = changes.pop("optimizer", lambda p: torch.optim.Adam(p, lr=0.01))(model.parameters())
     if "schedule" in changes:
         changes["schedule"] = changes["schedule"](optimizer)
-    return Training(
-        model=model,
-        optimizer=optimizer,
-        dataset=synthetic((3, 16, 16), size=100).train,
-        batch_size=36,
-        stop=Stop(epochs=2),
-        **{"loss": mean_loss} | changes,
-    )
+    options: dict[str, Any] = {"loss": mean_loss, "stop": Stop(epochs=2)}
+    data = synthetic((3, 16, 16), size=100).train
+    return Training(model=model, optimizer=optimizer, dataset=data, batch_size=36, **options | changes)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -85,6 +80,34 @@ def test_default_mode_and_resuming(case: dict[str, Any], tmp_path: Any) -> None:
     second.load_state_dict(load(tmp_path / "a.ckpt"))
     losses += [done.loss for done in second.steps()]
     assert (digest(second.training.model), losses) == (plain.digest, plain.losses)
+
+
+@pytest.mark.parametrize("case", [CASES[name] for name in CASES if name != "fp16"])
+def test_graphs_learn_the_same(case: dict[str, Any]) -> None:
+    """Three batches an epoch, the last one partial, so that each shape is proved and then replayed."""
+    stop = Stop(steps=30)
+    code = Trainer(convolutional(**case, stop=stop), device="cuda", graph=False)
+    graph = Trainer(convolutional(**case, stop=stop), device="cuda")
+    losses = [[done.loss for done in trainer.steps()] for trainer in (code, graph)]
+    assert losses[0] == losses[1]
+    assert digest(code.training.model) == digest(graph.training.model)
+    assert graph.graphs is not None
+    assert graph.graphs.news == ["steps are replayed as CUDA graphs, checked bit for bit against the code"]
+
+
+def test_what_cannot_be_recorded_does_no_harm() -> None:
+    def looks(model: nn.Module, batch: Any) -> Any:
+        loss = mean_loss(model, batch)
+        assert loss.item() > 0
+        return loss
+
+    code = Trainer(convolutional(loss=looks), device="cuda", graph=False)
+    graph = Trainer(convolutional(loss=looks), device="cuda")
+    assert [done.loss for done in code.steps()] == [done.loss for done in graph.steps()]
+    assert graph.graphs is not None
+    assert "capturing" in graph.graphs.refusal
+    after = Trainer(convolutional(), device="cuda")  # neither the allocator nor the generator is left in disorder
+    assert [done.loss for done in after.steps()] == plain_loop(convolutional(), device="cuda").losses
 
 
 def test_a_checkpoint_moves_between_gpu_and_cpu(tmp_path: Any) -> None:

@@ -73,6 +73,7 @@ def test_every_key_arrives(home: Path) -> None:
         folder=str(home),
         environment={"THREADS": "2"},
         python="python3",
+        memory_bytes=6 << 30,
         seed=7,
         batch_size=64,
         batch_per_device=True,

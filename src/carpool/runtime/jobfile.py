@@ -21,7 +21,7 @@ from carpool.runtime.reading import Table
 KEYS = (
     *("name", "entry", "args", "sweep", "command", "python", "folder", "environment"),
     *("devices", "min_devices", "max_devices", "kinds", "memory", "weight", "user", "after"),
-    *("batch", "exact", "shards", "sync_batchnorm", "seed"),
+    *("batch", "exact", "shards", "sync_batchnorm", "deterministic", "graph", "seed"),
     *("checkpoint_every", "keep", "time_limit", "retries"),
 )
 _OWN = frozenset({"name", "entry", "command", "after", "sweep"})  # what a job cannot take from [defaults]
@@ -182,17 +182,29 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         folder=str(home.resolve()),
         environment=table.settings("environment"),
         python=table.text("python"),
+        memory_bytes=parse_bytes(table.values.get("memory", 0), f"{table.where}: memory"),
         seed=table.whole("seed", 0, least=0),
         exact=exact,
         shards=shards,
         batch_size=batch.whole("size", 0, least=0),
         batch_per_device=batch.choice("per", ("step", "device")) == "device",
         sync_batchnorm=table.flag("sync_batchnorm"),
+        deterministic=_deterministic(table, exact),
+        graph=table.flag("graph", True),
         checkpoint_s=parse_seconds(table.values.get("checkpoint_every", 60.0), f"{table.where}: checkpoint_every"),
         keep=table.whole("keep", 2),
         time_limit_s=parse_seconds(table.values.get("time_limit", 0.0), f"{table.where}: time_limit"),
         retries=table.whole("retries", 3, least=0),
     )
+
+
+def _deterministic(table: Table, exact: bool) -> bool:
+    deterministic = table.flag("deterministic", True)
+    if exact and not deterministic:
+        raise InputError(
+            "exact is true and deterministic is false", where=table.where, way_out="Choose: equal bits, or any kernels."
+        )
+    return deterministic
 
 
 def _batch(table: Table) -> Table:
@@ -247,7 +259,7 @@ def _spec(name: str, table: Table, program: Program) -> JobSpec:
         min_devices=least,
         max_devices=most,
         batch_range=(batch.whole("min", 1), batch.whole("max", 1)) if batch.flag("tune") else None,
-        memory_bytes=parse_bytes(table.values.get("memory", 0), f"{table.where}: memory"),
+        memory_bytes=program.memory_bytes,
         kinds=tuple(Kind(kind) for kind in table.texts("kinds")),
         exact=program.exact,
         after=tuple(JobId(other) for other in table.texts("after")),

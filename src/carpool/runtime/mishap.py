@@ -18,6 +18,7 @@ _NOT_THE_USERS = (
     *[sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")],
     "<frozen",
 )
+_GPU_FAULTS = ("CUDA error: ", "cuDNN error: ")  # how torch words them
 # How torch words it on CPU, where it has no class of its own for it.
 _NO_MEMORY = ("can't allocate memory", "not enough memory")
 
@@ -28,6 +29,8 @@ def broke(error: BaseException, step: int) -> Broke:
         return Broke("diverged", str(error), step)
     if is_memory(error):
         return Broke("memory", f"{type(error).__name__}: {error}".strip(": "), step)
+    if is_device(error):
+        return Broke("device", str(error).partition("\n")[0], step)
     if isinstance(error, CheckpointError) and isinstance(error.__cause__, OSError):
         return Broke("disk", str(error), step)
     return Broke("user", told(error), step)
@@ -38,6 +41,11 @@ def is_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+def is_device(error: BaseException) -> bool:
+    """Whether the GPU failed, or what stands between it and this process: the process is of no use any more."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _GPU_FAULTS)
 
 
 def told(error: BaseException) -> str:

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from carpool.core.errors import CarpoolError
 from carpool.runtime.channel import AsyncChannel, Channel, Closed, close_all, pair
-from carpool.runtime.deathbed import call_oneself, die_with
+from carpool.runtime.deathbed import call_oneself, die_with, end_of
 from carpool.runtime.protocol import Alive, Exited, Fork, Forked, Kill
 
 _START_S = 120.0  # importing torch from a cold disk takes its time
@@ -102,7 +102,7 @@ class Nursery:
         self._stopping = True
         self._channel.close()
         try:
-            await asyncio.wait_for(_ended(self._process), _STOP_S)
+            await asyncio.wait_for(end_of(self._process), _STOP_S)
         except TimeoutError:
             self._process.kill()
         self._process.wait()
@@ -133,19 +133,6 @@ def _settle(answer: asyncio.Future[int], pid: int, error: str) -> None:
         answer.set_exception(CarpoolError(f"no worker could be forked: {error}"))
     else:
         answer.set_result(pid)
-
-
-async def _ended(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a child without a thread."""
-    handle = os.pidfd_open(process.pid)
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(handle, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)
 
 
 # -------------------------------------------------------------------------------------------------- the process itself

@@ -9,7 +9,7 @@ step; float buffers are averaged with the weights n_s/n, integer buffers come fr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -97,28 +97,24 @@ class Passes:
             gather.put(Node(0, piece), made)
         return gather.held
 
-    def whole(self, step: Step) -> float:
+    def fetch(self, step: Step) -> Any:
+        """All samples of a step, on the device."""
+        return self.samples.fetch(step.draw.at.epoch, step.draw.samples, self._layout.device)
+
+    def whole(self, batch: Any, number: int) -> float:
         """One pass over a step that is one piece: its loss; gradients stay on the parameters, buffers in the model.
 
         What comes out is bit for bit what `contribute` gives, without a vector in between: nobody else has to read it.
         After an error, or a loss that is no number, the model is as it was.
         """
-        layout = self._layout
-        kept = layout.buffers()
+        kept = self._layout.buffers()
         before = self._remember(kept)
-        batch = self.samples.fetch(step.draw.at.epoch, step.draw.samples, layout.device)
-        seed_pass(self._seed, step.number, 0)
-        self._clear()
+        self.seed(number)
+        self.clear()
         try:
-            with self._autocast():
-                loss, count = read_loss(self._training.loss(self._training.model, batch))
-                if count is not None:
-                    loss = loss / count
+            loss = self.forward(batch)
             reading = Reading(loss)
-            loss.backward()  # type: ignore[no-untyped-call]
-            if not self._has_passed:  # which layers make sparse gradients does not change
-                self._refuse_sparse()
-                self._has_passed = True
+            self.backward(loss)
             self._refuse_growth(before)
             self.samples.send()  # while the device is busy
             value = reading.value()
@@ -128,6 +124,37 @@ class Passes:
         if not math.isfinite(value):
             self._undo(kept, before)
         return value
+
+    def seed(self, number: int) -> None:
+        """Set all generators for the pass over a step that is one piece."""
+        seed_pass(self._seed, number, 0)
+
+    def forward(self, batch: Any) -> Tensor:
+        """The loss of a step that is one piece."""
+        with self._autocast():
+            loss, count = read_loss(self._training.loss(self._training.model, batch))
+            return loss if count is None else loss / count
+
+    def backward(self, loss: Tensor) -> None:
+        """Hang the gradient of the loss on the parameters."""
+        loss.backward()  # type: ignore[no-untyped-call]
+        if not self._has_passed:  # which layers make sparse gradients does not change
+            self._refuse_sparse()
+            self._has_passed = True
+
+    def gradients(self) -> list[Tensor | None]:
+        """What hangs on the parameters."""
+        return [parameter.grad for parameter in self._parameters]
+
+    def hang(self, gradients: Sequence[Tensor | None]) -> None:
+        """Hang gradients on the parameters again."""
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def clear(self) -> None:
+        """Take all gradients off the parameters."""
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def _remember(self, buffers: list[Tensor]) -> list[Tensor]:
         """The contents of buffers as they are now, in memory that is used again for every step."""
@@ -145,7 +172,7 @@ class Passes:
     def _undo(self, kept: list[Tensor], before: list[Tensor]) -> None:
         """Give the model its buffers back, and take the gradients off."""
         self._layout.put_back(kept, before)
-        self._clear()
+        self.clear()
 
     def _refuse_growth(self, before: list[Tensor]) -> None:
         layout = self._layout
@@ -174,7 +201,7 @@ class Passes:
             seed_pass(self._seed, step.number, piece, number)
             kept = layout.buffers()
             try:
-                self._clear()
+                self.clear()
                 self._backward(batch, stop - first, step.num_samples, made.values)
                 with torch.no_grad():
                     self._take_gradients(made.values, adding=number > 0)
@@ -182,10 +209,6 @@ class Passes:
             finally:
                 self._undo(kept, before)
         return made
-
-    def _clear(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
 
     def _backward(self, batch: Any, num_samples: int, of: int, values: Tensor) -> None:
         """Differentiate the piece's share of the step's loss, and note the loss."""

@@ -13,6 +13,7 @@ from carpool.runtime.deathbed import call_oneself
 from carpool.runtime.digest import digest
 from carpool.runtime.entry import load_training
 from carpool.runtime.exchange import may_be_split
+from carpool.runtime.mps import PERCENTAGE
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import Begin, Ready
 from carpool.runtime.seeding import settle
@@ -38,6 +39,7 @@ def settle_in(begin: Begin, program: Program, fds: tuple[int, ...]) -> None:
         os.sched_setaffinity(0, begin.cores)
     torch.set_num_threads(begin.threads)
     os.environ.update(program.environment)
+    os.environ.update(begin.environment)
     if program.folder:
         os.chdir(program.folder)
         sys.path.insert(0, program.folder)
@@ -66,23 +68,50 @@ def _give_freed_memory_back() -> None:
 
 def make_trainer(begin: Begin, program: Program) -> Trainer:
     """Load the entry and put its training on the device."""
-    settle()  # before the entry may start CUDA
+    settle(deterministic=program.deterministic)  # before the entry may start CUDA
     device = torch.device(begin.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        if program.memory_bytes:
+            _cap_memory(device, program.memory_bytes)
     folder = Path(program.folder) if program.folder else None
     training = load_training(program.entry, program.args, seed=program.seed, folder=folder)
-    trainer = Trainer(training, seed=program.seed, exact=program.exact, shards=program.shards, device=device)
+    trainer = Trainer(
+        training,
+        seed=program.seed,
+        exact=program.exact,
+        shards=program.shards,
+        device=device,
+        graph=program.graph,
+        deterministic=program.deterministic,
+    )
     if program.batch_size:
         trainer.resize_batch(program.batch_size)
     _give_freed_memory_back()
     return trainer
 
 
+def _cap_memory(device: torch.device, num_bytes: int) -> None:
+    """Let torch allocate no more than the job said it needs: what exceeds it fails here, not next door."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
+
+
+def lane_note(begin: Begin) -> str:
+    """What a process was given of its GPU, in words; nothing where it has no lane."""
+    asked = begin.environment.get(PERCENTAGE)
+    if asked is None:
+        return ""
+    seen = torch.cuda.get_device_properties(torch.device(begin.device)).multi_processor_count
+    return f"a lane of {asked} % on {begin.device}: {seen} multiprocessors seen"
+
+
 def ready(trainer: Trainer, program: Program) -> Ready:
     """What the executor has to know about the training."""
     training, batch_size = trainer.training, trainer.batch_size
     notes = list(trainer.notes)
+    if trainer.graphs is not None and training.autocast_dtype is torch.float16:
+        notes.append("steps are made without CUDA graphs: the fp16 loss is scaled by a number on the host")
     if program.sync_batchnorm and training.batch_norms:
         notes.append("sync_batchnorm is not offered yet: statistics are taken per part and averaged")
     return Ready(

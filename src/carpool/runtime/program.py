@@ -17,12 +17,15 @@ class Program:
     folder: str = ""  # working folder; entries and relative paths are looked up from here
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str = ""  # interpreter for `command` entries that begin with "python"; empty: this one
+    memory_bytes: int = 0  # on a GPU, the most that may be allocated; 0: no cap
     seed: int = 0
     exact: bool = False
     shards: int = 8  # logical shards of an exact job, a power of two
     batch_size: int = 0  # 0: the training's own
     batch_per_device: bool = False  # keep the batch per device when the number of devices changes
     sync_batchnorm: bool = False
+    deterministic: bool = True  # equal bits from run to run; without, a GPU may use faster kernels
+    graph: bool = True  # on a GPU, steps become CUDA graphs where they can
     checkpoint_s: float = 60.0  # seconds between checkpoints on disk
     keep: int = 2  # checkpoints kept, beside the best
     time_limit_s: float = 0.0  # 0: none

@@ -42,6 +42,7 @@ class Begin(Message):
     threads: int = 1  # intra-op threads that the share allows
     checkpoints: str = ""  # folder for checkpoints and final weights
     heartbeat_s: float = 0.5
+    environment: Mapping[str, str] = field(default_factory=dict)  # of its lane; set before CUDA starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,13 @@ class Stepped(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Noted(Message):
+    """Something for the job's story."""
+
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluated(Message):
     """Rank 0 evaluated after this step; the executor passes it on as `Measured`."""
 
@@ -254,7 +262,7 @@ class Done(Message):
 class Broke(Message):
     """Something went wrong in this worker."""
 
-    kind: str  # "user", "diverged", "memory" (the step can be tried again), "disk" (training goes on), "input"
+    kind: str  # user, diverged, memory (can be tried again), disk (training goes on), device (process lost), input
     error: str
     step: int = 0
     samples: int = 0  # of the step in this worker, where its pass ran out of memory

@@ -39,9 +39,9 @@ class Table:
             self._refuse(key, 'Write a list of texts: ["…", "…"].')
         return tuple(items)
 
-    def flag(self, key: str) -> bool:
-        """True or false; false where it is not given."""
-        value = self.values.get(key, False)
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.values.get(key, default)
         return value if isinstance(value, bool) else self._refuse(key, "Write true or false.")
 
     def whole(self, key: str, default: int, *, least: int = 1) -> int:

@@ -8,6 +8,8 @@ import resource
 
 import torch
 
+from carpool.runtime.trainer import Trainer
+
 
 def most_taken(device: torch.device) -> int:
     """Bytes that this process held at most so far: of the GPU's memory, or resident on the host."""
@@ -16,10 +18,12 @@ def most_taken(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def make_room(device: torch.device) -> None:
-    """Return to the device, or to the system, what the allocators hold without using it."""
+def make_room(trainer: Trainer) -> None:
+    """Return to the device, or to the system, what is only held for later: recordings, and what allocators keep."""
+    if trainer.graphs is not None:
+        trainer.graphs.forget()  # they hold a whole pass's memory
     gc.collect()
-    if device.type == "cuda":
+    if trainer.device.type == "cuda":
         torch.cuda.empty_cache()
     elif (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # another C library has none
         trim(0)

@@ -214,7 +214,7 @@ def _equal(one: Any, other: Any) -> bool:
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on the device."""
     if isinstance(batch, Tensor):
-        return batch if batch.device == device else batch.to(device, non_blocking=True)
+        return batch if batch.device == device else _sent(batch, device)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*[to_device(value, device) for value in batch])
     if isinstance(batch, (list, tuple)):
@@ -222,3 +222,10 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     return batch.to(device) if hasattr(batch, "to") else batch
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on the device; to a GPU through pinned memory, so that nobody waits for what the GPU does just now."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

@@ -73,11 +73,16 @@ def _cuda_started() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def settle() -> list[str]:
+def settle(*, deterministic: bool = True) -> list[str]:
     """Deny torch the freedoms that change bits from run to run; what could not be denied any more, in words.
 
-    Operations without a deterministic form still run and are collected by `Caveats`.
+    Operations without a deterministic form still run and are collected by `Caveats`. Not `deterministic` leaves torch
+    every freedom: the fastest kernels, found by trying them.
     """
+    if not deterministic:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.benchmark = True
+        return ["deterministic = false: equal bits are not promised"]
     notes = []
     if _WORKSPACE not in os.environ and _cuda_started():
         notes.append(f"{_WORKSPACE} was not set before CUDA started: matrix products may differ from run to run")

@@ -35,6 +35,7 @@ from carpool.runtime.protocol import (
     Loaded,
     Measured,
     Message,
+    Noted,
     Published,
     Ready,
     Saved,
@@ -71,6 +72,8 @@ class Team(Settling):
                 self._on_updated(who, message)
             case Stepped():
                 self._on_stepped(who, message)
+            case Noted(words):
+                self._tell(words)
             case Evaluated():
                 self._on_evaluated(who, message)
             case Halted():
@@ -104,6 +107,13 @@ class Team(Settling):
         if who is not None:
             self._counted(who, steps)
             self._kill(at, who, "gave no sign of life and was killed")
+        return self._settled(at)
+
+    def faulted(self, at: float, worker: int, how: str, *, counts: bool) -> list[Action]:
+        """A worker's GPU failed under it: it is killed, and counts as lost only where it is to blame."""
+        who = self.workers.get(worker)
+        if who is not None:
+            self._kill(at, who, how, counts=counts)
         return self._settled(at)
 
     def take_turns(self, at: float, by_token: bool) -> list[Action]:
@@ -224,6 +234,8 @@ class Team(Settling):
             self._actions += self._safe.given_up(who.id)
             if was_publishing and self.is_still:  # others wait for just this state
                 self._fail(f"its state could not be handed on: {said.error}")
+        elif said.kind == "device":
+            self._kill(at, who, f"lost its GPU ({said.error})")
         elif said.kind == "memory" and who.mode in AT_WORK:
             self._ran_short(at, who, said)
         elif said.kind == "memory":

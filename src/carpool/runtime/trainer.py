@@ -28,9 +28,11 @@ from carpool.core.errors import InputError
 from carpool.runtime.errors import CheckpointError, Diverged
 from carpool.runtime.flat import Contribution, Layout, Sums
 from carpool.runtime.goals import Best, BestSoFar, metric
+from carpool.runtime.graphs import Graphs
 from carpool.runtime.order import Cursor, DataOrder, batch_lengths
 from carpool.runtime.passes import Gathered, Passes, Places, Step, add_contributions
 from carpool.runtime.readers import Request
+from carpool.runtime.recorder import CudaRecorder, Recorder
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.seeding import Caveats, intra_op_threads, seed_evaluation, settle
 from carpool.runtime.shards import (
@@ -71,6 +73,8 @@ class Trainer:
         exact: bool = False,
         shards: int = DEFAULT_SHARDS,
         device: str | torch.device = "cpu",
+        graph: bool = True,
+        deterministic: bool = True,
     ) -> None:
         check_shards(shards)
         self.training = training
@@ -84,7 +88,7 @@ class Trainer:
         self.metrics: dict[str, float] = {}
         self.best: BestSoFar | None = None
         self.evaluation_due = False
-        self.notes = settle()  # freedoms that torch could not be denied, for the job's story
+        self.notes = settle(deterministic=deterministic)  # freedoms that torch could not be denied, for the job's story
         self.caveats = Caveats()  # operations without a deterministic form, for the job's story
         self._reached = ""
         self._least = 2 if training.batch_norms else 1  # samples in a part
@@ -98,6 +102,9 @@ class Trainer:
         self._passes = Passes(training, self.layout, seed, self._scale)
         self.notes += self._passes.samples.notes
         self._update = Update(training, self.layout, self._scale)
+        self.graphs: Graphs | None = None  # on a GPU, steps become CUDA graphs by themselves
+        if graph and self.device.type == "cuda":
+            self.graphs = self.recorded_by(CudaRecorder(self.device), loosely=not deterministic)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -166,7 +173,8 @@ class Trainer:
         """The loss of a step in one pass, its gradient on the parameters; what fails can be repeated."""
         self._look_ahead(step, range(1))
         with self._bound():
-            return self._passes.whole(step)
+            make_pass = self._passes.whole if self.graphs is None else self.graphs.make_pass
+            return make_pass(self._passes.fetch(step), step.number)
 
     def apply_whole(self, step: Step, loss: float) -> Sums:
         """Update the weights from the gradient that `pass_whole` left.
@@ -178,8 +186,7 @@ class Trainer:
         with self._bound():
             if not math.isfinite(loss):
                 raise self._diverged(step, loss)
-            self._update.clip()
-            self._update.apply()
+            (self._update.make if self.graphs is None else self.graphs.make_update)()
         return Sums([], loss, finite=True, counted=False)
 
     def advance(self, step: Step, sums: Sums) -> StepDone:
@@ -294,6 +301,8 @@ class Trainer:
         except (KeyError, RuntimeError, ValueError) as error:
             raise CheckpointError(f"the state does not fit this training: {error}") from error
         settle_optimizer(training.optimizer, self.device)
+        if self.graphs is not None:
+            self.graphs.forget()  # the optimizer remembers in other tensors now
         if training.schedule is not None:
             training.schedule.load_state_dict(state["schedule"])
         if self._scale is not None:
@@ -340,6 +349,10 @@ class Trainer:
             if isinstance(thing, nn.Module):
                 thing.to(self.device)
         settle_optimizer(self.training.optimizer, self.device)
+
+    def recorded_by(self, recorder: Recorder, *, loosely: bool = False) -> Graphs:
+        """Graphs of this training's steps, made by a recorder."""
+        return Graphs(self._passes, self._update, self.layout, self.caveats, recorder, loosely=loosely)
 
     def _bound(self) -> AbstractContextManager[object]:
         """Compute so that bits can be kept: what has no deterministic form is noted; exact on CPU means one thread."""

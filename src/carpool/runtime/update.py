@@ -48,7 +48,7 @@ class Update:
     """Applies a step's gradient to the model."""
 
     def __init__(self, training: Training, layout: Layout, scale: LossScale | None) -> None:
-        self._optimizer = training.optimizer
+        self.optimizer = training.optimizer
         self._clip_norm = training.clip_norm
         self._layout = layout
         self._scale = scale
@@ -103,8 +103,21 @@ class Update:
         for index, parameter in enumerate(self._layout.parameters):
             if parameters is not None and index not in parameters:
                 parameter.grad = None
+        self.step()
+        self.drop_gradients()
+
+    def make(self) -> None:
+        """Clip and apply the gradient that hangs on the parameters."""
+        self.clip()
+        self.apply()
+
+    def step(self) -> None:
+        """Let the optimizer step on whatever has a gradient."""
         began = time.perf_counter()
-        self._optimizer.step()
+        self.optimizer.step()
         self.step_s = time.perf_counter() - began
+
+    def drop_gradients(self) -> None:
+        """Take the gradient off the parameters."""
         for parameter in self._layout.parameters:
             parameter.grad = None

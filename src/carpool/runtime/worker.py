@@ -27,11 +27,11 @@ from carpool.runtime.faults import Faults
 from carpool.runtime.flat import Contribution, Sums
 from carpool.runtime.heartbeat import Heartbeat
 from carpool.runtime.keeping import Keeper, publish, take_over
-from carpool.runtime.mishap import broke, is_memory, told
+from carpool.runtime.mishap import broke, is_device, is_memory, told
 from carpool.runtime.pace import Pace
 from carpool.runtime.passes import Step
 from carpool.runtime.place import Place
-from carpool.runtime.prepare import make_trainer, ready, settle_in
+from carpool.runtime.prepare import lane_note, make_trainer, ready, settle_in
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Apply,
@@ -50,6 +50,7 @@ from carpool.runtime.protocol import (
     Loaded,
     Measured,
     Message,
+    Noted,
     Proceed,
     ProtocolError,
     Publish,
@@ -66,7 +67,7 @@ from carpool.runtime.segment import Segment, contribution_bytes
 from carpool.runtime.slots import Slots, owners_of
 from carpool.runtime.trainer import Trainer
 
-TORN = 3  # exit code of a worker that has nothing to go on with: it ran out of memory while loading, or in an update
+TORN = 3  # exit code of a worker with nothing to go on with: out of memory while loading or in an update, GPU lost
 
 
 class Left(CarpoolError):
@@ -74,7 +75,7 @@ class Left(CarpoolError):
 
 
 class Torn(CarpoolError):
-    """An update failed half-way: another process has to go on from a mirror."""
+    """An update failed half-way, or the GPU is lost: another process has to go on from a mirror."""
 
 
 class Worker:
@@ -123,9 +124,9 @@ class Worker:
                 said = replace(said, samples=self._trainer.begin(self._place.parts).samples_in(self._place.pieces))
             self._place = None
             self._channel.send(said)
-            if is_memory(error) and self._torn:
+            if is_device(error) or (is_memory(error) and self._torn):
                 raise Torn from error
-        make_room(self._trainer.device)  # now that the failed step's tensors do not hang on its traceback any more
+        make_room(self._trainer)  # now that the failed step's tensors do not hang on its traceback any more
 
     def _go_on(self, place: Place) -> None:
         trainer = self._trainer
@@ -157,6 +158,8 @@ class Worker:
             place.granted, place.asked = place.granted - 1, False
         if place.said.rank == 0 and (report := place.pace.count(done, trainer.metrics)):
             self._channel.send(replace(report, memory_bytes=most_taken(trainer.device)))
+        for words in trainer.graphs.take_news() if trainer.graphs is not None else ():
+            self._channel.send(Noted(words))
 
     def _alone(self, step: Step, place: Place) -> Sums:
         """New weights from all pieces of a step."""
@@ -277,7 +280,7 @@ class Worker:
             case Load(path):
                 self._load(path, received.fds)
             case Spare():
-                make_room(self._trainer.device)
+                make_room(self._trainer)
                 self._channel.send(Spared())
             case Publish():
                 self._publish(received.fds)
@@ -376,9 +379,11 @@ def main(channel: Channel) -> int:
             Heartbeat(channel, begin.heartbeat_s).start()
             trainer = make_trainer(begin, program)
             counter = StepCounter(received.fds[1] if received.fds[1:] else new_counter(begin.job))
+            if note := lane_note(begin):
+                channel.send(Noted(note))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - an entry may raise anything
             traceback.print_exc()
-            if is_memory(error):
+            if is_memory(error) or is_device(error):
                 channel.send(broke(error, 0))
                 return TORN
             channel.send(Broke("input", told(error)))

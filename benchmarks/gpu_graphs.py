@@ -1,0 +1,221 @@
+"""Steps as CUDA graphs: equal bits to the code's own after 100 steps, how much faster, and what falls back and why.
+
+Usage: PYTHONPATH=src python benchmarks/gpu_graphs.py [--steps 100] [--only resnet18,vgg16_flat] [--out FILE]
+Needs a GPU. One line per model as it goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from measured import RESULTS, conditions
+from torch import nn
+from torch.optim import lr_scheduler
+
+from carpool.runtime.datasets import synthetic
+from carpool.runtime.digest import digest
+from carpool.runtime.goals import Stop
+from carpool.runtime.seeding import seed_entry
+from carpool.runtime.trainer import Trainer
+from carpool.runtime.training import Training
+from carpool.runtime.zoo import MODELS, trainings
+
+BATCH = {"bert_base": 8, "bert_small": 8, "deepspeech": 8, "transformer": 32, "yolo": 8, "ncf": 1024, "gcn": 140}
+_LIMIT_S = 120.0
+_WARM = 10  # steps before the clock starts
+
+
+def zoo(name: str, steps: int) -> Callable[[], Training]:
+    """A model of the zoo with 2.5 batches of data, so that every third batch is a partial one."""
+    batch_size = BATCH.get(name, 128)
+    return lambda: trainings.training(name, batch_size, seed=0, samples=2 * batch_size + batch_size // 2, steps=steps)
+
+
+def small(steps: int, **changes: Any) -> Training:
+    """A small CNN with dropout in which anything can be replaced."""
+    seed_entry(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(4),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Dropout(0.2),
+        nn.Flatten(), nn.Linear(512, 10),
+    )  # fmt: skip
+    optimizer = changes.pop("optimizer", lambda p: torch.optim.Adam(p, lr=0.01))(model.parameters())
+    if "schedule" in changes:
+        changes["schedule"] = changes["schedule"](optimizer)
+    options: dict[str, Any] = {
+        "loss": lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]),
+        "dataset": synthetic((3, 16, 16), size=100).train,
+        "batch_size": 36,
+        "stop": Stop(steps=steps),
+    }
+    return Training(model=model, optimizer=optimizer, **options | changes)
+
+
+def item_in_loss(model: nn.Module, batch: Any) -> Any:
+    """Looks at the loss, as code that logs does."""
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    assert loss.item() > 0
+    return loss
+
+
+def host_random(model: nn.Module, batch: Any) -> Any:
+    """Draws in Python."""
+    return nn.functional.cross_entropy(model(batch[0]), batch[1]) * (1.0 + random.random())
+
+
+def dynamic(model: nn.Module, batch: Any) -> Any:
+    """A shape that hangs on the data."""
+    kept = batch[1] > 2
+    return nn.functional.cross_entropy(model(batch[0])[kept], batch[1][kept])
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in a plain number."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Count, and step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
+        return super().step(closure)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """The usual one."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "adam": {},
+    "adamw, cosine": {
+        "optimizer": lambda p: torch.optim.AdamW(p, lr=0.01),
+        "schedule": lambda o: lr_scheduler.CosineAnnealingLR(o, 60),
+    },
+    "sgd, clip, step": {"optimizer": sgd, "clip_norm": 0.1, "schedule": lambda o: lr_scheduler.StepLR(o, 7)},
+    "sgd, one cycle": {"optimizer": sgd, "schedule": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=200)},
+    "rmsprop": {"optimizer": lambda p: torch.optim.RMSprop(p, lr=0.001)},
+    "adagrad": {"optimizer": lambda p: torch.optim.Adagrad(p, lr=0.01)},
+    "bf16": {"autocast": "bf16"},
+    "fp16": {"autocast": "fp16"},
+    ".item() in the loss": {"loss": item_in_loss},
+    "random.random() in the loss": {"loss": host_random},
+    "shape by data": {"loss": dynamic},
+    "optimizer counts in Python": {"optimizer": lambda p: Counting(p, lr=0.1, momentum=0.9)},
+}
+
+
+def made(training: Training, *, graph: bool) -> dict[str, Any]:
+    """Train to the end; what was learned, and how long a step took after the first few."""
+    trainer = Trainer(training, device="cuda", graph=graph)
+    news: list[str] = []
+    losses = []
+    began = time.perf_counter()
+    since, counted = began, 0
+    for done in trainer.steps():
+        losses.append(done.loss)
+        if trainer.graphs is not None:
+            news += trainer.graphs.news
+            trainer.graphs.news.clear()
+        if done.step == _WARM:
+            torch.cuda.synchronize()
+            since = time.perf_counter()
+        counted = done.step - _WARM
+        if trainer.evaluation_due:
+            break
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - since
+    return {
+        "digest": digest(training.model),
+        "losses": losses,
+        "step_ms": 1e3 * seconds / max(1, counted),
+        "news": news,
+        "caveats": list(trainer.caveats.operations),
+        "wall_s": time.perf_counter() - began,
+    }
+
+
+def compared(name: str, make: Callable[[], Training]) -> dict[str, Any]:
+    """Both ways; a row of the table."""
+    try:
+        code, graph = made(make(), graph=False), made(make(), graph=True)
+    except Exception as error:  # noqa: BLE001 - one row of the table is lost, not the others
+        traceback.print_exc()
+        return {"name": name, "error": f"{type(error).__name__}: {error}"[:300]}
+    finally:
+        torch.cuda.empty_cache()
+    same = code["digest"] == graph["digest"]
+    losses = code["losses"] == graph["losses"]
+    row = {
+        "name": name,
+        "same_weights": same,
+        "same_losses": losses,
+        "code_step_ms": round(code["step_ms"], 3),
+        "graph_step_ms": round(graph["step_ms"], 3),
+        "news": graph["news"],
+        "caveats": graph["caveats"],
+        "wall_s": round(code["wall_s"] + graph["wall_s"], 1),
+    }
+    told = "equal" if same and losses else "UNEQUAL"
+    print(
+        f"{name:28} {told:8} code {row['code_step_ms']:8.3f} ms, graph {row['graph_step_ms']:8.3f} ms "
+        f"({row['wall_s']} s) {'; '.join(graph['news'])} {graph['caveats'] or ''}",
+        flush=True,
+    )
+    return row
+
+
+def side_by_side(names: list[str], steps: int) -> list[dict[str, Any]]:
+    """Each model in a process of its own, all at once: bits do not hang on that, times do and are left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        children = {}
+        for name in names:
+            out = Path(folder) / f"{name}.json"
+            command = [sys.executable, __file__, "--steps", str(steps), "--only", name, "--out", str(out)]
+            children[name] = (subprocess.Popen(command), out)
+        rows = []
+        for name, (child, out) in children.items():
+            try:
+                child.wait(_LIMIT_S)
+                rows += json.loads(out.read_text(encoding="utf-8"))["results"]
+            except (subprocess.TimeoutExpired, OSError, ValueError) as error:
+                child.kill()
+                rows.append({"name": name, "error": f"{type(error).__name__}: {error}"[:200]})
+    untimed = ("code_step_ms", "graph_step_ms", "wall_s")
+    return [{key: value for key, value in row.items() if key not in untimed} for row in rows]
+
+
+def main() -> None:
+    """Every model of the zoo, then what can and cannot be recorded."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--only", default="", help="models, by name, divided by commas")
+    parser.add_argument("--at-once", action="store_true", help="all models at once, without times")
+    parser.add_argument("--out", default="", help=f"write JSON here instead of {RESULTS.name}/gpu_graphs.json")
+    options = parser.parse_args()
+    names = options.only.split(",") if options.only else list(MODELS)
+    models = [name for name in names if name in MODELS]
+    if options.at_once:
+        rows = side_by_side(models, options.steps)
+    else:
+        rows = [compared(name, zoo(name, options.steps)) for name in models]
+    if not options.only or "small" in names:
+        rows += [compared(name, partial(small, options.steps, **case)) for name, case in SMALL.items()]
+    document = {"schema": 1, "benchmark": "gpu_graphs", **conditions(), "steps": options.steps, "results": rows}
+    path = Path(options.out) if options.out else RESULTS / "gpu_graphs.json"
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+"""A step with static shapes as recordings: forward, backward and update, each replayed with one call.
+
+The life of a recording:
+
+1. The first pass over a batch of some outline is made by the code. The next one too, aside, and then it is recorded and
+   replayed from the same state: loss, gradients and buffers must come out bit for bit. So must the weights and what the
+   optimizer remembers, for the update. The step after that is made both ways once more, with another batch, other
+   random numbers and another learning rate. From then on it is replayed.
+2. Whatever is found to differ, or cannot be recorded, is made by the code for ever, and the job's story says why. The
+   steps in question had the code's own result all along: a proof never changes what is learned.
+3. Forward and backward are two recordings, so that the loss is read while the backward pass computes: one that is no
+   number stops the update, and the device never waits for us.
+
+Recordings hold addresses: a loaded state or a moved weight ends them, and new ones are made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carpool.runtime.flat import Layout
+from carpool.runtime.passes import Passes
+from carpool.runtime.proof import Settings, are_same, copies, host_chance, numbers_in, put, tensors_in
+from carpool.runtime.recorder import Recorder, Replay
+from carpool.runtime.seeding import Caveats
+from carpool.runtime.still import NotStill, Outline, fill, outline, still
+from carpool.runtime.update import Update
+
+_PROOFS = 2  # steps made both ways before a recording is trusted
+_MOST_OUTLINES = 4  # whole batches, last partial ones, and what a change of the batch size brings
+_MOST_UPDATES = 32  # recordings of the update for settings that changed
+
+
+@dataclass(slots=True, eq=False)
+class _Update:
+    replay: Replay
+    settings: Settings
+    remembers: list[Tensor]  # held, because the recording has their addresses
+    proofs: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Take:
+    """The recordings for batches of one outline, and every tensor they touch."""
+
+    batch: Any
+    loss: Tensor  # on the host
+    buffers: list[Tensor]
+    before: list[Tensor]  # buffers as they were before the pass
+    forward: Replay | None = None
+    backward: Replay | None = None
+    gradients: list[Tensor | None] = field(default_factory=list)
+    proofs: int = 0
+    update: _Update | None = None
+
+
+class Graphs:
+    """The recordings of one trainer."""
+
+    def __init__(
+        self,
+        passes: Passes,
+        update: Update,
+        layout: Layout,
+        caveats: Caveats,
+        recorder: Recorder,
+        *,
+        loosely: bool = False,  # bits are not promised, so none are compared
+    ) -> None:
+        self._passes = passes
+        self._update = update
+        self._layout = layout
+        self._caveats = caveats
+        self._recorder = recorder
+        self._is_free = loosely
+        self._optimizer = update.optimizer
+        self._takes: dict[Outline, _Take | None] = {}  # None: seen, not recorded yet
+        self._now: _Take | None = None  # whose gradients the next update takes
+        self._addresses: list[int] = []
+        self._settings: Settings | None = None
+        self._updates = 0
+        self._told: set[str] = set()
+        self.refusal = ""  # why passes are made by the code
+        self.update_refusal = ""  # why updates are
+        self.news: list[str] = []  # for the job's story
+
+    def forget(self) -> None:
+        """Let go of all recordings: the tensors they touch are not the training's any more."""
+        self._takes.clear()
+        self._now = None
+        self._recorder.start_over()
+
+    def take_news(self) -> list[str]:
+        """What has not been told yet."""
+        news, self.news = self.news, []
+        return news
+
+    # -- the pass -----------------------------------------------------------------------------------------------------
+
+    def make_pass(self, batch: Any, number: int) -> float:
+        """The loss of a step's pass; `make_update` has to follow, or the pass is void."""
+        self._now = None
+        take = self._take_for(batch)
+        if take is None:
+            return self._passes.whole(batch, number)
+        if take.proofs < _PROOFS:
+            return self._prove_pass(take, batch, number)
+        self._now = take
+        return self._replay_pass(take, batch, number)
+
+    def _take_for(self, batch: Any) -> _Take | None:
+        """The take for such batches, if they shall be replayed or just now recorded."""
+        if self.refusal:
+            return None
+        try:
+            key = outline(batch)
+        except NotStill as error:
+            self._refuse(str(error))
+            return None
+        addresses = [tensor.data_ptr() for tensor in (*self._layout.parameters, *self._layout.buffers())]
+        if addresses != self._addresses:
+            self.forget()
+            self._addresses = addresses
+        if key in self._takes:
+            take = self._takes[key]
+            if take is None:
+                take = self._takes[key] = self._new_take(batch)
+            return take
+        if len(self._takes) < _MOST_OUTLINES:
+            self._takes[key] = None
+        else:
+            self._tell(f"batches of more than {_MOST_OUTLINES} shapes: the later ones are not recorded as CUDA graphs")
+        return None
+
+    def _new_take(self, batch: Any) -> _Take:
+        buffers = self._layout.buffers()
+        pinned = self._layout.device.type == "cuda"
+        loss = torch.zeros((), dtype=torch.float64, pin_memory=pinned)
+        return _Take(still(batch), loss, buffers, copies(buffers))
+
+    def _replay_pass(self, take: _Take, batch: Any, number: int) -> float:
+        assert take.forward is not None
+        assert take.backward is not None
+        fill(take.batch, batch)
+        self._passes.seed(number)
+        take.forward()
+        self._recorder.mark()
+        take.backward()
+        self._passes.samples.send()  # while the device is busy
+        self._recorder.wait()
+        loss = take.loss.item()
+        if not math.isfinite(loss):
+            self._layout.put_back(take.buffers, take.before)
+            self._now = None
+        return loss
+
+    def _prove_pass(self, take: _Take, batch: Any, number: int) -> float:
+        """Make the pass by the code, then by the recording from the same state; the code's result stands."""
+        passes, layout = self._passes, self._layout
+        kept, before = layout.buffers(), copies(layout.buffers())
+        passes.seed(number)
+        chance = host_chance(layout.device)
+        with self._recorder.aside():
+            loss = passes.whole(batch, number)
+        if not math.isfinite(loss):
+            return loss
+        drawn = host_chance(layout.device) != chance
+        wanted, after = passes.gradients(), copies(layout.buffers())
+        if drawn:
+            problem = "the pass draws random numbers on the host"
+        elif any(now is not then for now, then in zip(layout.buffers(), kept, strict=True)):
+            problem = "the pass replaces a buffer of the model by another tensor"
+        else:
+            passes.clear()
+            problem = self._try_pass(take, batch, number, before, loss, wanted, after)
+        if problem:
+            self._refuse(problem)
+            layout.put_back(kept, after)
+            passes.hang(wanted)
+            return loss
+        take.proofs += 1
+        if take.proofs == _PROOFS:
+            how = "closely" if self._compares_loosely else "bit for bit"
+            self._tell(f"steps are replayed as CUDA graphs, checked {how} against the code")
+        self._now = take
+        return loss
+
+    def _try_pass(
+        self,
+        take: _Take,
+        batch: Any,
+        number: int,
+        before: list[Tensor],
+        loss: float,
+        wanted: list[Tensor | None],
+        after: list[Tensor],
+    ) -> str:
+        """What is wrong with the recording, if anything; it is made if there is none yet."""
+        self._layout.put_back(take.buffers, before)
+        try:
+            if take.forward is None:
+                self._record_pass(take)
+            found = self._replay_pass(take, batch, number)
+        except Exception as error:  # noqa: BLE001 - whatever user code does while it is recorded
+            return _reason(error)
+        loosely = self._compares_loosely
+        is_same = math.isclose(found, loss, rel_tol=1e-3) if loosely else found == loss
+        used = [gradient is not None for gradient in wanted]
+        if not is_same or used != [gradient is not None for gradient in take.gradients]:
+            return f"recorded, it gives another loss: {found!r} instead of {loss!r}"
+        if not are_same(_some(take.gradients), _some(wanted), loosely=loosely):
+            return "recorded, it gives other gradients"
+        if not are_same(take.buffers, after, loosely=loosely):
+            return "recorded, it leaves other buffers"
+        return ""
+
+    def _record_pass(self, take: _Take) -> None:
+        passes = self._passes
+        made: list[Tensor] = []
+
+        def forward() -> None:
+            put(take.before, take.buffers)
+            loss = passes.forward(take.batch)
+            take.loss.copy_(loss.detach().double(), non_blocking=True)
+            made.append(loss)
+
+        def backward() -> None:
+            passes.backward(made.pop())
+
+        passes.clear()
+        try:
+            take.forward = self._recorder.record(forward)
+            take.backward = self._recorder.record(backward)
+            take.gradients = passes.gradients()
+        finally:
+            passes.clear()
+
+    # -- the update ---------------------------------------------------------------------------------------------------
+
+    def make_update(self) -> None:
+        """New weights from the gradients that `make_pass` left."""
+        take, self._now = self._now, None
+        settings = Settings(self._optimizer)
+        steady = self._settings is not None and settings.hold(self._settings)
+        self._settings = settings
+        if take is None:
+            self._update.make()
+            return
+        update = take.update
+        if update is not None and update.proofs >= _PROOFS and settings.hold(update.settings):
+            update.replay()
+        elif self.update_refusal or not steady:
+            self._by_code(take)
+        else:
+            self._prove_update(take, settings)
+
+    def _by_code(self, take: _Take) -> None:
+        self._passes.hang(take.gradients)
+        self._update.make()
+
+    def _prove_update(self, take: _Take, settings: Settings) -> None:
+        """Make the update by the code, then by the recording from the same state; the code's result stands."""
+        update, optimizer = self._update, self._optimizer
+        remembered, numbers = tensors_in(optimizer), numbers_in(optimizer)
+        state = [*self._layout.parameters, *remembered]
+        gradients = _some(take.gradients)
+        if any(tensor.device != self._layout.device for tensor in remembered):
+            self._refuse_update(f"{type(optimizer).__name__} counts on the host")
+            self._by_code(take)
+            return
+        try:
+            before, given = copies(state), copies(gradients)
+        except torch.OutOfMemoryError:
+            self._refuse_update("there is no memory to check it in")
+            self._by_code(take)
+            return
+        with self._recorder.aside():
+            self._by_code(take)
+        now = tensors_in(optimizer)
+        if len(now) != len(remembered) or any(a is not b for a, b in zip(now, remembered, strict=True)):
+            return  # it has just begun to remember; the next step will do
+        if numbers_in(optimizer) != numbers:
+            self._refuse_update(f"{type(optimizer).__name__} counts in Python")
+            return
+        after = copies(state)
+        put(state, before)
+        put(gradients, given)
+        try:
+            if take.update is None or not settings.hold(take.update.settings):
+                self._record_update(take, settings, remembered)
+            assert take.update is not None
+            take.update.replay()
+            same = are_same(state, after, loosely=self._compares_loosely)
+            problem = "" if same else "recorded, it gives other weights"
+        except Exception as error:  # noqa: BLE001 - an optimizer may do anything
+            problem = _reason(error)
+        finally:
+            update.drop_gradients()
+        if problem:
+            put(state, after)
+            self._refuse_update(problem)
+        elif take.update is not None:
+            take.update.proofs += 1
+
+    def _record_update(self, take: _Take, settings: Settings, remembered: list[Tensor]) -> None:
+        self._updates += 1
+        if self._updates > _MOST_UPDATES:
+            raise RuntimeError("the optimizer's settings change too often")
+        self._passes.hang(take.gradients)
+
+        def work() -> None:
+            self._update.clip()
+            self._update.step()
+
+        take.update = None
+        take.update = _Update(self._recorder.record(work), settings, remembered)
+
+    @property
+    def _compares_loosely(self) -> bool:
+        return self._is_free or bool(self._caveats.operations)
+
+    # -- words --------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, why: str) -> None:
+        self.refusal = why
+        self.forget()
+        self._tell(f"steps are made without CUDA graphs: {why}")
+
+    def _refuse_update(self, why: str) -> None:
+        self.update_refusal = why
+        self.forget()  # a recording that failed may have taken the others along
+        self._tell(f"updates are made without a CUDA graph: {why}")
+
+    def _tell(self, words: str) -> None:
+        if words not in self._told:
+            self._told.add(words)
+            self.news.append(words)
+
+
+def _some(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    return [gradient for gradient in gradients if gradient is not None]
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what went wrong, and of what led to it."""
+    line = str(error).strip().partition("\n")[0]
+    return f"it cannot be recorded: {type(error).__name__}: {line}"

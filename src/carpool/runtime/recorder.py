@@ -1,0 +1,115 @@
+"""Recording what a function does on a GPU, to have it done again with one call: CUDA graphs.
+
+A recording keeps raw addresses. Whoever replays it holds on to every tensor it reads or writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+Replay = Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Makes recordings."""
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """What is done inside runs where recordings are made, so that libraries set themselves up there."""
+        ...
+
+    def record(self, work: Callable[[], None]) -> Replay:
+        """Record what `work` does, without doing it. After an error, earlier recordings are void."""
+        ...
+
+    def start_over(self) -> None:
+        """All recordings so far have been let go."""
+        ...
+
+    def mark(self) -> None:
+        """Remember how far the device has been told to go."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until the device has come to the mark."""
+        ...
+
+
+class CudaRecorder:
+    """Records on a stream of its own, all recordings of a job in one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Run on the stream of recordings, after all that was said before and before all that is said later."""
+        usual = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(usual)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            usual.wait_stream(self._stream)
+
+    def record(self, work: Callable[[], None]) -> Replay:
+        """Record what `work` does; other threads may go on using the device meanwhile."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # what the code's own passes used is not in our pool
+        with self.aside(), _no_collection():
+            try:
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                work()
+                graph.capture_end()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # it fails too, and says less than what brought us here
+                    graph.capture_end()
+                self._mend()
+                raise
+        return graph.replay
+
+    def start_over(self) -> None:
+        """Take another pool: the one whose last recording was let go is gone."""
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def mark(self) -> None:
+        """Remember this place in the device's stream."""
+        self._mark.record(torch.cuda.current_stream(self._device))
+
+    def wait(self) -> None:
+        """Wait until the device has passed the mark."""
+        self._mark.synchronize()
+
+    def _mend(self) -> None:
+        """Put right what torch leaves undone when a recording fails.
+
+        Its allocator goes on giving to the pool, and the random generator believes that it is being recorded. The
+        generator gets another state, so recordings made before draw from the old one: they must not be used any more.
+        """
+        index = self._device.index or 0
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(index, self._pool)  # type: ignore[attr-defined, unused-ignore]
+        self.start_over()
+        generator = torch.cuda.default_generators[index]
+        generator.graphsafe_set_state(torch.Generator(self._device).graphsafe_get_state())
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A tensor that is collected while recording could end the recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,260 @@
+"""Recorded steps, with a recorder that needs no GPU: what is proved, what is refused, and that bits never change."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from carpool.runtime.datasets.tensors import TensorData
+from carpool.runtime.digest import digest
+from carpool.runtime.errors import Diverged
+from carpool.runtime.goals import Stop
+from carpool.runtime.graphs import Graphs
+from carpool.runtime.proof import copies, put, tensors_in
+from carpool.runtime.recorder import Replay
+from carpool.runtime.still import NotStill, fill, outline, still
+from carpool.runtime.trainer import Trainer
+from carpool.runtime.training import Training
+
+REPLAYED = "steps are replayed as CUDA graphs, checked bit for bit against the code"
+
+
+class Echo:
+    """Does again what was recorded by calling it again, with the gradients where they were when it was recorded."""
+
+    def __init__(self, training: Training, *, wrong: float = 0.0) -> None:
+        self._training = training
+        self._parameters = list(training.model.parameters())
+        self._wrong = wrong  # what a bad recording adds to every gradient
+        self.records = self.replays = 0
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        yield
+
+    def record(self, work: Callable[[], None]) -> Replay:
+        self.records += 1
+        hung = [parameter.grad for parameter in self._parameters]
+        model, optimizer = self._training.model, self._training.optimizer
+        state = [*self._parameters, *model.buffers(), *tensors_in(optimizer), *(g for g in hung if g is not None)]
+        before = copies(state)
+        work()
+        made = [parameter.grad for parameter in self._parameters]
+        put([tensor.data for tensor in state], before)  # autograd must not notice
+
+        def replay() -> None:
+            self.replays += 1
+            for parameter, gradient in zip(self._parameters, hung, strict=True):
+                parameter.grad = gradient
+            work()
+            for parameter, target in zip(self._parameters, made, strict=True):
+                if target is not None and parameter.grad is not None and parameter.grad is not target:
+                    target.copy_(parameter.grad).add_(self._wrong)
+                parameter.grad = None
+
+        return replay
+
+    def start_over(self) -> None: ...
+
+    def mark(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+
+def recorded(training: Training, **options: Any) -> tuple[Trainer, Echo, Graphs]:
+    trainer = Trainer(training)
+    echo = Echo(training, **options)
+    trainer.graphs = trainer.recorded_by(echo)
+    return trainer, echo, trainer.graphs
+
+
+def learned(trainer: Trainer) -> tuple[str, list[float], list[float]]:
+    losses = [done.loss for done in trainer.steps()]
+    remembered = [tensor.double().sum().item() for tensor in tensors_in(trainer.training.optimizer)]
+    return digest(trainer.training.model), losses, remembered
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "adam": {},
+    "sgd": {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)},
+    "clipped": {"clip_norm": 0.1},
+    "sum and count": {"loss": lambda m, b: (nn.functional.cross_entropy(m(b[0]), b[1], reduction="sum"), len(b[1]))},
+    "schedule": {
+        "optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        "schedule": lambda o: lr_scheduler.StepLR(o, 7),
+    },
+    "every step another rate": {"schedule": lambda o: lr_scheduler.CosineAnnealingLR(o, 12)},
+    "one cycle": {"schedule": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=40)},
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_recorded_steps_learn_the_same(make_training: Any, case: dict[str, Any]) -> None:
+    stop = {"stop": Stop(epochs=6)}
+    plain = learned(Trainer(make_training(**case, **stop)))
+    trainer, echo, graphs = recorded(make_training(**case, **stop))
+    assert learned(trainer) == plain
+    assert echo.replays > 18  # 18 steps, most of them by two or three recordings
+    assert not graphs.refusal
+    assert not graphs.update_refusal
+
+
+def test_an_update_that_changes_every_step_is_left_to_the_code(make_training: Any) -> None:
+    trainer, echo, _ = recorded(make_training(batch_size=50, schedule=lambda o: lr_scheduler.CosineAnnealingLR(o, 9)))
+    for _ in trainer.steps():
+        pass
+    assert echo.records == 2  # forward and backward
+
+
+def test_it_is_told_once_when_steps_are_replayed(make_training: Any) -> None:
+    trainer, _, graphs = recorded(make_training(batch_size=50))
+    for _ in range(3):
+        trainer.step()
+        assert all(parameter.grad is None for parameter in trainer.training.model.parameters())
+    assert graphs.news == [REPLAYED]
+
+
+def test_a_last_partial_batch_has_a_recording_of_its_own(make_training: Any) -> None:
+    training = make_training(stop=Stop(epochs=5))
+    trainer, echo, _ = recorded(training)
+    for _ in range(12):
+        trainer.step()
+    echo.replays = 0
+    for _ in range(3):  # two whole batches and a partial one
+        trainer.step()
+    assert echo.replays == 9
+
+
+def host_random(model: nn.Module, batch: Any) -> Any:
+    scale = 1.0 + random.random()
+    return nn.functional.cross_entropy(model(batch[0]), batch[1]) * scale
+
+
+def failing_when_recorded() -> Callable[..., Any]:
+    calls = []
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:  # by the code, by the code aside, and then while recording
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        (host_random, "the pass draws random numbers on the host"),
+        (
+            failing_when_recorded,
+            "it cannot be recorded: RuntimeError: operation not permitted when stream is capturing",
+        ),
+    ],
+)
+def test_what_cannot_be_recorded_is_made_by_the_code(make_training: Any, loss: Any, why: str) -> None:
+    def fresh() -> Any:
+        return loss() if loss is failing_when_recorded else loss
+
+    trainer, echo, graphs = recorded(make_training(loss=fresh()))
+    losses = [done.loss for done in trainer.steps()]
+    assert graphs.news == [f"steps are made without CUDA graphs: {why}"]
+    assert echo.replays == 0
+    usual = make_training(loss=host_random) if loss is host_random else make_training()
+    plain = Trainer(usual)
+    assert losses == [done.loss for done in plain.steps()]
+    assert digest(trainer.training.model) == digest(plain.training.model)
+
+
+def test_a_wrong_recording_is_found_and_changes_nothing(make_training: Any) -> None:
+    trainer, _, graphs = recorded(make_training(), wrong=1e-3)
+    assert learned(trainer) == learned(Trainer(make_training()))
+    assert graphs.refusal == "recorded, it gives other gradients"
+
+
+class Counting(torch.optim.SGD):
+    """Keeps a plain number that its next step hangs on."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+        return super().step(closure)
+
+
+def test_an_optimizer_that_counts_in_python_is_not_recorded(make_training: Any) -> None:
+    trainer, echo, graphs = recorded(make_training(optimizer=lambda p: Counting(p, lr=0.1, momentum=0.5)))
+    plain = Trainer(make_training(optimizer=lambda p: Counting(p, lr=0.1, momentum=0.5)))
+    assert learned(trainer) == learned(plain)
+    assert graphs.update_refusal == "Counting counts in Python"
+    assert not graphs.refusal
+    assert echo.replays > 0  # passes are
+
+
+def test_resuming_lets_go_of_recordings(make_training: Any) -> None:
+    first, _, _ = recorded(make_training())
+    for _ in range(4):
+        first.step()
+    second, echo, _ = recorded(make_training())
+    for _ in range(4):
+        second.step()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    echo.replays = 0
+    second.step()
+    assert echo.replays == 0
+    first.step()
+    assert digest(first.training.model) == digest(second.training.model)
+
+
+def test_moved_weights_let_go_of_recordings(make_training: Any) -> None:
+    training = make_training(batch_size=50)
+    trainer, echo, _ = recorded(training)
+    plain = Trainer(make_training(batch_size=50))
+    for _ in range(3):
+        trainer.step()
+        plain.step()
+    for parameter in training.model.parameters():
+        parameter.data = parameter.data.clone()
+    echo.replays = 0
+    trainer.step()
+    plain.step()
+    assert echo.replays == 0
+    assert digest(training.model) == digest(plain.training.model)
+
+
+def test_a_loss_that_is_no_number_leaves_the_model_as_it_was(make_training: Any) -> None:
+    inputs, labels = torch.randn(300, 6), torch.randint(0, 3, (300,))
+    inputs[200:] = torch.nan
+    training = make_training(dataset=TensorData(inputs, labels), batch_size=20, shuffle=False)
+    trainer, echo, _ = recorded(training)
+    for _ in range(10):
+        trainer.step()
+    assert echo.replays > 10
+    before = digest(training.model)
+    with pytest.raises(Diverged):
+        trainer.step()
+    assert digest(training.model) == before
+
+
+def test_outlines_tell_batches_apart() -> None:
+    batch = {"x": torch.zeros(2, 3), "n": 4, "rest": [torch.ones(1)]}
+    assert outline(batch) == outline({"x": torch.ones(2, 3), "n": 4, "rest": [torch.zeros(1)]})
+    assert outline(batch) != outline({**batch, "n": 5})
+    assert outline(batch) != outline({**batch, "x": torch.zeros(3, 2)})
+    assert outline(batch) != outline({**batch, "x": torch.zeros(3, 2).t()})
+    with pytest.raises(NotStill, match="object"):
+        outline([object()])
+    held = still(batch)
+    fill(held, {"x": torch.full((2, 3), 7.0), "n": 4, "rest": [torch.full((1,), 8.0)]})
+    assert held["x"].sum() == 42.0
+    assert held["rest"][0] == 8.0
+    assert batch["x"].sum() == 0.0  # type: ignore[attr-defined]
