@@ -1,18 +1,33 @@
-"""Who gets a device's token when workers stop: fakes for the processes, all messages by hand."""
+"""A device's token and a GPU's lanes: fakes for the processes, all messages by hand."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carpool.core.messages import Assign
+from carpool.core.messages import Assign, AssignApplied, JobFailed, Release, ReleaseApplied
 from carpool.core.model import Allocation, JobId
 from carpool.runtime import hands
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.program import Program
-from carpool.runtime.protocol import Asked, Begin, Contributed, Grant, Halted, Message, Proceed, Ready
+from carpool.runtime.protocol import (
+    Asked,
+    Begin,
+    Broke,
+    Contributed,
+    Grant,
+    Halted,
+    Loaded,
+    Message,
+    Proceed,
+    Published,
+    Ready,
+    Stepped,
+)
+from carpool.runtime.reports import Facts, Report, Told
 from carpool.runtime.staff import Key
 from carpool.runtime.wire import ExecutorOptions
 
@@ -25,10 +40,16 @@ class FakeStaff:
 
     def __init__(self, *_: Any) -> None:
         self.begun: list[Key] = []
+        self.killed: list[Key] = []
+        self.environments: dict[Key, dict[str, str]] = {}
         self.sent: list[tuple[Key, Message]] = []
 
     def begin(self, key: Key, begin: Begin, log: int, counter: int) -> None:
         self.begun.append(key)
+        self.environments[key] = dict(begin.environment)
+
+    def kill(self, key: Key) -> None:
+        self.killed.append(key)
 
     def send(self, key: Key, message: Message, fds: tuple[int, ...] = ()) -> None:
         self.sent.append((key, message))
@@ -58,3 +79,137 @@ def test_a_worker_that_halts_while_it_waits_for_the_token_is_passed_over(
     executor.heard(b0, Contributed(formation, 0, 0.01, 4))
     executor.heard(b0, Asked(1))
     assert staff.granted() == [b0, b0]
+
+
+# -- lanes of a GPU ---------------------------------------------------------------------------------------------------
+
+
+class FakeMps:
+    """A daemon that is there."""
+
+    is_alive = True
+
+    def environment(self, percent: int) -> dict[str, str]:
+        return {"percent": str(percent)}
+
+
+class Gpu:
+    """An executor with one GPU and MPS, its workers pretended."""
+
+    def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.staff = FakeStaff()
+        self.reports: list[Report] = []
+        monkeypatch.setattr(hands, "Staff", lambda *_: self.staff)
+        devices = [LocalDevice(0, "cuda:0", "H200", (), 0)]
+        self.executor = hands.Executor(devices, state, ExecutorOptions(), self.reports.append, clock=lambda: 0.0)
+        self.executor._service._mps = FakeMps()  # type: ignore[assignment]
+
+    def run(self, job: str, fraction: float, generation: int = 1) -> Key:
+        """Order a job to run with a share; its newest worker, if that was started."""
+        if generation == 1:
+            self.executor.introduce(JobId(job), Program(entry="jobs.py:tiny"), resume=False)
+        self.executor.carry([Assign(JobId(job), Allocation.of(0, fraction=fraction), generation)])
+        return self.staff.begun[-1]
+
+    def says(self, key: Key, *messages: Message) -> None:
+        for message in messages:
+            self.executor.heard(key, message)
+
+    def said_to(self, key: Key) -> list[str]:
+        return [type(message).__name__ for who, message in self.staff.sent if who == key]
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(tmp_path, monkeypatch)
+
+
+def test_shares_of_a_gpu_are_lanes_without_turns(gpu: Gpu) -> None:
+    a, b = gpu.run("a", 0.4), gpu.run("b", 0.8)
+    assert gpu.staff.environments == {a: {"percent": "40"}, b: {"percent": "80"}}
+    gpu.says(a, READY)
+    gpu.says(b, READY)
+    proceeds = [message for _, message in gpu.staff.sent if isinstance(message, Proceed)]
+    assert [proceed.by_token for proceed in proceeds] == [False, False]
+
+
+def test_without_mps_jobs_take_turns_and_their_stories_say_why(gpu: Gpu) -> None:
+    gpu.executor._service.why_not = "it is turned off"
+    a, b = gpu.run("a", 0.4), gpu.run("b", 0.8)
+    gpu.says(a, READY)
+    gpu.says(b, READY)
+    proceeds = [message for _, message in gpu.staff.sent if isinstance(message, Proceed)]
+    assert [proceed.by_token for proceed in proceeds] == [True, True]
+    told = {report.job: report.words for report in gpu.reports if isinstance(report, Told)}
+    assert told == dict.fromkeys("ab", "jobs take turns on the GPU, without MPS: it is turned off")
+
+
+def test_another_share_is_another_process_that_takes_over_at_a_boundary(gpu: Gpu) -> None:
+    old = gpu.run("a", 0.4)
+    gpu.says(old, READY)
+    new = gpu.run("a", 0.5, generation=2)
+    assert new != old
+    assert gpu.staff.environments[new] == {"percent": "50"}
+    assert gpu.said_to(old) == ["Proceed"]  # it works on while the other one warms up
+    gpu.says(new, READY)
+    assert gpu.said_to(old) == ["Proceed", "Halt"]
+    gpu.says(old, Halted(7), Published(7))
+    gpu.says(new, Loaded(7))
+    assert gpu.said_to(new) == ["Load", "Proceed"]
+    assert gpu.said_to(old)[-1] == "Leave"
+    gpu.executor.ended(old, "exit code 0")
+    applied = [fact for report in gpu.reports if isinstance(report, Facts) for fact in report.facts]
+    assert AssignApplied(JobId("a"), 2, 7.0) in applied
+
+
+def test_the_same_share_keeps_the_process(gpu: Gpu) -> None:
+    old = gpu.run("a", 0.4)
+    gpu.says(old, READY)
+    assert gpu.run("a", 0.4, generation=2) == old
+
+
+def test_a_fault_ends_all_clients_and_they_come_back_one_by_one(gpu: Gpu) -> None:
+    a, b = gpu.run("a", 0.4), gpu.run("b", 0.4)
+    gpu.says(a, READY, Stepped(5, 0, 1.0, 1.0, 1.0))
+    gpu.says(b, READY, Stepped(9, 0, 1.0, 1.0, 1.0))
+    gpu.says(b, Broke("device", "CUDA error: an illegal memory access was encountered", 9))
+    gpu.says(a, Broke("device", "CUDA error: an illegal memory access was encountered", 5))
+    assert sorted(gpu.staff.killed) == [a, b]
+    gpu.executor.ended(b, "killed by SIGKILL")
+    assert gpu.staff.begun == [a, b]  # the other one is still there
+    gpu.executor.ended(a, "killed by SIGKILL")
+    *_, first = gpu.staff.begun
+    assert len(gpu.staff.begun) == 3
+    assert first[0] == "a"
+    gpu.says(first, READY, Stepped(6, 0, 1.0, 1.0, 1.0))
+    assert [key[0] for key in gpu.staff.begun] == ["a", "b", "a", "b"]
+    stories = [report.words for report in gpu.reports if isinstance(report, Told)]
+    assert sum("failed under all of its jobs" in words for words in stories) == 2
+    assert not any(isinstance(f, JobFailed) for r in gpu.reports if isinstance(r, Facts) for f in r.facts)
+
+
+def test_whoever_faults_alone_again_and_again_fails(gpu: Gpu) -> None:
+    key = gpu.run("a", 0.4)
+    for _ in range(3):
+        gpu.says(key, READY, Broke("device", "CUDA error: misaligned address", 0))
+        gpu.executor.ended(key, "exit code 3")
+        key = gpu.staff.begun[-1]
+    failed = [f for r in gpu.reports if isinstance(r, Facts) for f in r.facts if isinstance(f, JobFailed)]
+    assert "misaligned address" in failed[0].error
+
+
+def test_a_worker_that_waits_to_start_can_be_called_off(gpu: Gpu) -> None:
+    async def go() -> None:
+        a, b = gpu.run("a", 0.4), gpu.run("b", 0.4)
+        gpu.says(a, READY)
+        gpu.says(b, READY)
+        gpu.says(a, Broke("device", "CUDA error: unspecified launch failure", 0))
+        gpu.executor.ended(a, "exit code 3")
+        gpu.executor.ended(b, "killed by SIGKILL")
+        assert len(gpu.staff.begun) == 3
+        gpu.executor.carry([Release(JobId("b"), 2)])
+        await asyncio.sleep(0)
+        released = [f for r in gpu.reports if isinstance(r, Facts) for f in r.facts if isinstance(f, ReleaseApplied)]
+        assert [fact.job for fact in released] == ["b"]
+
+    asyncio.run(go())

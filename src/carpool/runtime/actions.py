@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from carpool.core.messages import Fact
+from carpool.runtime.lanes import WHOLE
 from carpool.runtime.protocol import Message
 
 
@@ -31,6 +32,7 @@ class Start:
     worker: int
     device: int
     threads: int
+    lane: int = WHOLE  # percent of the device
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,10 @@ from carpool.core.messages import Assign, Order, Probe
 from carpool.runtime.actions import Mirror
 from carpool.runtime.dealing import as_owners
 from carpool.runtime.division import Division, Ranges
+from carpool.runtime.lanes import WHOLE
 from carpool.runtime.protocol import Ready
+
+Berth = tuple[int, int]  # a device and a lane of it
 
 
 class Mode(StrEnum):
@@ -34,6 +37,7 @@ class Worker:
 
     id: int
     device: int
+    lane: int = WHOLE  # percent of the device that its process was started with
     mode: Mode = Mode.WARMING
     holds: bool = False  # a state that has been trained or loaded, not just the entry's own
     has_joined: bool = False  # has been in a formation
@@ -42,6 +46,11 @@ class Worker:
     loads: str = ""  # the checkpoint it is reading
     writes: bool = False  # is here only to write a parked state to disk
     left_at: float = 0.0  # when it was sent away
+
+    @property
+    def berth(self) -> Berth:
+        """Where it is, as far as that cannot be changed."""
+        return self.device, self.lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,7 @@ class Rules:
     grace_s: float = 5.0  # between a polite word and a kill
     division: Division = Division.CHOSEN  # of updates
     splits: bool = True  # what does not fit into memory even alone may be split
+    has_lanes: bool = False  # a share of a GPU is a lane, which a process has for life
 
 
 def owners_of(shape: Shape, *, exact: bool) -> tuple[tuple[int, int], ...]:

@@ -32,11 +32,12 @@ from carpool.runtime.actions import (
     Write,
 )
 from carpool.runtime.command import Command
-from carpool.runtime.crew import Rules, Seat, as_wish
+from carpool.runtime.crew import Seat, as_wish
 from carpool.runtime.devices import LocalDevice
-from carpool.runtime.division import Division
-from carpool.runtime.holding import Training
+from carpool.runtime.holding import Training, rules_of
 from carpool.runtime.jobfolder import JobFolder
+from carpool.runtime.lanes import room_on
+from carpool.runtime.parking import Parking
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Alive,
@@ -54,6 +55,7 @@ from carpool.runtime.protocol import (
     Ready,
 )
 from carpool.runtime.reports import Evaluation, Facts, Outcome, Report, Sized, Told
+from carpool.runtime.service import Service, Waiting
 from carpool.runtime.staff import Key, Staff
 from carpool.runtime.team import Team
 from carpool.runtime.turns import Turns, who_take_turns
@@ -81,10 +83,9 @@ class Executor:
         self._staff = Staff(self, clock, options.preload)
         self._trainings: dict[JobId, Training] = {}
         self._commands: dict[JobId, Command] = {}
-        self._turns = {device: Turns[Key](options.max_wait_s) for device in self._devices}
-        self._parking: list[tuple[JobId, int]] = []  # jobs that want to be alone on a device; the first one is
-        self._is_parked = False
-        self._held: set[JobId] = set()  # that stand still for it
+        self._turns = {device: Turns[Key](options.max_wait_s, options.quantum_s) for device in self._devices}
+        self._parking = Parking(self._trainings, self._do, clock)
+        self._service = Service(devices, wanted=options.mps, on_change=self._let_in, tell=self._tell_sharers)
         self._facts: list[Fact] = []
         self._ticked_at = clock()
         self._stopping: bool | None = None
@@ -92,7 +93,7 @@ class Executor:
 
     async def start(self) -> None:
         """Be able to start workers."""
-        await self._staff.start()
+        await asyncio.gather(self._staff.start(), self._service.start())
 
     @property
     def broken(self) -> asyncio.Future[str]:
@@ -104,6 +105,7 @@ class Executor:
         for command in self._commands.values():
             command.kill()
         await self._staff.stop()
+        await self._service.stop()
         for command in self._commands.values():
             await command.gone()
         for training in self._trainings.values():
@@ -127,19 +129,7 @@ class Executor:
             ears = (self._on_moves, self._on_session)
             self._commands[job] = Command(job, program, folder, self._devices, self._options.grace_s, *ears)
             return
-        rules = Rules(
-            exact=program.exact,
-            shards=program.shards,
-            retries=program.retries,
-            batch_size=program.batch_size,
-            batch_per_device=program.batch_per_device,
-            checkpoint_s=program.checkpoint_s,
-            time_limit_s=program.time_limit_s,
-            mirror_s=self._options.mirror_s,
-            grace_s=self._options.grace_s,
-            division=Division(self._options.updates),
-            splits=self._options.splits,
-        )
+        rules = rules_of(program, self._options, has_lanes=self._service.has_lanes)
         kept, cuts, splits = (folder.kept(), folder.cuts(), folder.splits()) if resume else ([], [], [])
         team = Team(job, self._devices, rules, checkpoints=kept, cuts=cuts, splits=splits)
         self._trainings[job] = Training(job, program, folder, team)
@@ -188,12 +178,17 @@ class Executor:
             self._turns[device].give_back(at, who)
         elif isinstance(message, _NEEDS_NO_TOKEN) and not (isinstance(message, Broke) and message.kind == "disk"):
             self._turns[device].withdraw(at, who)
+        if isinstance(message, Broke) and message.kind == "device" and self._service.has_lanes:
+            self._faulted(at, device, who, message.error)
+            return
         is_first = isinstance(message, Ready) and training.team.ready is None
         self._do(training, training.team.said(at, worker, message))
         if is_first and isinstance(message, Ready):
             self._report(Sized(job, message.total_steps, message.batch_size, message.num_samples))
         elif isinstance(message, Evaluated):
             self._report(Evaluation(job, message.step, message.metrics))
+        if self._service.progressed(device, job, training.team.done):
+            self._let_in()
         self._grant(at, device)
         self._flush()
 
@@ -206,7 +201,9 @@ class Executor:
         self._turns[device].leave(at, who)
         if not training.devices:
             training.drop_segment()  # a job that is off its devices takes no memory but its mirror
+        self._service.gone(device, who)
         self._do(training, training.team.died(at, who[1], why, steps))
+        self._let_in()
         self._grant(at, device)
         self._flush()
 
@@ -219,6 +216,7 @@ class Executor:
             self._do(training, training.team.tick(at))
         for command in list(self._commands.values()):
             command.tick(at)
+        self._service.tick()
         if not was_late:  # else what the workers said meanwhile has not been read yet
             for job, worker in self._staff.silent_for(self._options.hang_s):
                 training = self._trainings[JobId(job)]
@@ -230,12 +228,16 @@ class Executor:
     def _do(self, training: Training, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Start(worker, device, threads):
-                    self._start(training, worker, device, threads)
+                case Start(worker, device, threads, lane):
+                    training.devices[worker] = device
+                    training.count(worker)
+                    waiting = Waiting((training.job, worker), device, lane, threads)
+                    if self._service.may_start(waiting):
+                        self._start(waiting)
                 case Send():
                     self._send(training, action)
                 case Kill(worker):
-                    self._staff.kill((training.job, worker))
+                    self._kill((training.job, worker))
                 case Drop(mirror, reusable):
                     training.drop(mirror, reusable=reusable)
                 case Tell(words):
@@ -243,29 +245,35 @@ class Executor:
                 case Emit(fact):
                     self._emit(fact)
                 case Park(device):
-                    self._parking.append((training.job, device))
+                    self._parking.ask(training.job, device)
                 case Unpark():
-                    self._unpark(training.job)
+                    self._parking.leave(training.job)
                 case Write(what):
                     with contextlib.suppress(OSError):
                         training.folder.write(what)
                 case Ended() | Stopped():
                     self._conclude(training, action)
-        self._see_to_parking()
+        self._parking.see_to()
 
-    def _start(self, training: Training, worker: int, device: int, threads: int) -> None:
-        place = self._devices[device]
-        training.devices[worker] = device
+    def _start(self, who: Waiting) -> None:
+        training, place = self._trainings[JobId(who.key[0])], self._devices[who.device]
         begin = Begin(
             training.job,
             asdict(training.program),
             device="cpu" if place.cuda is None else f"cuda:{place.cuda}",
             cores=place.cores,
-            threads=threads,
+            threads=who.threads,
             checkpoints=str(training.folder.checkpoints),
             heartbeat_s=min(self._options.heartbeat_s, self._options.hang_s / 4),
+            environment=self._service.environment(who.device, who.lane),
         )
-        self._staff.begin((training.job, worker), begin, training.folder.log(), training.count(worker))
+        self._staff.begin(who.key, begin, training.folder.log(), training.counters[who.key[1]])
+
+    def _kill(self, key: Key) -> None:
+        if self._service.give_up(key):  # it never started; its team hears of its end like of any other
+            asyncio.get_running_loop().call_soon(self.ended, key, "it had not been started")
+        else:
+            self._staff.kill(key)
 
     def _send(self, training: Training, action: Send) -> None:
         key = (training.job, action.worker)
@@ -282,6 +290,7 @@ class Executor:
         if isinstance(end, Ended):
             figures = (end.steps, end.epochs, end.loss, end.metrics, end.digest, end.reason, end.samples_per_s)
             self._report(Outcome(training.job, *figures, memory_bytes=end.memory_bytes or None))
+        self._service.over(training.job)
         training.close()
 
     def _on_moves(self, command: Command, facts: Sequence[Fact], reports: Sequence[Report]) -> None:
@@ -333,11 +342,11 @@ class Executor:
     # -- sharing a device ---------------------------------------------------------------------------------------------
 
     def _share_out(self, at: float) -> None:
-        """Who takes turns: jobs on a device with unlike turns, more jobs than cores, or several on one GPU."""
+        """Who takes turns: jobs on a device with unlike turns, or more of them than it has room for side by side."""
         seats = {job: t.team.wish.seats for job, t in self._trainings.items() if not t.team.is_over}
         # A program with a loop of its own can wait for one token, not for several.
         seats |= {job: c.errand.seats for job, c in self._commands.items() if c.errand.has_session and c.errand.is_solo}
-        room = {n: 1 if d.cuda is not None else max(1, len(d.cores)) for n, d in self._devices.items()}
+        room = {number: room_on(d, has_lanes=self._service.has_lanes) for number, d in self._devices.items()}
         by_token = who_take_turns(seats, room)
         for job, command in self._commands.items():
             if command.errand.has_session and command.by_token != (job in by_token):
@@ -345,6 +354,8 @@ class Executor:
         for job, training in self._trainings.items():
             if not training.team.is_over and training.by_token != (job in by_token):
                 training.by_token = job in by_token
+                if training.by_token and self._service.why_not:
+                    self._tell_sharers(f"jobs take turns on the GPU, without MPS: {self._service.why_not}", training)
                 self._do(training, training.team.take_turns(at, training.by_token))
 
     def _asked(self, at: float, training: Training, who: Key, device: int) -> None:
@@ -365,38 +376,28 @@ class Executor:
         else:
             self._staff.send(granted[0], Grant(steps))
 
-    # -- memory -------------------------------------------------------------------------------------------------------
+    # -- lanes --------------------------------------------------------------------------------------------------------
 
-    def _see_to_parking(self) -> None:
-        """Let the first job that asks for it be alone on its device once the others there stand still."""
-        if not self._parking or self._is_parked:
+    def _faulted(self, at: float, device: int, who: Key, error: str) -> None:
+        """A GPU failed under one worker: with MPS, under all that are on it."""
+        if self._service.is_leaving(device, who):
             return
-        at = self._clock()
-        first, device = self._parking[0]
-        self._is_parked = True  # before anything below comes back here
-        neighbours = self._neighbours(first, device)
-        for training in neighbours:
-            self._held.add(training.job)
-            self._do(training, training.team.hold(at, True))
-        if all(training.team.has_made_room for training in neighbours):
-            self._do(self._trainings[first], self._trainings[first].team.parked(at))
-        else:
-            self._is_parked = False  # looked at again with the next event
+        here = [training for training in self._trainings.values() if device in training.devices.values()]
+        clients = [(t.job, worker) for t in here for worker, place in t.devices.items() if place == device]
+        counts = self._service.fault(device, clients, [(t.job, t.team.done) for t in here])
+        how = f"lost its GPU ({error})" if counts else f"was on a GPU that failed under all of its jobs ({error})"
+        for training in here:
+            for worker in [worker for job, worker in clients if job == training.job]:
+                self._do(training, training.team.faulted(at, worker, how, counts=counts))
+        self._flush()
 
-    def _unpark(self, job: JobId) -> None:
-        at = self._clock()
-        was_first = bool(self._parking) and self._parking[0][0] == job
-        self._parking = [entry for entry in self._parking if entry[0] != job]
-        if not was_first:
-            return
-        held, self._held, self._is_parked = self._held, set(), False
-        for other in sorted(held):
-            training = self._trainings[other]
-            self._do(training, training.team.hold(at, False))
+    def _let_in(self) -> None:
+        """Start whoever has been waiting and may."""
+        for who in self._service.admitted():
+            self._start(who)
 
-    def _neighbours(self, job: JobId, device: int) -> list[Training]:
-        return [
-            training
-            for other, training in self._trainings.items()
-            if other != job and not training.team.is_over and device in training.devices.values()
-        ]
+    def _tell_sharers(self, words: str, *jobs: Training) -> None:
+        """Say something to all jobs, or to some, that have a worker on a GPU."""
+        for training in jobs or self._trainings.values():
+            if any(self._devices[device].cuda is not None for device in training.devices.values()):
+                self._report(Told(training.job, words))

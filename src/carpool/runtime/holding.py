@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 
 from carpool.core.model import JobId
-from carpool.runtime.actions import (
-    Mirror,
-    Segment,
-)
+from carpool.runtime.actions import Mirror, Segment
 from carpool.runtime.counter import counted, new_counter
+from carpool.runtime.crew import Rules
+from carpool.runtime.division import Division
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.memory import new_memory
 from carpool.runtime.program import Program
 from carpool.runtime.team import Team
+from carpool.runtime.wire import ExecutorOptions
 
 
 class Training:
@@ -31,10 +31,9 @@ class Training:
         self.spare: list[int] = []  # descriptors to be used again: their pages are there already
         self.segment: tuple[int, int] | None = None  # key and descriptor
 
-    def count(self, worker: int) -> int:
-        """The descriptor of a new worker's step counter."""
+    def count(self, worker: int) -> None:
+        """Have a counter for the steps of a new worker."""
         self.counters[worker] = new_counter(self.job)
-        return self.counters[worker]
 
     def counted(self, worker: int) -> int:
         """The steps that a worker has done, whether it said so or not."""
@@ -81,3 +80,21 @@ class Training:
         self.spare.clear()
         self.drop_segment()
         self.folder.close()
+
+
+def rules_of(program: Program, options: ExecutorOptions, *, has_lanes: bool) -> Rules:
+    """What a team has to know of its program and of the executor."""
+    return Rules(
+        exact=program.exact,
+        shards=program.shards,
+        retries=program.retries,
+        batch_size=program.batch_size,
+        batch_per_device=program.batch_per_device,
+        checkpoint_s=program.checkpoint_s,
+        time_limit_s=program.time_limit_s,
+        mirror_s=options.mirror_s,
+        grace_s=options.grace_s,
+        division=Division(options.updates),
+        splits=options.splits,
+        has_lanes=has_lanes,
+    )

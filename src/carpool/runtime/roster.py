@@ -20,6 +20,7 @@ from carpool.runtime.actions import (
 from carpool.runtime.crew import (
     AT_REST,
     AT_WORK,
+    Berth,
     Formation,
     Kept,
     Mode,
@@ -31,6 +32,7 @@ from carpool.runtime.crew import (
 from carpool.runtime.cutting import Cutter
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.division import Ranges
+from carpool.runtime.lanes import WHOLE, percent
 from carpool.runtime.losses import Losses
 from carpool.runtime.protocol import (
     Done,
@@ -124,8 +126,13 @@ class Roster:
     def _seated(self) -> list[int]:
         """Workers on the wished seats that are there, by seat."""
         able = AT_REST | AT_WORK
-        found = {w.device: w.id for w in self.workers.values() if w.mode in able}
-        return [found[seat.device] for seat in self.wish.seats if seat.device in found]
+        found = {w.berth: w.id for w in self.workers.values() if w.mode in able}
+        return [found[berth] for berth in map(self._berth, self.wish.seats) if berth in found]
+
+    def _berth(self, seat: Seat) -> Berth:
+        """What a worker on this seat must have been started with."""
+        is_lane = self.rules.has_lanes and self._devices[seat.device].cuda is not None
+        return seat.device, percent(seat.fraction) if is_lane else WHOLE
 
     def _newest_step(self, holders: Sequence[Worker]) -> int:
         return max([self._safe.step, *(w.step for w in holders)])
@@ -137,30 +144,30 @@ class Roster:
             formation.step = steps
             self._progressed(steps)
 
-    def _lose(self, at: float, who: Worker, how: str) -> None:
-        """A worker is dead or as good as dead."""
+    def _lose(self, at: float, who: Worker, how: str, *, counts: bool = True) -> None:
+        """A worker is dead or as good as dead; where it `counts`, often enough is the end of the job."""
         where = self._name(who.device)
         self._actions += self._safe.given_up(who.id)
         formation, enough = self.formation, ""
         if formation is not None and who.id in formation.members:
             self._tell(f"the worker on {where} {how} at step {formation.step} and is replaced")
-            enough = self._losses.lost(formation.step)
+            enough = self._losses.lost(formation.step) if counts else ""
             self._segment = None  # a worker that was killed may still be writing into it
             self._dissolve(at)
         elif not who.has_joined:
             self._tell(f"the worker on {where} {how} before it could join and is replaced")
-            enough = self._losses.lost_before_joining(who.device)
+            enough = self._losses.lost_before_joining(who.device) if counts else ""
         else:
             self._tell(f"the worker on {where} {how} and is replaced")
         if enough and self._result is None:
             self._fail(f"{enough}; the last one, on {where}, {how}")
 
-    def _kill(self, at: float, who: Worker, how: str) -> None:
+    def _kill(self, at: float, who: Worker, how: str, *, counts: bool = True) -> None:
         """End a worker by force; it counts as dead at once, though its device is free only when it has ended."""
         self._actions.append(Kill(who.id))
         if who.mode is not Mode.LEAVING:
             who.mode, who.left_at = Mode.LEAVING, at
-            self._lose(at, who, how)
+            self._lose(at, who, how, counts=counts)
 
     def _dissolve(self, at: float) -> None:
         """End the formation now; whoever still works in it stops at its boundary."""
@@ -191,8 +198,9 @@ class Roster:
 
     def _start(self, seat: Seat, *, writes: bool = False) -> None:
         self._numbers += 1
-        self.workers[self._numbers] = Worker(self._numbers, seat.device, writes=writes)
-        self._actions.append(Start(self._numbers, seat.device, self._cutter.threads(seat)))
+        device, lane = self._berth(seat)
+        self.workers[self._numbers] = Worker(self._numbers, device, lane, writes=writes)
+        self._actions.append(Start(self._numbers, device, self._cutter.threads(seat), lane))
 
     def _dismiss(self, at: float, worker: Worker) -> None:
         """Send a worker away: politely where it listens, by force where it has nothing to lose."""

@@ -79,15 +79,15 @@ class Settling(Roster):
     def _staff(self, at: float) -> None:
         """Start workers on wished seats that have none, send away newcomers that are no longer wished."""
         seats = () if self._stop is not None else self.wish.seats
-        wished = {seat.device for seat in seats}
+        wished = {self._berth(seat) for seat in seats}
         for worker in list(self.workers.values()):
             is_member = self.formation is None or worker.id in self.formation.members
             is_needed = worker.writes or (worker.holds and is_member)
-            if not is_needed and worker.device not in wished and worker.mode is not Mode.LEAVING:
+            if not is_needed and worker.berth not in wished and worker.mode is not Mode.LEAVING:
                 self._dismiss(at, worker)
-        taken = {worker.device for worker in self.workers.values()}
+        taken = {worker.berth for worker in self.workers.values()}
         for seat in seats:
-            if seat.device not in taken:
+            if self._berth(seat) not in taken:
                 self._start(seat)
 
     def _steer(self, at: float) -> None:
@@ -166,7 +166,7 @@ class Settling(Roster):
     def _proceed(self, at: float, seated: list[Worker], step: int) -> None:
         """Let workers that stand at the same step work together from there."""
         assert self.ready is not None
-        seats = tuple(seat for seat in self.wish.seats if any(w.device == seat.device for w in seated))
+        seats = tuple(seat for seat in self.wish.seats if any(w.berth == self._berth(seat) for w in seated))
         shape = self._shape(seats, step, None)
         self._sparing.clear()
         self._numbers += 1
@@ -195,9 +195,9 @@ class Settling(Roster):
             self._send(worker.id, proceed, self._segment if size else None)
             worker.mode, worker.holds, worker.has_joined = Mode.WORKING, True, True
             self._losses.joined(worker.device)
-        wished = {seat.device for seat in self.wish.seats}
+        wished = {self._berth(seat) for seat in self.wish.seats}
         for worker in list(self.workers.values()):
-            if worker.device not in wished and worker.mode in AT_REST:
+            if worker.berth not in wished and worker.mode in AT_REST:
                 self._dismiss(at, worker)
         self._first_step = step if self._first_step is None else self._first_step
         self._safe.begin(at)
@@ -259,8 +259,8 @@ class Settling(Roster):
         wish, formation = self.wish, self.formation
         if self._answered >= wish.generation or self._stop is not None:
             return
-        wished = {seat.device for seat in wish.seats}
-        if any(worker.device not in wished for worker in self.workers.values()):
+        wished = {self._berth(seat) for seat in wish.seats}
+        if any(worker.berth not in wished for worker in self.workers.values()):
             return
         if not wish.seats:
             self._releasing, self._answered = True, wish.generation

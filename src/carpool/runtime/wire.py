@@ -24,11 +24,13 @@ class ExecutorOptions:
     mirror_s: float = 2.0  # between mirrors of a running job
     hang_s: float = 10.0  # without a sign of life, after which a worker is killed
     max_wait_s: float = 1.0  # that a job waits for its turn on a device, whatever its turn is
+    quantum_s: float = 0.02  # that a job computes before it asks for another turn
     grace_s: float = 5.0  # between a polite word and a kill
     tick_s: float = 0.1  # how often the clock is looked at
     heartbeat_s: float = 0.5
     updates: str = "chosen"  # who updates the parameters of a job on several devices: chosen, all, first or even
     splits: bool = True  # steps that do not fit into memory even alone may become micro-steps
+    mps: bool = True  # jobs that share a GPU compute at the same time, where NVIDIA's service is there
     preload: tuple[str, ...] = ()  # modules that most entries import: workers start sooner
     environment: Mapping[str, str] = field(default_factory=dict)  # for the executor and all it starts
 

@@ -1,0 +1,65 @@
+"""Who stands still so that a job whose step ran out of memory can try it again, alone on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from carpool.core.model import JobId
+from carpool.runtime.actions import Action
+from carpool.runtime.holding import Training
+
+
+class Parking:
+    """Jobs that want to be alone on a device, one after another."""
+
+    def __init__(
+        self,
+        trainings: Mapping[JobId, Training],
+        do: Callable[[Training, Sequence[Action]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._trainings = trainings
+        self._do = do
+        self._clock = clock
+        self._queue: list[tuple[JobId, int]] = []  # jobs that want to be alone on a device; the first one is
+        self._is_parked = False
+        self._held: set[JobId] = set()  # that stand still for it
+
+    def ask(self, job: JobId, device: int) -> None:
+        """A job wants to be alone on a device."""
+        self._queue.append((job, device))
+
+    def see_to(self) -> None:
+        """Let the first job that asks for it be alone on its device once the others there stand still."""
+        if not self._queue or self._is_parked:
+            return
+        at = self._clock()
+        first, device = self._queue[0]
+        self._is_parked = True  # before anything below comes back here
+        neighbours = self._neighbours(first, device)
+        for training in neighbours:
+            self._held.add(training.job)
+            self._do(training, training.team.hold(at, True))
+        if all(training.team.has_made_room for training in neighbours):
+            self._do(self._trainings[first], self._trainings[first].team.parked(at))
+        else:
+            self._is_parked = False  # looked at again with the next event
+
+    def leave(self, job: JobId) -> None:
+        """A job need not be alone any more: the others go on."""
+        at = self._clock()
+        was_first = bool(self._queue) and self._queue[0][0] == job
+        self._queue = [entry for entry in self._queue if entry[0] != job]
+        if not was_first:
+            return
+        held, self._held, self._is_parked = self._held, set(), False
+        for other in sorted(held):
+            training = self._trainings[other]
+            self._do(training, training.team.hold(at, False))
+
+    def _neighbours(self, job: JobId, device: int) -> list[Training]:
+        return [
+            training
+            for other, training in self._trainings.items()
+            if other != job and not training.team.is_over and device in training.devices.values()
+        ]
