@@ -24,6 +24,7 @@ VERBS = {  # verb -> its help in a word or two; the module of that name holds th
     "trace": "make, inspect and convert traces",
     "policies": "list the policies and their parameters",
     "explain": "tell a job's story from a journal",
+    "doctor": "try what this machine can do for trainings",
     "demo": "four real trainings, one after another and shared: the gain, and a timeline to look at",
 }
 

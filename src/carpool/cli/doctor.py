@@ -1,0 +1,38 @@
+"""``carpool doctor``: what this machine can do, and what to do about the rest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+from carpool import __version__
+
+_EPILOG = """\b
+Examples:
+  carpool doctor
+  carpool doctor --json
+"""
+
+
+@click.command("doctor", epilog=_EPILOG)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+def command(as_json: bool) -> None:
+    """Try what trainings need on this machine: yes or no for each, with what was found and the way out.
+
+    Everything but the cores can be missing: jobs then run more slowly, or on fewer kinds of machines.
+    """
+    from carpool.runtime.doctor import examine
+
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if as_json:
+            continue
+        click.echo(f"{'yes' if finding.is_there else 'no':<4}{finding.name:<15}{finding.found}")
+        if not finding.is_there and finding.way_out:
+            click.echo(f"{'':<19}{finding.way_out}")
+    if as_json:
+        checks = [asdict(finding) for finding in findings]
+        click.echo(json.dumps({"schema": 1, "version": __version__, "checks": checks}))
