@@ -44,7 +44,19 @@ from carpool.runtime.memory import Mirrors
 from carpool.runtime.mirror import read_mirror, write_mirror
 from carpool.runtime.nursery import Nursery
 from carpool.runtime.prepare import keep_freed_memory
-from carpool.runtime.protocol import Alive, Asked, Begin, Grant, Message, Proceed, Publish, Published, Ready, Stepped
+from carpool.runtime.protocol import (
+    Alive,
+    Asked,
+    Begin,
+    Grant,
+    Message,
+    Noted,
+    Proceed,
+    Publish,
+    Published,
+    Ready,
+    Stepped,
+)
 from carpool.runtime.seeding import settle
 from carpool.runtime.trainer import Trainer
 
@@ -163,7 +175,7 @@ class Worker:
             message = (await self.channel.receive()).message
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, Alive | Stepped | Asked), message
+            assert isinstance(message, Alive | Stepped | Asked | Noted), message
 
     async def make(self, steps: int) -> Spent:
         """Make steps."""

@@ -41,8 +41,10 @@ class Machine:
         self.fails: dict[str, str] = {}
         self.interrupts = False
         self.started: list[FakeMachine] = []
+        self.lanes = ""
 
-    async def start(self, devices: Sequence[LocalDevice], state: Path) -> FakeMachine:
+    async def start(self, devices: Sequence[LocalDevice], state: Path, *, lanes: str) -> FakeMachine:
+        self.lanes = lanes
         kept = self.started[-1].kept if self.started else None
         steps = {"a": 10, "b": 20, "c": 5}
         machine = FakeMachine(steps, fails=self.fails, kept=kept, at_once=not self.interrupts)
@@ -66,7 +68,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["run", "jobs.toml", "--devices", "cpu:2", "--policy", "fifo", "--json"]) == 0
+    assert run(["run", "jobs.toml", "--devices", "cpu:2", "--policy", "fifo", "--lanes", "slice", "--json"]) == 0
+    assert machine.lanes == "slice"
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     assert list(document) == TOP

@@ -104,10 +104,10 @@ class Gpu:
         self.executor = hands.Executor(devices, state, ExecutorOptions(), self.reports.append, clock=lambda: 0.0)
         self.executor._service._mps = FakeMps()  # type: ignore[assignment]
 
-    def run(self, job: str, fraction: float, generation: int = 1) -> Key:
+    def run(self, job: str, fraction: float, generation: int = 1, *, exact: bool = False) -> Key:
         """Order a job to run with a share; its newest worker, if that was started."""
         if generation == 1:
-            self.executor.introduce(JobId(job), Program(entry="jobs.py:tiny"), resume=False)
+            self.executor.introduce(JobId(job), Program(entry="jobs.py:tiny", exact=exact), resume=False)
         self.executor.carry([Assign(JobId(job), Allocation.of(0, fraction=fraction), generation)])
         return self.staff.begun[-1]
 
@@ -131,6 +131,11 @@ def test_shares_of_a_gpu_are_lanes_without_turns(gpu: Gpu) -> None:
     gpu.says(b, READY)
     proceeds = [message for _, message in gpu.staff.sent if isinstance(message, Proceed)]
     assert [proceed.by_token for proceed in proceeds] == [False, False]
+
+
+def test_an_exact_job_has_a_whole_lane_whatever_its_share_is(gpu: Gpu) -> None:
+    a, b = gpu.run("a", 0.4, exact=True), gpu.run("b", 0.4)
+    assert gpu.staff.environments == {a: {"percent": "100"}, b: {"percent": "40"}}
 
 
 def test_without_mps_jobs_take_turns_and_their_stories_say_why(gpu: Gpu) -> None:

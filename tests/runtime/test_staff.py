@@ -28,9 +28,7 @@ class FakeNursery:
     made: list[FakeNursery]
     stillborn: Container[int]  # which of them die before they can fork
 
-    def __init__(
-        self, on_exit: Callable[[Exited], object], on_gone: Callable[[str], object], *, preload: tuple[str, ...]
-    ) -> None:
+    def __init__(self, on_exit: Callable[[Exited], object], on_gone: Callable[[str], object]) -> None:
         self.die = on_gone
         self.done: list[str] = []
         self.made.append(self)

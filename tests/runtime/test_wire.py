@@ -51,7 +51,7 @@ def test_reports(report: Report) -> None:
 
 
 def test_options() -> None:
-    options = ExecutorOptions(preload=("a", "b"), environment={"c": "d"})
+    options = ExecutorOptions(mps=False, environment={"c": "d"})
     assert options_from_json(json.loads(line(asdict(options)))) == options
 
 

@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,13 @@ Examples:
 )
 @click.option("--journal", metavar="FILE", help="Write every fact and plan here too.")
 @click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
+@click.option(
+    "--lanes",
+    type=click.Choice(["auto", "slice"]),
+    default="auto",
+    show_default=True,
+    help="auto: jobs that share a GPU compute at the same time where that can be; slice: they take turns.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 def command(
     jobs: str | None,
@@ -60,6 +68,7 @@ def command(
     resume: str | None,
     journal: str | None,
     oversubscribe: bool,
+    lanes: str,
     as_json: bool,
 ) -> int:
     """Run all jobs of a file on this machine.
@@ -80,7 +89,7 @@ def command(
         click.echo(f"carpool: {note}", err=True)
     run = prepare(given, found, policy or given.policy or default_policy(), journal)
     try:
-        ending = watch(run, choose_board(run, as_json=as_json), start_executor)
+        ending = watch(run, choose_board(run, as_json=as_json), partial(start_executor, lanes=lanes))
     finally:
         given.folder.let_go()
     if as_json:
@@ -149,11 +158,11 @@ def _interrupt(run: LocalRun) -> None:
     run.interrupt()
 
 
-async def start_executor(devices: Sequence[LocalDevice], state: Path) -> Link:
+async def start_executor(devices: Sequence[LocalDevice], state: Path, *, lanes: str = "auto") -> Link:
     """The executor process of this machine."""
-    from carpool.runtime.link import ExecutorLink
+    from carpool.runtime.link import ExecutorLink, ExecutorOptions
 
-    return await ExecutorLink.start(devices, state)
+    return await ExecutorLink.start(devices, state, options=ExecutorOptions(mps=lanes == "auto"))
 
 
 def exit_code(run: LocalRun, ending: Ending) -> int:

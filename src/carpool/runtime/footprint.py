@@ -38,11 +38,14 @@ class Footprint:
             _CLEAR_REFS.write_text(_RESET_PEAK, encoding="ascii")
 
     def peak_bytes(self) -> int:
-        """The highest point since: what tensors took, on a CPU with what the allocator keeps beside them."""
+        """The highest point since: what tensors took, on a CPU with what the allocator keeps beside them.
+
+        A tiny training may take less than what was given back meanwhile; it is said to take a page.
+        """
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         now = _status()
-        return now["VmHWM"] - now["RssFile"] - now["RssShmem"] - self._before
+        return max(now["VmHWM"] - now["RssFile"] - now["RssShmem"] - self._before, resource.getpagesize())
 
     def reserved_bytes(self) -> int:
         """What the allocator has taken from the device at its highest; on a CPU the same as the peak."""

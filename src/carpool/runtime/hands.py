@@ -80,7 +80,7 @@ class Executor:
         self._options = options
         self._report = report
         self._clock = clock
-        self._staff = Staff(self, clock, options.preload)
+        self._staff = Staff(self, clock)
         self._trainings: dict[JobId, Training] = {}
         self._commands: dict[JobId, Command] = {}
         self._turns = {device: Turns[Key](options.max_wait_s, options.quantum_s) for device in self._devices}

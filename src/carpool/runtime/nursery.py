@@ -20,7 +20,7 @@ import subprocess
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -50,12 +50,9 @@ class Nursery:
         self,
         on_exit: Callable[[Exited], object],
         on_gone: Callable[[str], object] = lambda reason: None,
-        *,
-        preload: Sequence[str] = (),  # modules to import beforehand, beside torch: what most entries import
     ) -> None:
         self._on_exit = on_exit
         self._on_gone = on_gone
-        self._preload = tuple(preload)
         self._forks: deque[asyncio.Future[int]] = deque()
         self._stopping = False
 
@@ -65,7 +62,7 @@ class Nursery:
         with theirs:
             program = [sys.executable, "-P", "-m", "carpool.runtime.nursery"]
             self._process = subprocess.Popen(  # noqa: ASYNC220 - exec takes a millisecond, and no thread may be started
-                [*program, str(theirs.fileno()), str(os.getpid()), *self._preload],
+                [*program, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | dict.fromkeys(_ONE_THREAD, "1"),
@@ -242,15 +239,13 @@ def _close_all_but(kept: int) -> None:
                 os.close(fd)
 
 
-def _warm_up(preload: Sequence[str]) -> None:
+def _warm_up() -> None:
     """Import all that workers need, without ever computing (that would start threads) or touching CUDA."""
     import torch
 
     importlib.import_module("carpool.runtime.worker")
     # The first optimizer a process builds imports some 800 modules of torch.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    for name in preload:
-        importlib.import_module(name)
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, f"the nursery has {threads} threads and must not fork"
     for name in _ONE_THREAD:
@@ -258,7 +253,7 @@ def _warm_up(preload: Sequence[str]) -> None:
 
 
 def main() -> NoReturn:
-    """``python -m carpool.runtime.nursery FD PARENT [MODULE …]``: serve the executor at the other end of FD."""
+    """``python -m carpool.runtime.nursery FD PARENT``: serve the executor at the other end of FD."""
     die_with(int(sys.argv[2]), signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -266,7 +261,7 @@ def main() -> NoReturn:
     end = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(end.fileno(), False)
     channel = Channel(end)
-    _warm_up(sys.argv[3:])
+    _warm_up()
     gc.freeze()  # workers share these pages; a collection would write to all of them
     channel.send(Alive())
     try:

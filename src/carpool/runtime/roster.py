@@ -130,8 +130,12 @@ class Roster:
         return [found[berth] for berth in map(self._berth, self.wish.seats) if berth in found]
 
     def _berth(self, seat: Seat) -> Berth:
-        """What a worker on this seat must have been started with."""
-        is_lane = self.rules.has_lanes and self._devices[seat.device].cuda is not None
+        """What a worker on this seat must have been started with.
+
+        A lane changes the bits, because libraries choose kernels by the multiprocessors they see; a whole one does not.
+        So an exact job always has a whole one, and learns the same whatever its share is and whoever it shares with.
+        """
+        is_lane = self.rules.has_lanes and not self.rules.exact and self._devices[seat.device].cuda is not None
         return seat.device, percent(seat.fraction) if is_lane else WHOLE
 
     def _newest_step(self, holders: Sequence[Worker]) -> int:

@@ -46,10 +46,9 @@ class _Process:
 class Staff:
     """All workers of an executor. A nursery that dies takes them along and is replaced."""
 
-    def __init__(self, ears: Ears, clock: Callable[[], float], preload: tuple[str, ...] = ()) -> None:
+    def __init__(self, ears: Ears, clock: Callable[[], float]) -> None:
         self._ears = ears
         self._clock = clock
-        self._preload = preload
         self._processes: dict[Key, _Process] = {}
         self._by_pid: dict[int, _Process] = {}
         self._early: dict[int, str] = {}  # exits that were reported before the fork was
@@ -61,7 +60,7 @@ class Staff:
 
     async def start(self) -> None:
         """Start the nursery."""
-        nursery = Nursery(self._on_exit, self._on_gone, preload=self._preload)
+        nursery = Nursery(self._on_exit, self._on_gone)
         await nursery.start()
         self._nursery = nursery
 

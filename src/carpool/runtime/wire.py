@@ -31,7 +31,6 @@ class ExecutorOptions:
     updates: str = "chosen"  # who updates the parameters of a job on several devices: chosen, all, first or even
     splits: bool = True  # steps that do not fit into memory even alone may become micro-steps
     mps: bool = True  # jobs that share a GPU compute at the same time, where NVIDIA's service is there
-    preload: tuple[str, ...] = ()  # modules that most entries import: workers start sooner
     environment: Mapping[str, str] = field(default_factory=dict)  # for the executor and all it starts
 
 
@@ -87,4 +86,4 @@ def devices_from_json(values: Sequence[dict[str, Any]]) -> list[LocalDevice]:
 
 def options_from_json(value: dict[str, Any]) -> ExecutorOptions:
     """Options from the fields that ``asdict`` made of them."""
-    return ExecutorOptions(**{**value, "preload": tuple(value["preload"])})
+    return ExecutorOptions(**value)
