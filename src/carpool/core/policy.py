@@ -161,8 +161,12 @@ def placement_of(
             other = jobs.get(resident.job)
             if resident.job != job.spec.id and other is not None:
                 held = other.desired
-                batch_size, turn = (held.batch_size, held.shares[0].turn) if held is not None else (0, 0)
-                beside[resident.job] = Neighbour(other.spec, resident.fraction, batch_size, turn)
+                if held is None:
+                    beside[resident.job] = Neighbour(other.spec, resident.fraction)
+                    continue
+                groups = occupancy.cluster.groups_of(held)
+                turn = held.shares[0].turn
+                beside[resident.job] = Neighbour(other.spec, resident.fraction, held.batch_size, turn, groups)
     return replace(alone, neighbours=tuple(beside.values())) if beside else alone
 
 

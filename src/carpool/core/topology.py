@@ -49,6 +49,7 @@ class Neighbour:
     fraction: float = 1.0
     batch_size: int = 0
     turn: int = 0
+    groups: tuple[tuple[Kind, int], ...] = ()  # all its devices, as in its own placement; empty: not told
 
 
 @dataclass(frozen=True, slots=True)

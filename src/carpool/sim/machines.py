@@ -306,5 +306,6 @@ class Machines:
 
 def _neighbour(stint: Stint) -> Neighbour:
     assert stint.allocation is not None
+    assert stint.placement is not None
     share = stint.allocation.shares[0]
-    return Neighbour(stint.spec, share.fraction, stint.allocation.batch_size, share.turn)
+    return Neighbour(stint.spec, share.fraction, stint.allocation.batch_size, share.turn, stint.placement.groups)

@@ -1,4 +1,4 @@
-"""Worlds by name: ``plain``, ``KIND:FILE`` of measured data, or a TOML file of models and kinds."""
+"""Worlds by name: ``plain``, ``KIND:FILE`` of measured data, ``parts``, or a TOML file of models and kinds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ WORLDS = {
     "gavel": "gavel:FILE, steps per second by job type and device kind, alone and in pairs",
     "pollux": "pollux:DIR, goodput from measured profiles",
     "profile": "profile:FILE, rates and memory as carpool profile measured them (a folder: all profiles in it)",
+    "parts": "parts[:switch=fast|pipelined|cold], steps of a fixed number of parts on four unlike kinds, by seed",
     "FILE.toml": "models, kinds and prices from a file",
 }
 
@@ -26,6 +27,13 @@ def parse_world(text: str, seed: int = 0) -> World:
         return ParametricWorld.load(Path(text), seed=seed or None)  # 0: as the file says
     if name == "plain" and not rest:
         return PlainWorld()
+    if name == "parts":
+        from carpool.sim.worlds.parts import PartsWorld
+
+        key, _, switch = (rest or "switch=fast").partition("=")
+        if key != "switch":
+            raise UnknownName("setting of parts", key, ("switch",))
+        return PartsWorld.generate(seed, switch)
     if name in ("colocation", "gavel", "pollux", "profile"):
         if not rest:
             raise InputError(f"world {text!r} names no data", way_out=f"Write {WORLDS[name].split(',')[0]}.")

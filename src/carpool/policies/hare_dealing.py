@@ -1,0 +1,186 @@
+"""Dealing devices out by count: top jobs hold theirs, others fill what is left, the rest runs in waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from carpool.core.model import Job, JobId, JobSpec, Kind
+from carpool.core.policy import Snapshot
+from carpool.core.topology import Neighbour, Placement
+from carpool.policies.speeds import rate_on
+
+Counts = tuple[tuple[Kind, int], ...]  # devices of each kind, one entry for each
+
+_STAY = 1.02  # what a job has counts for so much more: ties move nobody
+_LOSS = 0.05  # of its price, what a device may cost more than it brings before a job rather waits for its own kind
+_GAIN = 1.1  # by how much devices of other kinds must speed a job up to be added
+_LEAST_IDLE = 0.1  # portion of a step below which a wait is not worth a switch
+
+
+@runtime_checkable
+class KnowsIdle(Protocol):
+    """An estimator that can also tell how long devices wait for the end of a step."""
+
+    def idle(self, spec: JobSpec, groups: Counts) -> Mapping[Kind, float]:
+        """The portion of its step that the job leaves each kind of its devices idle."""
+        ...
+
+
+class Bid(NamedTuple):
+    """One job as the dealing sees it."""
+
+    job: Job
+    worth: float  # of a unit of its work
+    speeds: Mapping[Kind, float]  # units of work per device-second at full width, where it can run
+    widths: Mapping[Kind, int]  # most devices of each kind
+
+
+class Filling(NamedTuple):
+    """A job that runs in the waits of another."""
+
+    leader: JobId
+    kind: Kind
+    count: int
+    idle: float
+
+
+@dataclass(slots=True)
+class Dealt:
+    """Who gets what."""
+
+    first: dict[JobId, Counts] = field(default_factory=dict)  # before all others
+    held: dict[JobId, Counts] = field(default_factory=dict)  # at full width on the kind that pays best
+    filled: dict[JobId, Counts] = field(default_factory=dict)  # with what they left
+    fillings: dict[JobId, Filling] = field(default_factory=dict)
+
+    def counts(self, job: JobId) -> Counts | None:
+        """The devices a job gets for itself."""
+        return self.first.get(job) or self.held.get(job) or self.filled.get(job)
+
+
+class Dealing:
+    """Deals all devices out anew, by count, for one plan."""
+
+    def __init__(self, view: Snapshot, capacity: Mapping[Kind, int], prices: Mapping[Kind, float], slower: float) -> None:
+        self._view = view
+        self._left = dict(capacity)
+        self._prices = prices
+        self._slower = slower
+        self._held = {job.id: held_counts(view, job) for job in view.running()}
+        self.dealt = Dealt()
+
+    def best_gain(self, bid: Bid) -> float:
+        """What a device-second of the kind that suits a job best brings it beyond its price."""
+        return max([self._gain(bid, kind) for kind in bid.speeds])
+
+    def first(self, bid: Bid) -> None:
+        """Give a job the fastest devices there are, whatever they cost."""
+        self._fill(self.dealt.first, bid, refuse=False)
+
+    def hold(self, bid: Bid) -> None:
+        """Give a job its full width of the kind that pays best, if that is still to be had."""
+        kind = max(bid.speeds, key=lambda kind: self._gain(bid, kind))
+        if self._left[kind] >= bid.widths[kind] >= bid.job.spec.narrowest:
+            self._give(self.dealt.held, bid, ((kind, bid.widths[kind]),))
+
+    def profitable(self, bid: Bid) -> None:
+        """Give a job the devices of one kind, perhaps fewer than its width, that bring about what they cost."""
+        choices = [
+            (rate, kind, count)
+            for rate, kind, count in self._choices(bid)
+            if self._gain(bid, kind) >= -_LOSS * self._prices[kind]
+        ]
+        if choices:
+            _, kind, count = max(choices, key=lambda choice: bid.worth * choice[0] - self._prices[choice[1]] * choice[2])
+            self._give(self.dealt.filled, bid, ((kind, count),))
+
+    def fill(self, bid: Bid) -> None:
+        """Give a job the devices, of one kind or several, that speed it up most; not those that are far too slow."""
+        self._fill(self.dealt.filled, bid, refuse=True)
+
+    def fill_waits(self, bid: Bid, leaders: Sequence[tuple[Job, Counts]]) -> None:
+        """Let a job run in the waits of the first leader that leaves enough idle."""
+        estimates, spec = self._view.estimates, bid.job.spec
+        if not isinstance(estimates, KnowsIdle) or spec.exact or bid.job.lane:
+            return
+        taken = {filling.leader for filling in self.dealt.fillings.values()}
+        for leader, counts in leaders:
+            if leader.id in taken:
+                continue
+            idle = estimates.idle(leader.spec, counts)
+            for kind, number in counts:
+                count = min(number, bid.widths.get(kind, 0))
+                if idle[kind] < _LEAST_IDLE or count < spec.narrowest:
+                    continue
+                beside = Neighbour(leader.spec, groups=counts)
+                placement = Placement(((kind, count),), neighbours=(beside,), turn=1)
+                if estimates.rate(spec, placement).mean > 0.0:
+                    self.dealt.fillings[bid.job.id] = Filling(leader.id, kind, count, idle[kind])
+                    return
+
+    # ----------------------------------------------------------------------------------------------------- inside
+    def _gain(self, bid: Bid, kind: Kind) -> float:
+        """What a device-second of a kind brings a job beyond its price."""
+        stays = any(held == kind for held, _ in self._held.get(bid.job.id, ()))
+        return bid.worth * bid.speeds[kind] * (_STAY if stays else 1.0) - self._prices[kind]
+
+    def _choices(self, bid: Bid, *, refuse: bool = True) -> list[tuple[float, Kind, int]]:
+        """(rate, kind, count) of what is left of each kind: as many waves as it takes, but equal ones."""
+        fastest = max(bid.speeds.values())
+        choices: list[tuple[float, Kind, int]] = []
+        for kind, speed in bid.speeds.items():
+            if refuse and speed * self._slower < fastest:
+                continue
+            count = bid.widths[kind]
+            while count > self._left[kind]:
+                count //= 2
+            if count < max(1, bid.job.spec.narrowest):
+                continue
+            rate = speed * count if count == bid.widths[kind] else rate_on(self._view, bid.job.spec, kind, count)
+            stays = ((kind, count),) == self._held.get(bid.job.id)
+            choices.append((rate * (_STAY if stays else 1.0), kind, count))
+        return choices
+
+    def _fill(self, to: dict[JobId, Counts], bid: Bid, *, refuse: bool) -> None:
+        choices = self._choices(bid, refuse=refuse)
+        best = max(choices, key=lambda choice: choice[0], default=None)
+        counts: Counts = () if best is None else ((best[1], best[2]),)
+        mixed = self._mixed(bid, 0.0 if best is None else best[0], refuse=refuse)
+        if mixed or counts:
+            self._give(to, bid, mixed or counts)
+
+    def _mixed(self, bid: Bid, rate: float, *, refuse: bool) -> Counts:
+        """Devices of several kinds, where they beat the best of one kind by enough; else nothing."""
+        spec = bid.job.spec
+        width = bid.job.spec.widest
+        fastest = max(bid.speeds.values())
+        counts: list[tuple[Kind, int]] = []
+        for kind in sorted(bid.speeds, key=lambda kind: -bid.speeds[kind]):
+            if refuse and bid.speeds[kind] * self._slower < fastest:
+                continue
+            count = min(self._left[kind], width)
+            if count:
+                counts.append((kind, count))
+                width -= count
+        if len(counts) < 2 or sum(count for _, count in counts) < spec.narrowest:
+            return ()
+        found = tuple(sorted(counts))
+        better = self._view.estimates.rate(spec, Placement(found)).mean
+        return found if better > _GAIN * rate else ()
+
+    def _give(self, to: dict[JobId, Counts], bid: Bid, counts: Counts) -> None:
+        to[bid.job.id] = counts
+        for kind, count in counts:
+            self._left[kind] -= count
+
+
+def held_counts(view: Snapshot, job: Job) -> Counts:
+    """The devices of each kind a job holds for itself; nothing for one that runs in waits."""
+    if job.desired is None or job.desired.shares[0].turn:
+        return ()
+    counts: dict[Kind, int] = {}
+    for kind, count in view.cluster.groups_of(job.desired):
+        counts[kind] = counts.get(kind, 0) + count
+    return tuple(sorted(counts.items()))

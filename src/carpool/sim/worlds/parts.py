@@ -1,0 +1,203 @@
+"""A world of steps cut into a fixed number of parts that need not run at the same instant, on unlike kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heapreplace
+from random import Random
+from typing import NamedTuple
+
+from carpool.core.errors import InputError, UnknownName
+from carpool.core.estimates import Estimate, Estimator
+from carpool.core.messages import ProgressReported
+from carpool.core.model import Job, JobSpec, Kind
+from carpool.core.topology import Cluster, Placement
+from carpool.sim.traces.trace import Arrival
+from carpool.sim.world import Pace, Signs
+
+Groups = tuple[tuple[Kind, int], ...]
+
+KINDS = ("V100", "P100", "T4", "K80")  # from the fastest to the slowest
+# Seconds of a switch without and with PipeSwitch: Tab. 1 of the Hare study.
+_SWITCH_S = {
+    "vgg19": (3.28894, 0.00401),
+    "resnet50": (5.96116, 0.00475),
+    "inceptionv3": (7.80743, 0.00503),
+    "bert": (9.01699, 0.01257),
+    "transformer": (5.25717, 0.01034),
+    "deepspeech": (5.12564, 0.00891),
+    "fastgcn": (5.32724, 0.00286),
+    "graphsage": (5.21354, 0.00242),
+}
+_FAST_S = 0.004
+SWITCHES = ("fast", "pipelined", "cold")
+_SLOWDOWNS = ((1.0, 1.0), (1.2, 2.5), (1.8, 4.0), (2.5, 6.3))
+_NUM_INSENSITIVE, _INSENSITIVE = 2, 0.35  # so many models suffer only that portion of a slower kind's slowness
+
+
+class Step(NamedTuple):
+    """One step of a job on its devices: how long it takes, and what portion of it each kind stands idle."""
+
+    seconds: float
+    idle: Mapping[Kind, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PartsWorld:
+    """Relaxed fixed-scale synchronisation: a step is always `spec.devices` equal parts, on however many devices.
+
+    A part of model m takes `part_s[m][kind]`, whoever runs it. On a set of devices each part goes to the device that
+    would end it first, which for equal parts gives the shortest step; fewer devices than parts work in waves, a fast
+    device takes more parts than a slow one, and what ends early waits. Work is counted in seconds on as many devices of
+    the fastest kind as the job has parts, so rate = part_s[fastest] / step. Where devices stand does not matter.
+
+    A job of a higher turn runs in the waits of those with lower turns and never slows them. A device of a kind that
+    they leave idle for the portion g of their step runs its parts at g' = g - 2·switch/step of its speed (each wait
+    costs a switch there and one back). Where several jobs of lower turns are met, the busiest counts for all.
+    Jobs of equal turn share by fraction.
+
+    A start or a move costs a switch: 4 ms (`fast`), or what Tab. 1 of the Hare study lists for the model with
+    PipeSwitch (`pipelined`) or without anything (`cold`, 3 to 9 s).
+    """
+
+    part_s: Mapping[str, Mapping[str, float]]  # by model, then by kind, the fastest first
+    switch: str = "fast"
+    _steps: dict[tuple[str, int, Groups], Step] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse a switch that nobody knows."""
+        if self.switch not in SWITCHES:
+            raise UnknownName("switch", self.switch, SWITCHES)
+
+    @classmethod
+    def generate(cls, seed: int, switch: str = "fast", kinds: Sequence[str] = KINDS) -> PartsWorld:
+        """Eight models: a part takes U(0.06, 0.6) s on the fastest kind; each kind is slower by a factor of its own."""
+        rng = Random(f"{seed}/parts")
+        insensitive = rng.sample(list(_SWITCH_S), _NUM_INSENSITIVE)
+        part_s: dict[str, dict[str, float]] = {}
+        for model in _SWITCH_S:
+            base_s = rng.uniform(0.06, 0.6)
+            felt = _INSENSITIVE if model in insensitive else 1.0
+            slowdowns = [1.0 + felt * (rng.uniform(*limits) - 1.0) for limits in _SLOWDOWNS]
+            part_s[model] = {kind: base_s * slow for kind, slow in zip(kinds, slowdowns, strict=True)}
+        return cls(part_s, switch)
+
+    # ------------------------------------------------------------------------------------------------ world port
+    def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
+        """Jobs that may run on one device as well as on one for each part; their models and kinds must be known."""
+        for _, spec in arrivals:
+            if spec.model not in self.part_s:
+                raise UnknownName("model", spec.model, self.part_s, where=f"job {spec.id!r} in this world")
+            if spec.work is None:
+                raise InputError(f"job {spec.id!r} has no length", way_out="Give work_s: this world knows none.")
+        for kind in cluster.kinds:
+            for model, known in self.part_s.items():
+                if kind not in known:
+                    raise UnknownName("kind", kind, known, where=f"model {model!r} in this world")
+        return [Arrival(at, replace(spec, min_devices=1, max_devices=0)) for at, spec in arrivals], cluster
+
+    def work(self, spec: JobSpec) -> float:
+        """What the spec says."""
+        assert spec.work is not None, "`prepare` refuses jobs without a length"
+        return spec.work
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        """The same from beginning to end."""
+        return Pace(self.rate(spec, placement))
+
+    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        """A switch where the devices change; another turn or fraction costs nothing."""
+        stays = before is not None and before.groups == after.groups and before != after
+        return 0.0 if stays else self.switch_s(spec)
+
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+        """Nothing to see."""
+        return Signs()
+
+    def kept(self, spec: JobSpec, done: float) -> float:
+        """Nothing is lost in a crash."""
+        return done
+
+    def estimator(self) -> Estimator:
+        """One that knows the truth, and the waits."""
+        return PartsOracle(self)
+
+    # --------------------------------------------------------------------------------------------------- formulas
+    def switch_s(self, spec: JobSpec) -> float:
+        """Seconds until a job's first part begins on a device that did something else."""
+        if self.switch == "fast":
+            return _FAST_S
+        cold_s, pipelined_s = _SWITCH_S.get(spec.model, (5.0, 0.006))
+        return cold_s if self.switch == "cold" else pipelined_s
+
+    def step(self, spec: JobSpec, groups: Groups) -> Step:
+        """One step alone on whole devices."""
+        key = (spec.model, spec.devices, groups)
+        found = self._steps.get(key)
+        if found is None:
+            found = self._steps[key] = dealt(self.part_s[spec.model], spec.devices, groups)
+        return found
+
+    def rate(self, spec: JobSpec, placement: Placement) -> float:
+        """Units of work per second there."""
+        part_s = self.part_s[spec.model]
+        base_s = next(iter(part_s.values()))
+        if not placement.neighbours:
+            return base_s / self.step(spec, placement.groups).seconds * placement.fraction
+        left: dict[str, float] = {}
+        load = placement.fraction
+        for beside in placement.neighbours:
+            if beside.turn == placement.turn:
+                load += beside.fraction
+            elif beside.turn < placement.turn and not beside.groups:
+                return 0.0  # nobody knows its devices, so nobody knows its waits
+            elif beside.turn < placement.turn:
+                step = self.step(beside.spec, beside.groups)
+                lost = 2.0 * self.switch_s(spec) / step.seconds
+                for kind, idle in step.idle.items():
+                    left[kind] = min(left.get(kind, 1.0), max(0.0, idle - lost))
+        groups = tuple([(kind, count) for kind, count in placement.groups if left.get(kind, 1.0) > 0.0])
+        if not groups:
+            return 0.0
+        slowed = {kind: part_s[kind] / left.get(kind, 1.0) for kind, _ in groups}
+        return base_s / dealt(slowed, spec.devices, groups).seconds * placement.fraction / max(1.0, load)
+
+
+def dealt(part_s: Mapping[str, float], num_parts: int, groups: Groups) -> Step:
+    """Deal equal parts to unlike devices, each to the one that would end it first."""
+    ends = [(part_s[kind], kind) for kind, count in groups for _ in range(count)]  # end of each device's next part
+    heapify(ends)
+    busy = dict.fromkeys([kind for kind, _ in groups], 0.0)
+    seconds = 0.0
+    for _ in range(num_parts):
+        seconds, kind = ends[0]
+        busy[kind] += part_s[kind]
+        heapreplace(ends, (seconds + part_s[kind], kind))
+    counts = dict.fromkeys(busy, 0)
+    for kind, count in groups:
+        counts[kind] += count
+    return Step(seconds, {kind: max(0.0, 1.0 - busy[kind] / (counts[kind] * seconds)) for kind in busy})
+
+
+@dataclass(frozen=True, slots=True)
+class PartsOracle:
+    """Believes exactly what is true in a world of parts."""
+
+    world: PartsWorld
+    version: int = 0
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        """The true rate."""
+        return Estimate(self.world.rate(spec, placement))
+
+    def remaining(self, job: Job, at: float) -> Estimate:
+        """Declared work less work done."""
+        return Estimate(job.remaining_at(at))
+
+    def idle(self, spec: JobSpec, groups: Groups) -> Mapping[Kind, float]:
+        """The portion of its step that the job leaves each kind of its devices idle."""
+        return self.world.step(spec, groups).idle
+
+    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
+        """Nothing to learn."""
