@@ -43,7 +43,7 @@ Examples:
     default="plain",
     show_default=True,
     metavar="WORLD",
-    help="plain, colocation:FILE, gavel:FILE, pollux:DIR, or a TOML file.",
+    help="plain, colocation:FILE, gavel:FILE, pollux:DIR, parts, or a TOML file.",
 )
 @click.option(
     "--rounds",
@@ -89,7 +89,7 @@ def command(
     Each policy runs in a process of its own. Exit code 0 when every job finished under every policy, 1 when some did
     not, 2 for bad input.
     """
-    from carpool.sim.compare import Request, compare
+    from carpool.sim.compare import Request, compare, weighted_jct_bound_s
 
     policies = policies or ("fifo",)
     _check(round_s, policies, journal)
@@ -113,12 +113,13 @@ def command(
     ]
     with redirect_stdout(sys.stderr), _progress(policies, shown=not as_json and sys.stderr.isatty()) as tell:
         results = compare(requests, tell)  # what a policy file prints must not get between the figures
+        bound_s = weighted_jct_bound_s(requests[0])
     if report:
-        write_report(report, requests[0], results)
+        write_report(report, requests[0], results, bound_s)
     if as_json:
-        click.echo(json.dumps(as_document(requests[0], results)))
+        click.echo(json.dumps(as_document(requests[0], results, bound_s)))
     else:
-        _print(results, report)
+        _print(results, report, bound_s)
     return 0 if all(result.summary.finished == result.summary.jobs for result in results) else 1
 
 
@@ -147,8 +148,9 @@ def _check_apart(**files: str) -> None:
             seen[path] = what
 
 
-def as_document(request: Request, results: Sequence[Result]) -> dict[str, object]:
+def as_document(request: Request, results: Sequence[Result], bound_s: float | None = None) -> dict[str, object]:
     """What ``--json`` prints."""
+    bounds = {} if bound_s is None else {"bounds": {"weighted_jct_s": bound_s}}
     return {
         "schema": 1,
         "version": __version__,
@@ -156,11 +158,12 @@ def as_document(request: Request, results: Sequence[Result]) -> dict[str, object
         "cluster": request.cluster,
         "seed": request.seed,
         "dropped": results[0].dropped,
+        **bounds,
         "results": [result.as_json() for result in results],
     }
 
 
-def write_report(path: str, request: Request, results: Sequence[Result]) -> None:
+def write_report(path: str, request: Request, results: Sequence[Result], bound_s: float | None = None) -> None:
     """Write the page that compares the runs."""
     from carpool.sim.clusters import parse_cluster
     from carpool.sim.report import RunRecord, Setting, node_spans, render, write_page
@@ -171,6 +174,8 @@ def write_report(path: str, request: Request, results: Sequence[Result]) -> None
         extra["rounds"] = f"{request.round_s:g} s"
     if request.failures:
         extra["failures"] = request.failures
+    if bound_s is not None:
+        extra["lower bound of weighted JCT"] = f"{bound_s:.1f} s"
     setting = Setting(
         request.trace,
         request.cluster,
@@ -190,7 +195,7 @@ def write_report(path: str, request: Request, results: Sequence[Result]) -> None
     write_page(path, render(f"Policies on {request.trace}", setting, runs))
 
 
-def _print(results: Sequence[Result], report: str) -> None:
+def _print(results: Sequence[Result], report: str, bound_s: float | None) -> None:
     from carpool.cli.tables import print_comparison
 
     for reason, count in results[0].dropped.items():
@@ -200,6 +205,8 @@ def _print(results: Sequence[Result], report: str) -> None:
     for note, count in results[0].notes.items():
         click.echo(f"carpool: {note}" + (f" ({count} times)" if count > 1 else ""), err=True)
     print_comparison(results)
+    if bound_s is not None:
+        click.echo(f"carpool: no policy can bring the weighted JCT below {bound_s:.1f} s", err=True)
     for result in results:
         missing = result.summary.jobs - result.summary.finished
         if missing:

@@ -114,7 +114,8 @@ class Allox(Policy):
         if not len(possible):
             return {}
         places = self._places(view, [jobs[row] for row in possible])
-        cost = np.stack([place.k * seconds[possible, place.kind] + place.wait_s for place in places], axis=1)
+        number, _, nth, wait_s = np.array(places).T
+        cost = seconds[possible][:, number.astype(int)] * nth + wait_s
         free: dict[int, list[tuple[int, float, int]]] = {}  # kind -> (place from the end, seconds, job) on free devices
         for row, column in zip(*linear_sum_assignment(cost), strict=True):
             place, job = places[int(column)], int(possible[row])

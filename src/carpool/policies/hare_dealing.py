@@ -63,7 +63,9 @@ class Dealt:
 class Dealing:
     """Deals all devices out anew, by count, for one plan."""
 
-    def __init__(self, view: Snapshot, capacity: Mapping[Kind, int], prices: Mapping[Kind, float], slower: float) -> None:
+    def __init__(
+        self, view: Snapshot, capacity: Mapping[Kind, int], prices: Mapping[Kind, float], slower: float
+    ) -> None:
         self._view = view
         self._left = dict(capacity)
         self._prices = prices
@@ -93,7 +95,9 @@ class Dealing:
             if self._gain(bid, kind) >= -_LOSS * self._prices[kind]
         ]
         if choices:
-            _, kind, count = max(choices, key=lambda choice: bid.worth * choice[0] - self._prices[choice[1]] * choice[2])
+            _, kind, count = max(
+                choices, key=lambda choice: bid.worth * choice[0] - self._prices[choice[1]] * choice[2]
+            )
             self._give(self.dealt.filled, bid, ((kind, count),))
 
     def fill(self, bid: Bid) -> None:

@@ -40,7 +40,11 @@ class HareLiteral(Policy):
                 started += 1
             elif not draft.num_free:
                 break
-        return draft.finish(f"{started} first in the relaxation's order, on devices as they come") if started else Plan.NOTHING
+        return (
+            draft.finish(f"{started} first in the relaxation's order, on devices as they come")
+            if started
+            else Plan.NOTHING
+        )
 
     def _order(self, view: Snapshot) -> dict[JobId, float]:
         """When the relaxation does each job's work, in the mean."""

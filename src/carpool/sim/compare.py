@@ -28,6 +28,7 @@ from carpool.sim.run import simulate
 from carpool.sim.traces.readers import read_trace
 from carpool.sim.traces.trace import DroppedRow, WorkUnit, check_capacity
 from carpool.sim.traces.write import replacing
+from carpool.sim.world import KnowsBound
 from carpool.sim.worlds import parse_world
 
 Progress = Callable[[str, float], None]  # policy, part of the jobs that have arrived
@@ -120,6 +121,15 @@ def perform(request: Request, progress: Callable[[float], None] | None = None) -
         tuple(trace.dropped_rows),
         recorder.close(end_s + trace.arrivals[0].submit_s) if recorder else None,
     )
+
+
+def weighted_jct_bound_s(request: Request) -> float | None:
+    """What no policy can beat on the request's jobs and devices, where its world can tell."""
+    world = parse_world(request.world, request.seed)
+    if not isinstance(world, KnowsBound):
+        return None
+    trace = read_trace(request.trace, request.format, skip_invalid=request.skip_invalid, max_jobs=request.max_jobs)
+    return world.weighted_jct_bound_s(*world.prepare(trace.arrivals, parse_cluster(request.cluster)))
 
 
 def _journalled(path: str, header: Header, observers: list[Observer], run: Callable[[], Summary]) -> Summary:

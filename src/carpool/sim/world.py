@@ -73,6 +73,15 @@ class ReportsRegularly(Protocol):
     report_every_s: float
 
 
+@runtime_checkable
+class KnowsBound(Protocol):
+    """A world that can tell what no policy can beat."""
+
+    def weighted_jct_bound_s(self, arrivals: Sequence[Arrival], cluster: Cluster) -> float:
+        """A lower bound on Σ w·jct / Σ w of these jobs on these devices."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PlainWorld:
     """The trace's own durations: rate 1 on the devices asked for, in proportion on fewer, nothing costs anything.

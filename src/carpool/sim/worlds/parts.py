@@ -8,11 +8,14 @@ from heapq import heapify, heapreplace
 from random import Random
 from typing import NamedTuple
 
+import numpy as np
+
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
+from carpool.policies.relaxation import Demand, lower_bound
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, Signs
 
@@ -122,6 +125,25 @@ class PartsWorld:
     def estimator(self) -> Estimator:
         """One that knows the truth, and the waits."""
         return PartsOracle(self)
+
+    def weighted_jct_bound_s(self, arrivals: Sequence[Arrival], cluster: Cluster) -> float:
+        """By the relaxation: no barriers, no switches, parts as fine as you like, arrivals known beforehand."""
+        kinds = cluster.kinds
+        long = [(at, spec) for at, spec in arrivals if self.work(spec) > 0.0]  # the others can take no time
+        if not long:
+            return 0.0
+        parts_s = [self.part_s[spec.model] for _, spec in long]
+        reference_s = np.array([next(iter(part_s.values())) for part_s in parts_s])
+        widths = np.array([float(spec.devices) for _, spec in long])
+        demand = Demand(
+            speeds=(reference_s / widths)[:, None] / np.array([[part_s[kind] for kind in kinds] for part_s in parts_s]),
+            widths=widths,
+            work=np.array([self.work(spec) for _, spec in long]),
+            weights=np.array([spec.weight for _, spec in long]),
+            capacity=np.array([float(cluster.capacity[kind]) for kind in kinds]),
+            released=np.array([at for at, _ in long]),
+        )
+        return lower_bound(demand) / sum([spec.weight for _, spec in arrivals])
 
     # --------------------------------------------------------------------------------------------------- formulas
     def switch_s(self, spec: JobSpec) -> float:

@@ -1,0 +1,73 @@
+"""A live run under `hare`: equal trainings with unlike weights on a cpu device of one core and one of two."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from measured import ROOT
+
+DEVICES = "cpu:1x1,1x2"
+WEIGHTS = {"light": 1.0, "middling": 2.0, "heavy": 4.0, "heaviest": 5.0}  # in order of submission: the wrong one
+
+_ENTRY = """
+import torch, carpool
+
+
+def mlp() -> carpool.Training:
+    data = carpool.datasets.digits()
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+    return carpool.Training(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        dataset=data.train,
+        loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        batch_size=64,
+        stop=carpool.Stop(epochs=15),
+    )
+"""
+
+
+def live() -> dict[str, Any]:
+    """Run, print who ended when, and return the figures."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "train.py").write_text(_ENTRY, encoding="utf-8")
+        tables = [
+            f'[[job]]\nname = "{job}"\nentry = "train.py:mlp"\nweight = {weight}\n' for job, weight in WEIGHTS.items()
+        ]
+        (folder / "jobs.toml").write_text("\n".join(tables), encoding="utf-8")
+        command = [sys.executable, "-m", "carpool", "run", str(folder / "jobs.toml"), "--policy", "hare", "--json"]
+        command += ["--devices", DEVICES, "--oversubscribe", "--state", str(folder / "state")]
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        told = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env, timeout=180.0, check=True).stdout
+    found = json.loads(told)
+    jobs = {job["name"]: job for job in found["jobs"]}
+    starts = {name: job["allocations"][0]["at_s"] for name, job in jobs.items()}
+    print(f"\nlive on {DEVICES} under hare: weighted JCT {found['weighted_jct_s']:.1f} s")
+    for job, weight in WEIGHTS.items():
+        begun, held = starts[job], ", ".join(jobs[job]["allocations"][0]["devices"])
+        print(
+            f"  {job:10} weight {weight:g}  from {begun:6.2f} s on {held}, {jobs[job]['state']} at {jobs[job]['jct_s']:6.2f} s"
+        )
+    return {
+        "devices": DEVICES,
+        "weighted_jct_s": found["weighted_jct_s"],
+        "jobs": [
+            {
+                "name": job,
+                "weight": weight,
+                "state": jobs[job]["state"],
+                "start_s": starts[job],
+                "jct_s": jobs[job]["jct_s"],
+            }
+            for job, weight in WEIGHTS.items()
+        ],
+        "in_order": max(starts["heavy"], starts["heaviest"]) < min(starts["light"], starts["middling"]),
+        "finished": all(job["state"] == "finished" for job in found["jobs"]),
+    }
