@@ -27,7 +27,6 @@ OURS = ("hare", "hare:lengths=unknown")
 # How far below each baseline `hare` has to be at 300 jobs, over both kinds of arrivals.
 DUE = {"gavel-fifo": 0.50, "sched-homo": 0.30, "allox": 0.48, "srtf": 0.18, "allox:gang=true": 0.10, "wsrtf": 0.0}
 SPANS_S = (0.0, 900.0)
-Key = tuple[int, float, str, int]  # jobs, span, switch, devices of a kind
 
 
 def main() -> int:
@@ -43,12 +42,12 @@ def main() -> int:
     rows: list[Row] = []
     for jobs in options.jobs:
         for span_s in SPANS_S:
-            rows += table(("", *BASELINES, *OURS), seeds, options.workers, jobs=jobs, span_s=span_s)
+            rows += table(("", *OURS, *BASELINES), seeds, options.workers, jobs=jobs, span_s=span_s)
     most = max(options.jobs)
     for span_s in SPANS_S:
         rows += table(BASELINES, seeds, options.workers, jobs=most, span_s=span_s, switch="cold", beside=rows)
     for per_kind in (20, 30, 60):
-        names = ("", "gavel-fifo", "sched-homo", "allox:gang=true", "wsrtf", "hare")
+        names = ("", "hare", "gavel-fifo", "sched-homo", "allox:gang=true", "wsrtf")
         rows += table(names, seeds, options.workers, jobs=200, per_kind=per_kind)
     completion_times(rows, most)
     results: dict[str, Any] = {"rows": [row.as_json() for row in rows]}
@@ -73,10 +72,11 @@ def table(
     arrivals = f"over {key.span_s:.0f} s" if key.span_s else "at once"
     print(f"\n{key.jobs} jobs {arrivals}, {4 * key.per_kind} GPUs, switches {key.switch}")
     print(f"{'':22}{'weighted JCT s':>20} {'over bound':>11} {'hare against it':>22} {'longest wait s':>15}")
-    rows = list(perform_all([Case(name, seed, **where) for name in names for seed in seeds], workers))
-    known = [*beside, *rows]
-    for name in names:
-        _print_line(name, [row for row in rows if row.case.policy == name], known)
+    rows: list[Row] = []
+    for row in perform_all([Case(name, seed, **where) for name in names for seed in seeds], workers):
+        rows.append(row)
+        if row.case.seed == seeds[-1]:
+            _print_line(row.case.policy, rows[-len(seeds) :], [*beside, *rows])
     return rows
 
 

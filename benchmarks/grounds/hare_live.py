@@ -52,9 +52,8 @@ def live() -> dict[str, Any]:
     print(f"\nlive on {DEVICES} under hare: weighted JCT {found['weighted_jct_s']:.1f} s")
     for job, weight in WEIGHTS.items():
         begun, held = starts[job], ", ".join(jobs[job]["allocations"][0]["devices"])
-        print(
-            f"  {job:10} weight {weight:g}  from {begun:6.2f} s on {held}, {jobs[job]['state']} at {jobs[job]['jct_s']:6.2f} s"
-        )
+        ended = f"{jobs[job]['state']} at {jobs[job]['jct_s']:6.2f} s"
+        print(f"  {job:10} weight {weight:g}  from {begun:6.2f} s on {held}, {ended}")
     return {
         "devices": DEVICES,
         "weighted_jct_s": found["weighted_jct_s"],

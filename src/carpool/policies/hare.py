@@ -250,7 +250,7 @@ def _carry_out(draft: Draft, dealt: Dealt) -> None:
 def _fills(job: Job, view: Snapshot, filling: Filling) -> bool:
     """Whether a job runs in the waits it is to run in."""
     held, leading = job.desired, view.jobs[filling.leader].desired
-    if held is None or leading is None or not held.shares[0].turn or held.num_devices != filling.count:
+    if held is None or leading is None or not held.shares[0].turn or held.num_devices != filling.num_devices:
         return False
     return set(held.devices()) <= set(leading.devices())
 
@@ -274,7 +274,7 @@ def _place_in_waits(draft: Draft, job: Job, filling: Filling) -> None:
         return
     of_kind = [device for device in leading.devices() if draft.view.cluster.kind_of(device) == filling.kind]
     with suppress(Overbooked):  # their memory may not suffice for both
-        draft.assign(job, Allocation.of(*of_kind[: filling.count], fraction=round(filling.idle, 2), turn=1))
+        draft.assign(job, Allocation.of(*of_kind[: filling.num_devices], fraction=round(filling.idle, 2), turn=1))
 
 
 def _reason(dealt: Dealt, num_jobs: int) -> str:

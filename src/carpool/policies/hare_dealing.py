@@ -42,7 +42,7 @@ class Filling(NamedTuple):
 
     leader: JobId
     kind: Kind
-    count: int
+    num_devices: int
     idle: float
 
 
@@ -156,9 +156,8 @@ class Dealing:
             self._give(to, bid, mixed or counts)
 
     def _mixed(self, bid: Bid, rate: float, *, refuse: bool) -> Counts:
-        """Devices of several kinds, where they beat the best of one kind by enough; else nothing."""
-        spec = bid.job.spec
-        width = bid.job.spec.widest
+        """Devices of several kinds, where they beat the best of one kind by enough; none for exact jobs."""
+        spec, width = bid.job.spec, bid.job.spec.widest
         fastest = max(bid.speeds.values())
         counts: list[tuple[Kind, int]] = []
         for kind in sorted(bid.speeds, key=lambda kind: -bid.speeds[kind]):
@@ -168,7 +167,7 @@ class Dealing:
             if count:
                 counts.append((kind, count))
                 width -= count
-        if len(counts) < 2 or sum(count for _, count in counts) < spec.narrowest:
+        if spec.exact or len(counts) < 2 or sum(count for _, count in counts) < spec.narrowest:
             return ()
         found = tuple(sorted(counts))
         better = self._view.estimates.rate(spec, Placement(found)).mean

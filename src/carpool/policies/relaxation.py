@@ -16,12 +16,13 @@ prices give a lower bound by Lagrange (`lower_bound`), so that the intervals do 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq, linprog
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_array
 
 Array = NDArray[np.float64]
 
@@ -88,20 +89,22 @@ def _solve(demand: Demand, edges: Array) -> Solution:
     columns = np.arange(len(jobs))
     of_kind = kinds * num_intervals + spans
     of_job = num_kinds * num_intervals + jobs * num_intervals + spans
-    most = csr_matrix(
+    most = csr_array(
         (np.ones(2 * len(jobs)), (np.concatenate([of_kind, of_job]), np.concatenate([columns, columns]))),
         shape=((num_kinds + num_jobs) * num_intervals, len(jobs)),
     )
     limits = np.concatenate(
         [(demand.capacity[:, None] * np.diff(edges)).ravel(), (demand.widths[:, None] * (ends - begins)).ravel()]
     )
-    whole = csr_matrix((demand.speeds[jobs, kinds], (jobs, columns)), shape=(num_jobs, len(jobs)))
-    found = linprog(cost[jobs, kinds, spans], most, limits, whole, demand.work, method="highs")
+    whole = csr_array((demand.speeds[jobs, kinds], (jobs, columns)), shape=(num_jobs, len(jobs)))
+    found = linprog(  # type: ignore[call-overload]  # the stubs know no sparse arrays
+        cost[jobs, kinds, spans], most, limits, whole, demand.work, method="highs"
+    )
     if found.status != 0:
         none = np.zeros(num_jobs)
         return Solution(edges, none, np.zeros((num_kinds, num_intervals)), none, optimal=False)
     done = demand.speeds[jobs, kinds] * found.x / demand.work[jobs]
-    mean_s = np.bincount(jobs, done * middles[jobs, spans], num_jobs)
+    mean_s = np.bincount(jobs, done * middles[jobs, spans], num_jobs).astype(np.float64)
     prices = -found.ineqlin.marginals[: num_kinds * num_intervals].reshape(num_kinds, num_intervals)
     return Solution(edges, np.asarray(found.eqlin.marginals), prices, mean_s, optimal=True)
 
@@ -144,7 +147,7 @@ def lower_bound(demand: Demand, num_intervals: int = 24) -> float:
     if not optimal:
         return float((demand.weights * shortest_s).sum())
     middles = (edges[1:] + edges[:-1]) / 2.0
-    inner = [np.linspace(a, b, _BOUND_CELLS, endpoint=False) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    inner = [np.linspace(a, b, _BOUND_CELLS, endpoint=False) for a, b in pairwise(edges)]
     cells = np.unique(np.concatenate([*inner, middles, edges[-1:]]))
     price = np.array([np.interp(cells, middles, row) for row in prices])  # by kind and cell edge
     paid = (demand.capacity[:, None] * (price[:, 1:] + price[:, :-1]) / 2.0 * np.diff(cells)).sum()

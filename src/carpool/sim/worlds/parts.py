@@ -182,7 +182,7 @@ class PartsWorld:
         groups = tuple([(kind, count) for kind, count in placement.groups if left.get(kind, 1.0) > 0.0])
         if not groups:
             return 0.0
-        slowed = {kind: part_s[kind] / left.get(kind, 1.0) for kind, _ in groups}
+        slowed: dict[str, float] = {kind: part_s[kind] / left.get(kind, 1.0) for kind, _ in groups}
         return base_s / dealt(slowed, spec.devices, groups).seconds * placement.fraction / max(1.0, load)
 
 
