@@ -23,6 +23,8 @@ from carpool.policies.relaxation import Array, Demand, solve, worth_at
 from carpool.policies.speeds import rate_on
 
 _GUESS = 300.0  # units of work of a job whose length nobody knows
+_FEW = 60  # jobs for which the relaxation is quick enough to be solved at every arrival
+_TIE_S = 1e-6  # a sum of times may fall short of the instant a job asked to be woken for
 _SHORTEST_S = 0.1  # jobs count as at least this long: a relaxation in seconds needs no finer grain
 
 
@@ -72,15 +74,15 @@ class Hare(Policy):
         if not jobs:
             return Plan.NOTHING
         beliefs = self._beliefs(view, jobs, demand, capacity)
-        late_s = {job.id: self._waited_s(view, job) - self.patience_s for job in jobs}
+        late_s = {job.id: self._waited_s(view, job) + _TIE_S - self.patience_s for job in jobs}
         dealt = self._deal(view, _bids(view, jobs, demand, beliefs, capacity), beliefs, late_s, capacity)
         draft = Draft(view)
         _carry_out(draft, dealt)
         waiting = [job.id for job in jobs if draft.holding(job) is None]
-        wake_s = min([-late_s[job] for job in waiting if late_s[job] < 0.0], default=inf)
+        wake_s = min([_TIE_S - late_s[job] for job in waiting if late_s[job] < 0.0], default=inf)
         return draft.finish(
             _reason(dealt, len(jobs)),
-            wake_at=view.at + wake_s if view.at < view.at + wake_s < inf else None,
+            wake_at=view.at + wake_s if wake_s < inf else None,
             note=None if beliefs.at < view.at else beliefs.as_note(),
         )
 
@@ -88,8 +90,10 @@ class Hare(Policy):
     def _beliefs(self, view: Snapshot, jobs: Sequence[Job], demand: Demand, capacity: Mapping[Kind, int]) -> Beliefs:
         """The last solution, or a new one when that is old or the devices have changed."""
         old = Beliefs.of_note(view.note)
-        if old is not None and old.capacity == capacity and view.at < old.at + self.every_s:
-            return old
+        if old is not None and old.capacity == capacity:
+            news = len(jobs) <= _FEW and any(job.id not in old.worth for job in jobs)
+            if not news and view.at < old.at + self.every_s:
+                return old
         if len(jobs) > self.most_jobs:
             return Beliefs(view.at, dict(capacity))
         found = solve(demand, self.intervals)
@@ -119,7 +123,7 @@ class Hare(Policy):
         for bid in bids:
             if late_s[bid.job.id] >= 0.0:
                 dealing.first(bid)
-        ways = [dealing.hold, dealing.profitable, dealing.fill]
+        ways = [dealing.hold, dealing.pay, dealing.fill]
         ordered = sorted(bids, key=lambda bid: -dealing.best_gain(bid))
         for way in ways:
             for bid in ordered:

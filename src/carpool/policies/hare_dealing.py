@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from carpool.core.model import Job, JobId, JobSpec, Kind
@@ -79,30 +80,29 @@ class Dealing:
 
     def first(self, bid: Bid) -> None:
         """Give a job the fastest devices there are, whatever they cost."""
-        self._fill(self.dealt.first, bid, refuse=False)
+        self._quickest(self.dealt.first, bid, self._choices(bid, inf))
 
     def hold(self, bid: Bid) -> None:
-        """Give a job its full width of the kind that pays best, if that is still to be had."""
+        """Give a job its full width of the kind that brings most, if that is still to be had.
+
+        A job that no kind has enough devices for takes what pays at once.
+        """
         kind = max(bid.speeds, key=lambda kind: self._gain(bid, kind))
-        if self._left[kind] >= bid.widths[kind] >= bid.job.spec.narrowest:
+        if bid.widths[kind] < bid.job.spec.widest:
+            self.pay(bid)
+        elif self._left[kind] >= bid.widths[kind]:
             self._give(self.dealt.held, bid, ((kind, bid.widths[kind]),))
 
-    def profitable(self, bid: Bid) -> None:
-        """Give a job the devices of one kind, perhaps fewer than its width, that bring about what they cost."""
-        choices = [
-            (rate, kind, count)
-            for rate, kind, count in self._choices(bid)
-            if self._gain(bid, kind) >= -_LOSS * self._prices[kind]
-        ]
-        if choices:
-            _, kind, count = max(
-                choices, key=lambda choice: bid.worth * choice[0] - self._prices[choice[1]] * choice[2]
-            )
-            self._give(self.dealt.filled, bid, ((kind, count),))
+    def pay(self, bid: Bid) -> None:
+        """Give a job the devices, perhaps fewer than its width or of several kinds, that bring about what they cost."""
+        choices = [(bid.worth * rate, self._cost(counts), counts) for rate, counts in self._choices(bid, self._slower)]
+        paying = [(value - cost, counts) for value, cost, counts in choices if value >= (1.0 - _LOSS) * cost]
+        if paying:
+            self._give(self.dealt.filled, bid, max(paying, key=lambda choice: choice[0])[1])
 
     def fill(self, bid: Bid) -> None:
-        """Give a job the devices, of one kind or several, that speed it up most; not those that are far too slow."""
-        self._fill(self.dealt.filled, bid, refuse=True)
+        """Give a job the devices that speed it up most; not those that are far too slow."""
+        self._quickest(self.dealt.filled, bid, self._choices(bid, self._slower))
 
     def fill_waits(self, bid: Bid, leaders: Sequence[tuple[Job, Counts]]) -> None:
         """Let a job run in the waits of the first leader that leaves enough idle."""
@@ -130,48 +130,46 @@ class Dealing:
         stays = any(held == kind for held, _ in self._held.get(bid.job.id, ()))
         return bid.worth * bid.speeds[kind] * (_STAY if stays else 1.0) - self._prices[kind]
 
-    def _choices(self, bid: Bid, *, refuse: bool = True) -> list[tuple[float, Kind, int]]:
-        """(rate, kind, count) of what is left of each kind: as many waves as it takes, but equal ones."""
-        fastest = max(bid.speeds.values())
-        choices: list[tuple[float, Kind, int]] = []
-        for kind, speed in bid.speeds.items():
-            if refuse and speed * self._slower < fastest:
-                continue
+    def _choices(self, bid: Bid, slower: float) -> list[tuple[float, Counts]]:
+        """(rate, devices) of what is left: of each kind, in as many equal waves as it takes; and of several kinds."""
+        spec, fastest = bid.job.spec, max(bid.speeds.values())
+        choices: list[tuple[float, Counts]] = []
+        fair = [kind for kind, speed in bid.speeds.items() if speed * slower >= fastest and self._left[kind]]
+        for kind in fair:
             count = bid.widths[kind]
             while count > self._left[kind]:
                 count //= 2
-            if count < max(1, bid.job.spec.narrowest):
-                continue
-            rate = speed * count if count == bid.widths[kind] else rate_on(self._view, bid.job.spec, kind, count)
-            stays = ((kind, count),) == self._held.get(bid.job.id)
-            choices.append((rate * (_STAY if stays else 1.0), kind, count))
+            if count >= spec.narrowest:
+                full = count == bid.widths[kind]
+                rate = bid.speeds[kind] * count if full else rate_on(self._view, spec, kind, count)
+                stays = ((kind, count),) == self._held.get(bid.job.id)
+                choices.append((rate * (_STAY if stays else 1.0), ((kind, count),)))
+        if len(fair) > 1 and not spec.exact:
+            best = max([rate for rate, _ in choices], default=0.0)
+            choices += self._mixed(bid, fair, best * _GAIN)
         return choices
 
-    def _fill(self, to: dict[JobId, Counts], bid: Bid, *, refuse: bool) -> None:
-        choices = self._choices(bid, refuse=refuse)
-        best = max(choices, key=lambda choice: choice[0], default=None)
-        counts: Counts = () if best is None else ((best[1], best[2]),)
-        mixed = self._mixed(bid, 0.0 if best is None else best[0], refuse=refuse)
-        if mixed or counts:
-            self._give(to, bid, mixed or counts)
-
-    def _mixed(self, bid: Bid, rate: float, *, refuse: bool) -> Counts:
-        """Devices of several kinds, where they beat the best of one kind by enough; none for exact jobs."""
+    def _mixed(self, bid: Bid, kinds: list[Kind], least: float) -> list[tuple[float, Counts]]:
+        """The fastest devices left, of several kinds, if they reach more than a rate."""
         spec, width = bid.job.spec, bid.job.spec.widest
-        fastest = max(bid.speeds.values())
         counts: list[tuple[Kind, int]] = []
-        for kind in sorted(bid.speeds, key=lambda kind: -bid.speeds[kind]):
-            if refuse and bid.speeds[kind] * self._slower < fastest:
-                continue
-            count = min(self._left[kind], width)
-            if count:
-                counts.append((kind, count))
-                width -= count
-        if spec.exact or len(counts) < 2 or sum(count for _, count in counts) < spec.narrowest:
-            return ()
-        found = tuple(sorted(counts))
-        better = self._view.estimates.rate(spec, Placement(found)).mean
-        return found if better > _GAIN * rate else ()
+        for kind in sorted(kinds, key=lambda kind: -bid.speeds[kind]):
+            if width:
+                counts.append((kind, min(self._left[kind], width)))
+                width -= counts[-1][1]
+        fluid = sum([bid.speeds[kind] * count for kind, count in counts])
+        if len(counts) < 2 or spec.widest - width < spec.narrowest or fluid <= least:
+            return []
+        mixed = tuple(sorted(counts))
+        rate = self._view.estimates.rate(spec, Placement(mixed)).mean
+        return [(rate, mixed)] if rate > least else []
+
+    def _cost(self, counts: Counts) -> float:
+        return sum([self._prices[kind] * count for kind, count in counts])
+
+    def _quickest(self, to: dict[JobId, Counts], bid: Bid, choices: list[tuple[float, Counts]]) -> None:
+        if choices:
+            self._give(to, bid, max(choices, key=lambda choice: choice[0])[1])
 
     def _give(self, to: dict[JobId, Counts], bid: Bid, counts: Counts) -> None:
         to[bid.job.id] = counts

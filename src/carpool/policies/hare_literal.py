@@ -24,7 +24,7 @@ class HareLiteral(Policy):
     looked at: that is the rule, and what `hare` changes. Kept for comparison.
     """
 
-    intervals: int = 12  # of the relaxation
+    intervals: int = 6  # of the relaxation, which is asked for an order only
 
     def plan(self, view: Snapshot) -> Plan:
         """Give free devices out in order."""
