@@ -1,4 +1,4 @@
-"""Hare: Fig. 5 of its text, waits, starvation, guesses, and what happens when there is no solution."""
+"""Hare: Fig. 5 of its text, gaps, starvation, guesses, and what happens when there is no solution."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -103,13 +103,13 @@ def test_devices_that_are_far_too_slow_are_refused() -> None:
     assert max(seen.at.values()) < 20.0  # it begins on the K80
 
 
-def test_waits_are_filled() -> None:
+def test_gaps_are_filled() -> None:
     """Two parts on the V100 end before one on the K80; a job that the K80 is too slow for runs there meanwhile."""
     world = PartsWorld({"wide": {"V100": 0.2, "K80": 0.5}, "steep": {"V100": 0.1, "K80": 0.4}})
     jobs = [job("top", 3, 20.0, "wide", weight=9.0), job("low", 1, 20.0, "steep")]
     groups = [(1, 1, "V100"), (1, 1, "K80")]
     filled, seen = ends(Hare(patience_s=1e-9), jobs, groups, world)  # in order of submission, whatever devices cost
-    alone, others = ends(Hare(patience_s=1e-9, waits=False), jobs, groups, world)
+    alone, others = ends(Hare(patience_s=1e-9, gaps=False), jobs, groups, world)
     assert 1 in seen.turns["low"]
     assert others.turns["low"] == {0}
     assert seen.at["top"] == pytest.approx(others.at["top"])

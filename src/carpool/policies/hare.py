@@ -1,4 +1,4 @@
-"""Hare: a relaxation says what work and devices are worth; top jobs hold devices, others fill gaps and waits."""
+"""Hare: a relaxation says what work and devices are worth; top jobs hold devices, others fill in."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Hare(Policy):
     A device of kind k brings job n worth u_n·s_nk − π_k a second. In that order (1) each job holds its full width of
     the kind that brings it most; (2) who found no room takes fewer devices, or another kind, if that about pays;
     (3) what is left goes to whomever it speeds up most, of several kinds if need be, but never to one for which it is
-    more than `slower` times slower than its best; (4) whoever has nothing runs in the waits of a step that is spread
+    more than `slower` times slower than its best; (4) whoever has nothing runs in the gaps of a step that is spread
     over unlike devices. A job that has waited `patience_s` goes first until it ends, in order of submission: nobody
     starves.
 
@@ -55,7 +55,7 @@ class Hare(Policy):
     patience_s: float = 3600.0
     lengths: str = "known"
     guess: float = _GUESS
-    waits: bool = True  # whether jobs run in the waits of others
+    gaps: bool = True  # whether jobs run in the gaps of others
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
@@ -129,11 +129,11 @@ class Hare(Policy):
             for bid in ordered:
                 if dealt.counts(bid.job.id) is None:
                     way(bid)
-        if self.waits:
+        if self.gaps:
             leaders = [(bid.job, counts) for bid in ordered if (counts := dealt.counts(bid.job.id)) and len(counts) > 1]
             for bid in ordered:
                 if leaders and dealt.counts(bid.job.id) is None:
-                    dealing.fill_waits(bid, leaders)
+                    dealing.fill_gaps(bid, leaders)
         return dealt
 
 
@@ -248,11 +248,11 @@ def _carry_out(draft: Draft, dealt: Dealt) -> None:
                 _place(draft, view.jobs[name], counts)
     for name, filling in dealt.fillings.items():
         if name not in stay:
-            _place_in_waits(draft, view.jobs[name], filling)
+            _place_in_gaps(draft, view.jobs[name], filling)
 
 
 def _fills(job: Job, view: Snapshot, filling: Filling) -> bool:
-    """Whether a job runs in the waits it is to run in."""
+    """Whether a job runs in the gaps it is to run in."""
     held, leading = job.desired, view.jobs[filling.leader].desired
     if held is None or leading is None or not held.shares[0].turn or held.num_devices != filling.num_devices:
         return False
@@ -271,7 +271,7 @@ def _place(draft: Draft, job: Job, counts: Counts) -> None:
     draft.assign(job, Allocation.exclusive(tuple(sorted(runs, key=lambda run: run.start))))
 
 
-def _place_in_waits(draft: Draft, job: Job, filling: Filling) -> None:
+def _place_in_gaps(draft: Draft, job: Job, filling: Filling) -> None:
     """Devices of the leader's, for a later turn."""
     leading = draft.holding(draft.view.jobs[filling.leader])
     if leading is None:
@@ -285,6 +285,6 @@ def _reason(dealt: Dealt, num_jobs: int) -> str:
     words = [
         f"{len(dealt.held)} of {num_jobs} jobs hold the devices that bring most",
         f"{len(dealt.filled)} fill what is left",
-        f"{len(dealt.fillings)} run in waits",
+        f"{len(dealt.fillings)} run in gaps",
     ]
     return ", ".join([f"{len(dealt.first)} that waited too long go first", *words] if dealt.first else words)

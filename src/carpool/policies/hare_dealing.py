@@ -1,4 +1,4 @@
-"""Dealing devices out by count: top jobs hold theirs, others fill what is left, the rest runs in waits."""
+"""Dealing devices out by count: top jobs hold theirs, others fill what is left, the rest runs in gaps."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Counts = tuple[tuple[Kind, int], ...]  # devices of each kind, one entry for eac
 _STAY = 1.02  # what a job has counts for so much more: ties move nobody
 _LOSS = 0.05  # of its price, what a device may cost more than it brings before a job rather waits for its own kind
 _GAIN = 1.1  # by how much devices of other kinds must speed a job up to be added
-_LEAST_IDLE = 0.1  # portion of a step below which a wait is not worth a switch
+_LEAST_IDLE = 0.1  # portion of a step below which a gap is not worth a switch
 
 
 @runtime_checkable
 class KnowsIdle(Protocol):
-    """An estimator that can also tell how long devices wait for the end of a step."""
+    """An estimator that can also tell what gaps steps have."""
 
     def idle(self, spec: JobSpec, groups: Counts) -> Mapping[Kind, float]:
         """The portion of its step that the job leaves each kind of its devices idle."""
@@ -39,7 +39,7 @@ class Bid(NamedTuple):
 
 
 class Filling(NamedTuple):
-    """A job that runs in the waits of another."""
+    """A job that runs in the gaps of another."""
 
     leader: JobId
     kind: Kind
@@ -104,8 +104,8 @@ class Dealing:
         """Give a job the devices that speed it up most; not those that are far too slow."""
         self._quickest(self.dealt.filled, bid, self._choices(bid, self._slower))
 
-    def fill_waits(self, bid: Bid, leaders: Sequence[tuple[Job, Counts]]) -> None:
-        """Let a job run in the waits of the first leader that leaves enough idle."""
+    def fill_gaps(self, bid: Bid, leaders: Sequence[tuple[Job, Counts]]) -> None:
+        """Let a job run in the gaps of the first leader that leaves enough idle."""
         estimates, spec = self._view.estimates, bid.job.spec
         if not isinstance(estimates, KnowsIdle) or spec.exact or bid.job.lane:
             return
@@ -178,7 +178,7 @@ class Dealing:
 
 
 def held_counts(view: Snapshot, job: Job) -> Counts:
-    """The devices of each kind a job holds for itself; nothing for one that runs in waits."""
+    """The devices of each kind a job holds for itself; nothing for one that runs in gaps."""
     if job.desired is None or job.desired.shares[0].turn:
         return ()
     counts: dict[Kind, int] = {}

@@ -1,4 +1,4 @@
-"""Steps of a fixed number of parts: waves, unlike kinds, waits, switches, and what nobody can beat."""
+"""Steps of a fixed number of parts: waves, unlike kinds, gaps, switches, and what nobody can beat."""
 
 import pytest
 from hypothesis import given, settings
@@ -66,7 +66,7 @@ def test_no_other_deal_of_the_parts_makes_a_shorter_step(groups: list[tuple[str,
     assert busy == pytest.approx(parts)  # every part is done once
 
 
-def test_a_later_turn_runs_in_the_waits_and_slows_nobody() -> None:
+def test_a_later_turn_runs_in_the_gaps_and_slows_nobody() -> None:
     leader = Neighbour(FOUR, groups=((K80, 1), (V100, 3)))
     one = JobSpec(JobId("b"), 1, 5.0, model="net")
     rate = WORLD.rate(one, on((V100, 1), turn=1, neighbours=(leader,)))
@@ -76,7 +76,7 @@ def test_a_later_turn_runs_in_the_waits_and_slows_nobody() -> None:
     assert WORLD.rate(FOUR, Placement(alone.groups, neighbours=(behind,))) == WORLD.rate(FOUR, alone)
 
 
-def test_no_waits_no_progress() -> None:
+def test_no_gaps_no_progress() -> None:
     one = JobSpec(JobId("b"), 1, 5.0, model="net")
     busy = Neighbour(FOUR, groups=((V100, 4),))
     assert WORLD.rate(one, on((V100, 1), turn=1, neighbours=(busy,))) == 0.0

@@ -55,8 +55,8 @@ class PartsWorld:
     device takes more parts than a slow one, and what ends early waits. Work is counted in seconds on as many devices of
     the fastest kind as the job has parts, so rate = part_s[fastest] / step. Where devices stand does not matter.
 
-    A job of a higher turn runs in the waits of those with lower turns and never slows them. A device of a kind that
-    they leave idle for the portion g of their step runs its parts at g' = g - 2·switch/step of its speed (each wait
+    A job of a higher turn runs in the gaps of those with lower turns and never slows them. A device of a kind that
+    they leave idle for the portion g of their step runs its parts at g' = g - 2·switch/step of its speed (each gap
     costs a switch there and one back). Where several jobs of lower turns are met, the busiest counts for all.
     Jobs of equal turn share by fraction.
 
@@ -123,7 +123,7 @@ class PartsWorld:
         return done
 
     def estimator(self) -> Estimator:
-        """One that knows the truth, and the waits."""
+        """One that knows the truth, and the gaps."""
         return PartsOracle(self)
 
     def weighted_jct_bound_s(self, arrivals: Sequence[Arrival], cluster: Cluster) -> float:
@@ -173,7 +173,7 @@ class PartsWorld:
             if beside.turn == placement.turn:
                 load += beside.fraction
             elif beside.turn < placement.turn and not beside.groups:
-                return 0.0  # nobody knows its devices, so nobody knows its waits
+                return 0.0  # nobody knows its devices, so nobody knows its gaps
             elif beside.turn < placement.turn:
                 step = self.step(beside.spec, beside.groups)
                 lost = 2.0 * self.switch_s(spec) / step.seconds
