@@ -57,6 +57,18 @@ def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
     assert result["utilisation"] == pytest.approx((10 + 40 + 5) / 70)
 
 
+def test_a_world_that_knows_a_bound_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("job,submit_s,gpus,work_s,model,weight\na,0,2,10,bert,1\nb,0,2,10,bert,3\n", encoding="utf-8")
+    page = tmp_path / "page.html"
+    assert simulate(path, "--world", "parts", "--policy", "hare", "--json", "--report", str(page)) == 0
+    document = json.loads(capsys.readouterr().out)
+    bound_s = document["bounds"]["weighted_jct_s"]
+    # b first, then a: (3 x 10 + 20) / 4
+    assert 12.0 < bound_s <= 12.5 < document["results"][0]["weighted_jct_s"] < 12.6
+    assert "lower bound of weighted JCT" in page.read_text(encoding="utf-8")
+
+
 def test_several_policies_run_side_by_side_in_the_order_given(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(trace, "--policy", "fifo:bypass=true", "--policy", "fifo", "--json") == 0
     results = json.loads(capsys.readouterr().out)["results"]

@@ -80,11 +80,12 @@ class Hare(Policy):
         _carry_out(draft, dealt)
         waiting = [job.id for job in jobs if draft.holding(job) is None]
         wake_s = min([_TIE_S - late_s[job] for job in waiting if late_s[job] < 0.0], default=inf)
-        return draft.finish(
+        plan = draft.finish(
             _reason(dealt, len(jobs)),
             wake_at=view.at + wake_s if wake_s < inf else None,
             note=None if beliefs.at < view.at else beliefs.as_note(),
         )
+        return plan if plan.changes or plan.wake_at or plan.note else Plan.NOTHING
 
     # ---------------------------------------------------------------------------------------------------- valuing
     def _beliefs(self, view: Snapshot, jobs: Sequence[Job], demand: Demand, capacity: Mapping[Kind, int]) -> Beliefs:
