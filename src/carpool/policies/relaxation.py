@@ -132,7 +132,7 @@ def worth_at(demand: Demand, edges: Array, prices: Array, elapsed_s: float) -> A
     return np.asarray(cheapest[rows, order[rows, last]], dtype=np.float64)
 
 
-def lower_bound(demand: Demand, num_intervals: int = 24) -> float:
+def lower_bound(demand: Demand, num_intervals: int = 16) -> float:
     """A bound that no schedule of these jobs can beat on Σ w·(end − release), from the prices of the relaxation.
 
     For any prices π ≥ 0 the least of Σ w_n·M_n is at least
