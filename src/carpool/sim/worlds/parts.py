@@ -34,6 +34,7 @@ _SWITCH_S = {
     "graphsage": (5.21354, 0.00242),
 }
 _FAST_S = 0.004
+_NEGLIGIBLE_S = 1e-6  # jobs this short count as taking no time in a bound, which is then a little lower
 SWITCHES = ("fast", "pipelined", "cold")
 _SLOWDOWNS = ((1.0, 1.0), (1.2, 2.5), (1.8, 4.0), (2.5, 6.3))
 _NUM_INSENSITIVE, _INSENSITIVE = 2, 0.35  # so many models suffer only that portion of a slower kind's slowness
@@ -129,7 +130,7 @@ class PartsWorld:
     def weighted_jct_bound_s(self, arrivals: Sequence[Arrival], cluster: Cluster) -> float:
         """By the relaxation: no barriers, no switches, parts as fine as you like, arrivals known beforehand."""
         kinds = cluster.kinds
-        long = [(at, spec) for at, spec in arrivals if self.work(spec) > 0.0]  # the others can take no time
+        long = [(at, spec) for at, spec in arrivals if self.work(spec) > _NEGLIGIBLE_S]
         if not long:
             return 0.0
         parts_s = [self.part_s[spec.model] for _, spec in long]
