@@ -34,12 +34,16 @@ class Ends:
     def __init__(self) -> None:
         self.at: dict[str, float] = {}
         self.turns: dict[str, set[int]] = {}
+        self.believed: dict[tuple[str, int], float] = {}  # rate by job and turn
 
     def record(self, record: Record) -> None:
         self.at |= {fact.job: record.at for fact in record.facts if isinstance(fact, JobFinished)}
-        for change in record.planned.changes if record.planned else ():
+        planned = record.planned
+        for change, rate in zip(planned.changes, planned.believed, strict=True) if planned else ():
             if change.allocation is not None:
-                self.turns.setdefault(change.job, set()).add(change.allocation.shares[0].turn)
+                turn = change.allocation.shares[0].turn
+                self.turns.setdefault(change.job, set()).add(turn)
+                self.believed[change.job, turn] = rate
 
 
 def ends(
@@ -111,6 +115,7 @@ def test_gaps_are_filled() -> None:
     filled, seen = ends(Hare(patience_s=1e-9), jobs, groups, world)  # in order of submission, whatever devices cost
     alone, others = ends(Hare(patience_s=1e-9, gaps=False), jobs, groups, world)
     assert 1 in seen.turns["low"]
+    assert seen.believed["low", 1] == pytest.approx(0.2 - 2 * 0.004 / 0.5)  # the V100 is idle for 0.1 of 0.5 s
     assert others.turns["low"] == {0}
     assert seen.at["top"] == pytest.approx(others.at["top"])
     assert seen.at["low"] < others.at["low"]
