@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import floor
 from typing import Any
@@ -255,7 +256,8 @@ class Scheduler:
             self._occupancy.absorb(plan.drafted)  # checked while it was drafted
         else:
             self._occupy(plan.changes)
-        believed = tuple([self._believed_rate(change) for change in plan.changes])
+        jobs = self._foreseen(plan.changes) if self._occupancy.is_shared else self._jobs
+        believed = tuple([self._believed_rate(change, jobs) for change in plan.changes])
         planned = Planned(plan.reason, plan.changes, believed, plan.wake_at, plan.note)
         self._adopt(at, planned, orders)
         self._remember(at, planned)
@@ -336,12 +338,16 @@ class Scheduler:
             if job.desired is not None:
                 self._occupancy.take(job.spec, job.desired, self.policy.max_virtual)
 
-    def _believed_rate(self, change: Change) -> float:
+    def _foreseen(self, changes: Sequence[Change]) -> Mapping[JobId, Job]:
+        """The jobs as they will stand after a plan: those who start in it are neighbours of each other already."""
+        return ChainMap({job: self._jobs[job]._replace(desired=held) for job, held, _ in changes}, self._jobs)
+
+    def _believed_rate(self, change: Change, jobs: Mapping[JobId, Job]) -> float:
         if change.allocation is None:
             return 0.0
         job = self._jobs[change.job]
         occupancy = self._occupancy
-        placement = placement_of(occupancy, self._jobs, job, change.allocation, sharing=occupancy.is_shared)
+        placement = placement_of(occupancy, jobs, job, change.allocation, sharing=occupancy.is_shared)
         return self._estimator.rate(job.spec, placement).mean
 
     # ---------------------------------------------------------------------------------------------------- storing

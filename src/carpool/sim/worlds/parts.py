@@ -184,7 +184,8 @@ class PartsWorld:
         if not groups:
             return 0.0
         slowed: dict[str, float] = {kind: part_s[kind] / left.get(kind, 1.0) for kind, _ in groups}
-        return base_s / dealt(slowed, spec.devices, groups).seconds * placement.fraction / max(1.0, load)
+        share = placement.fraction / (load if left else max(1.0, load))  # all of a gap goes to those who run there
+        return base_s / dealt(slowed, spec.devices, groups).seconds * share
 
 
 def dealt(part_s: Mapping[str, float], num_parts: int, groups: Groups) -> Step:
