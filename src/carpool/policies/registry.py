@@ -24,6 +24,7 @@ class Listing(NamedTuple):
 
 
 POLICIES: dict[str, Listing] = {
+    "carpool": Listing("carpool", "the default: every device goes where it saves most weighted completion time"),
     "antman": Listing("antman", "guaranteed jobs at full speed, opportunistic ones in the idle cycles (AntMan)"),
     "competitive": Listing("competitive", "virtual shares of one device, searched, measured and kept if better"),
     "kernel-est": Listing("kernel_est", "jobs share a device where SM and memory use predict little slowdown"),

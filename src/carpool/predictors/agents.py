@@ -23,6 +23,10 @@ class _Agent:
     noise: float
     samples: dict[tuple[int, int, int], Sample] = field(default_factory=dict)
     model: ThroughputModel | None = None  # None: there are samples it has not seen
+    asked: object = None  # what `goodputs` was last asked, and
+    answer: list[tuple[float, int]] = field(
+        default_factory=list
+    )  # what it said: plans ask far more often than jobs learn
 
 
 class PolluxAgents:
@@ -89,8 +93,12 @@ class PolluxAgents:
         agent = self._agents.get(spec.id)
         if agent is None:
             return [(float(count), min(max(batches[0], limits.micro_min * count), batches[1])) for count in counts]
-        rates, best = tune(self._model(agent), agent.noise, limits, batches, several, counts)
-        return list(zip(rates.tolist(), best.tolist(), strict=True))
+        model = self._model(agent)
+        asked = (model, agent.noise, batches, tuple(counts), tuple(several))
+        if agent.asked != asked:
+            rates, best = tune(model, agent.noise, limits, batches, several, counts)
+            agent.asked, agent.answer = asked, list(zip(rates.tolist(), best.tolist(), strict=True))
+        return agent.answer
 
     def limits(self, spec: JobSpec) -> BatchLimits:
         """The batch sizes of a job's application."""

@@ -55,7 +55,7 @@ class Sample(NamedTuple):
     sync_s: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ThroughputModel:
     """Step time by placement and micro-batch b on n devices.
 

@@ -206,6 +206,10 @@ class PolluxEstimator:
         """Seconds of a step there."""
         return self._world.step(spec, placement).seconds
 
+    def move_s(self, spec: JobSpec) -> float:
+        """What every change costs."""
+        return self._world.standstill_s
+
     def steps_left(self, job: Job, at: float) -> float:
         """Steps after the present epoch at the job's own batch, at least one, as the published simulator counts."""
         profile = self._world.profile(job.spec)

@@ -1,0 +1,143 @@
+"""Which option each job gets, so that the sum of values is largest and no kind of device is promised twice.
+
+A multiple-choice knapsack in as many dimensions as there are kinds. What everybody would take at the clearing prices
+is right for all but those at the margin. It is filled up by value per price; then the jobs nearest to the margin, as
+many as an exact solution can be afforded for, are dealt again by dynamic programming. Small markets are exact as a
+whole.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Choice = NDArray[np.intp]  # [job]: its option, or NONE
+
+NONE = -1
+_STEPS = 1_500_000  # elementary steps of the exact part
+_PASSES = 3  # of filling up
+
+
+def deal(values: Floats, needs: Floats, supply: Floats, prices: Floats) -> Choice:
+    """The option of each job; `values` [job, option] are 0 where the job cannot have it, `needs` are whole numbers."""
+    costs = needs @ prices
+    surplus = np.where(values > 0.0, values - costs, -np.inf)
+    choice, gaps = _at_prices(surplus)
+    left = _fit(choice, gaps, needs, supply)
+    _fill(choice, left, values, needs, prices)
+    core = _core(gaps, values, needs, supply)
+    if len(core):
+        held = [choice[job] for job in core if choice[job] != NONE]
+        room = left + needs[held].sum(axis=0)
+        choice[core] = exact(values[core], needs, room)
+        left = room - needs[[option for option in choice[core] if option != NONE]].sum(axis=0)
+        _fill(choice, left, values, needs, prices)
+    return choice
+
+
+def exact(values: Floats, needs: Floats, supply: Floats) -> Choice:
+    """The best deal of all, by dynamic programming over what is left of every kind."""
+    widest = needs.max(axis=0) * len(values)
+    shape = tuple(int(min(there, wanted)) + 1 for there, wanted in zip(supply, widest, strict=True))
+    best = np.zeros(shape)
+    choices: list[NDArray[np.int16]] = []
+    amounts = [tuple(map(int, row)) for row in needs]
+    for row in values:
+        found, chosen = best, np.full(shape, NONE, np.int16)
+        for option in np.flatnonzero(row > 0.0):
+            amount = amounts[option]
+            if any(need >= size for need, size in zip(amount, shape, strict=True)):
+                continue
+            taken = tuple(slice(need, None) for need in amount)
+            before = tuple(slice(0, size - need) for need, size in zip(amount, shape, strict=True))
+            total = best[before] + row[option]
+            better = total > found[taken]
+            if better.any():
+                found = found.copy() if found is best else found
+                found[taken] = np.where(better, total, found[taken])
+                chosen[taken][better] = option
+        best = found
+        choices.append(chosen)
+    spot = [size - 1 for size in shape]
+    picked = np.full(len(values), NONE, np.intp)
+    for job in range(len(values) - 1, -1, -1):
+        picked[job] = choices[job][tuple(spot)]
+        if picked[job] != NONE:
+            spot = [there - need for there, need in zip(spot, amounts[picked[job]], strict=True)]
+    return picked
+
+
+def _at_prices(surplus: Floats) -> tuple[Choice, Floats]:
+    """What each job takes at the prices, and by how much it prefers that to its second choice."""
+    jobs = np.arange(len(surplus))
+    with_none = np.concatenate([surplus, np.zeros((len(surplus), 1))], axis=1)
+    choice = with_none.argmax(axis=1)
+    best = with_none[jobs, choice]
+    with_none[jobs, choice] = -np.inf
+    gaps = best - with_none.max(axis=1)
+    return np.where(choice == surplus.shape[1], NONE, choice).astype(np.intp), gaps
+
+
+def _fit(choice: Choice, gaps: Floats, needs: Floats, supply: Floats) -> Floats:
+    """Take from the least decided what there is not enough of; what is left."""
+    wanting = choice != NONE
+    left = supply - needs[choice[wanting]].sum(axis=0)
+    if (left >= 0.0).all():
+        return np.asarray(left)
+    for job in sorted(np.flatnonzero(wanting), key=lambda job: gaps[job]):
+        need = needs[choice[job]]
+        if (need[left < 0.0] > 0.0).any():
+            left = left + need
+            choice[job] = NONE
+            if (left >= 0.0).all():
+                break
+    return np.asarray(left)
+
+
+def _fill(choice: Choice, left: Floats, values: Floats, needs: Floats, prices: Floats) -> None:
+    """Give what is left to whom it is worth most for its price."""
+    jobs = np.arange(len(choice))
+    costs = needs @ np.maximum(prices, prices.max(initial=0.0) * 1e-3 + 1e-12)
+    for _ in range(_PASSES):
+        has = choice != NONE
+        held_value = np.where(has, values[jobs, choice], 0.0)
+        held_need = np.where(has[:, None], needs[choice], 0.0)
+        more = needs[None, :, :] - held_need[:, None, :]
+        gain = values - held_value[:, None]
+        able = (gain > 0.0) & (more <= left).all(axis=2)
+        if not able.any():
+            return
+        rows, options = np.nonzero(able)
+        extra = np.maximum(costs[options] - np.where(has, costs[choice], 0.0)[rows], 1e-12)
+        changed = False
+        touched: set[int] = set()
+        for place in np.argsort(-gain[rows, options] / extra, kind="stable"):
+            job, option = int(rows[place]), int(options[place])
+            step = more[job, option]
+            if job in touched or (step > left).any():
+                continue
+            touched.add(job)
+            left -= step
+            choice[job] = option
+            changed = True
+            if not left.any():
+                return
+        if not changed:
+            return
+
+
+def _core(gaps: Floats, values: Floats, needs: Floats, supply: Floats) -> Choice:
+    """The jobs nearest to the margin, as many as an exact solution can be afforded for."""
+    order = np.argsort(gaps, kind="stable")
+    num = len(order)
+    options = max(1, int(np.count_nonzero(values, axis=1).max(initial=0)))
+    widest = needs.max(axis=0)
+    while num > 1:
+        states = prod(int(min(there, wide * num)) + 1 for there, wide in zip(supply, widest, strict=True))
+        if states * options * num <= _STEPS:
+            break
+        num = num * 3 // 4
+    return np.sort(order[:num]).astype(np.intp) if num > 1 else order[:0]
