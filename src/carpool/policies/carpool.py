@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf, isfinite
-from typing import Any, cast
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -13,15 +12,18 @@ from carpool.core.draft import Draft
 from carpool.core.errors import InputError
 from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.policies.knapsack import NONE, Choice, deal
+from carpool.policies.goodput import KnowsGoodput
+from carpool.policies.knapsack import NONE, deal
 from carpool.policies.moves import move_s
-from carpool.policies.options import Menu, Offer, ask_apart, draw_up
+from carpool.policies.options import Menu, draw_up
+from carpool.policies.parties import Known, join
 from carpool.policies.prices import Floats, Market, clear, ends
 from carpool.policies.registry import register
-from carpool.policies.seating import seat
+from carpool.policies.seating import seat_all
 
 _ROUNDS = 2  # of prices and the order of ends, which depend on each other
 _LEAST = 0.01  # of a job's value is left however dear a move
+_TINY = 1e-9  # work that is as good as none
 _YOUNG_S = 300.0  # what a job of which nothing is known is taken to need at least
 
 
@@ -36,6 +38,8 @@ class Carpool(Policy):
     it has tried. With unknown lengths a job is taken to be half done, and at least `_YOUNG_S` long.
     """
 
+    shares_devices: ClassVar[bool] = True
+
     lengths: str = "known"
     growth: int = 4
     trust: float = 1.1
@@ -43,6 +47,8 @@ class Carpool(Policy):
     horizon_s: float = 1000.0
     patience_s: float = 86400.0  # a job that has waited so long counts twice, after twice that three times …
     interval_s: float = 60.0  # looks again after so long while rates are only believed
+    together: int = 2  # most jobs on one device
+    _memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -62,10 +68,13 @@ class Carpool(Policy):
             return Plan.NOTHING
         market = self._market(view, menu)
         prices, parts = self._clear(market)
-        values, stays = self._values(view, menu, market, market.worths(prices, parts))
-        choice = deal(np.maximum(values, _at(stays, menu.held, values.shape)), menu.needs, menu.supply, prices)
+        worths = market.worths(prices, parts)
+        values, stays = self._values(view, menu, market, worths)
+        most = self.together if not isinstance(view.estimates, KnowsGoodput) else 1
+        parties = join(view, menu, worths, values, stays, prices, most=most, known=self._known_of(view))
+        choice = deal(np.array([party.values for party in parties]), menu.needs, menu.supply, prices)
         draft = Draft(view)
-        carry_out(draft, menu, choice, values, stays)
+        seat_all(draft, menu, parties, choice)
         unsure = not menu.is_sure.all()
         if unsure:
             _note_widths(draft, menu, tried)
@@ -74,11 +83,19 @@ class Carpool(Policy):
         plan = draft.finish(reason, wake_at=wake_at, note=tried if unsure else None)
         return plan if plan.changes or plan.wake_at is not None else Plan.NOTHING
 
+    def _known_of(self, view: Snapshot) -> Known:
+        """Rates beside others that were asked for before; they hold while the estimator has learned nothing new."""
+        if self._memo.get("version") != view.estimates.version:
+            self._memo.clear()
+            self._memo["version"] = view.estimates.version
+        return cast(Known, self._memo.setdefault("known", {}))
+
     def _market(self, view: Snapshot, menu: Menu) -> Market:
         """Weights that grow with waiting, and what is left to do."""
         weights = np.array([job.spec.weight * self._aged(view, job) for job in menu.jobs])
+        fastest = menu.rates.max(axis=1)
         work = np.array(
-            [self._left(view, job, rate) for job, rate in zip(menu.jobs, menu.rates.max(axis=1), strict=True)]
+            [self._left(view, job, fastest[row], sure=menu.is_sure[row]) for row, job in enumerate(menu.jobs)]
         )
         return Market(menu.rates, menu.needs, menu.supply, weights, work)
 
@@ -90,13 +107,16 @@ class Carpool(Policy):
         waited = age - view.attained_s(job) / job.spec.narrowest
         return max(1.0, 1.0 + waited / self.patience_s)
 
-    def _left(self, view: Snapshot, job: Job, rate: float) -> float:
-        """Units of work still to do: as known, else as much as is done."""
-        if self.lengths == "known":
-            left = view.estimates.remaining(job, view.at).mean
-            if isfinite(left):
-                return max(left, 1e-9)
-        return max(job.done_at(view.at), _YOUNG_S * rate, 1e-9)
+    def _left(self, view: Snapshot, job: Job, rate: float, *, sure: bool) -> float:
+        """Units of work still to do: as known, else as much as is done.
+
+        Before a job has run nobody knows how fast it is: it is taken to be young.
+        """
+        young = max(_YOUNG_S * rate, _TINY)
+        if not sure and not view.attained_s(job):
+            return young
+        left = view.estimates.remaining(job, view.at).mean if self.lengths == "known" else inf
+        return max(left, _TINY) if isfinite(left) else max(job.done_at(view.at), young)
 
     def _clear(self, market: Market) -> tuple[Floats, Floats]:
         """Prices, and the part of them that is left when each job ends."""
@@ -118,58 +138,6 @@ class Carpool(Policy):
         held_rest = np.clip(market.work / np.maximum(menu.stay_rates, 1e-30), 1e-9, self.horizon_s)
         stays = worths * menu.stay_rates * stick * (1.0 + np.minimum(1.0, move / held_rest))
         return values, stays
-
-
-def carry_out(draft: Draft, menu: Menu, choice: Choice, values: Floats, stays: Floats) -> None:
-    """Who changes leaves first; then the largest is seated first, and what does not fit takes less or spreads out."""
-    movers: list[int] = []
-    for row, job in enumerate(menu.jobs):
-        if choice[row] == menu.held[row] and (choice[row] == NONE or stays[row] >= values[row, choice[row]]):
-            _tune(draft, menu, row, job)
-            continue
-        draft.release(job)
-        if choice[row] != NONE:
-            movers.append(row)
-    movers.sort(key=lambda row: (-menu.offers[choice[row]].count, -values[row, choice[row]], row))
-    for row in movers:
-        place(draft, menu, row, int(choice[row]), values[row])
-
-
-def place(draft: Draft, menu: Menu, row: int, wanted: int, values: Floats) -> None:
-    """Seat a job as wanted, on as few nodes as possible; else the best of what there is."""
-    job, offers = menu.jobs[row], menu.offers
-    if seat(draft, job, offers[wanted], batch_size=int(menu.batches[row, wanted])):
-        return
-    free = draft.occupancy.free_devices
-    fits = [o for o in np.flatnonzero(values > 0.0) if all(free.get(kind, 0) >= n for kind, n in offers[o].groups)]
-    for option in sorted(fits, key=lambda option: -values[option]):
-        answer = ask_apart(draft.view, job, offers[option])
-        smaller = max([values[o] for o in fits if offers[o].count < offers[option].count], default=0.0)
-        if values[option] * answer.rate >= smaller * menu.rates[row, option]:
-            if seat(draft, job, offers[option], apart=True, batch_size=answer.batch_size):
-                return
-        if seat(draft, job, offers[option], batch_size=int(menu.batches[row, option])):
-            return
-
-
-def _tune(draft: Draft, menu: Menu, row: int, job: Job) -> None:
-    """Give a job that stays the batch size that is best now."""
-    held = job.desired
-    if held is None or not menu.batches[row, menu.held[row]]:
-        return
-    batch = int(menu.batches[row, menu.held[row]])
-    if menu.stay_rates[row] != menu.rates[row, menu.held[row]]:
-        batch = ask_apart(draft.view, job, menu.offers[menu.held[row]]).batch_size
-    if batch != held.batch_size:
-        draft.assign(job, held._replace(batch_size=batch))
-
-
-def _at(stays: Floats, held: Choice, shape: tuple[int, ...]) -> Floats:
-    """A matrix with what staying is worth in its place."""
-    matrix = np.zeros(shape)
-    rows = np.flatnonzero(held != NONE)
-    matrix[rows, held[rows]] = stays[rows]
-    return matrix
 
 
 def _note_widths(draft: Draft, menu: Menu, tried: dict[str, int]) -> None:

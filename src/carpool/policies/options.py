@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -63,13 +63,22 @@ class Menu:
     is_sure: NDArray[np.bool_]  # [job]: whether its rates are known and not believed
     held: NDArray[np.intp]  # [job]: the offer that has the shape of what it holds; -1: holds nothing
     stay_rates: Floats  # [job]: rate where it is
+    cluster: Cluster
+
+    def shape_of(self, allocation: Allocation) -> Offer:
+        """The kinds and numbers of an allocation."""
+        return shape_of(self.cluster, allocation)
+
+    def is_tight(self, allocation: Allocation, shape: Offer) -> bool:
+        """Whether an allocation is on as few nodes as its numbers allow."""
+        return len(self.cluster.groups_of(allocation)) <= len(_tight(self.cluster, shape).groups)
 
 
 def draw_up(view: Snapshot, jobs: Sequence[Job], tried: dict[str, int], growth: int) -> Menu:
     """The menu of all jobs. While rates are only believed, a job gets at most `growth` times what it has tried."""
     cluster = view.cluster
     kinds = cluster.kinds
-    supply = np.array([float(count) for count in _there_is(view, jobs)])
+    supply = np.array([float(count) for count in _there_is(view)])
     shapes = [None if job.desired is None else shape_of(cluster, job.desired) for job in jobs]
     offers = _offers(jobs, kinds, supply, shapes)
     places = {offer: place for place, offer in enumerate(offers)}
@@ -100,7 +109,7 @@ def draw_up(view: Snapshot, jobs: Sequence[Job], tried: dict[str, int], growth: 
             stay_rates[row] = rates[row, held[row]]
             if len(cluster.groups_of(job.desired)) > len(_tight(cluster, shape).groups):
                 stay_rates[row] = ask_apart(view, job, shape).rate
-    return Menu(jobs, offers, kinds, supply, needs, rates, batches, sure, held, stay_rates)
+    return Menu(jobs, offers, kinds, supply, needs, rates, batches, sure, held, stay_rates, cluster)
 
 
 def shape_of(cluster: Cluster, allocation: Allocation) -> Offer:
@@ -156,13 +165,12 @@ def _is_able(view: Snapshot, job: Job, offer: Offer, one_kind: float | None) -> 
     return all(kind in allowed for kind, _ in offer.groups)
 
 
-def _there_is(view: Snapshot, jobs: Iterable[Job]) -> list[int]:
-    """Devices of each kind that are free or held by the jobs."""
-    there = dict(view.occupancy.free_devices)
-    for job in jobs:
-        if job.desired is not None:
-            for kind, count in view.cluster.groups_of(job.desired):
-                there[kind] += count
+def _there_is(view: Snapshot) -> list[int]:
+    """Devices of each kind on nodes that are not lost."""
+    there = dict(view.cluster.capacity)
+    for node in view.occupancy.lost:
+        for bank in view.cluster.nodes[node].banks:
+            there[bank.kind] -= len(bank.devices)
     return [there[kind] for kind in view.cluster.kinds]
 
 

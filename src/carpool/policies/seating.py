@@ -1,45 +1,102 @@
-"""Which devices a job gets once it is decided how many of which kind: near where it was, on one node, else spread."""
+"""From numbers to devices: who changes leaves, then the largest is seated first, near where it was and on one node."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Job, Share
-from carpool.core.placing import Runs, consolidated, joined, lowest, pooled, spread
-from carpool.policies.options import Offer
+from carpool.core.placing import Runs, consolidated, joined, pooled, spread
+from carpool.policies.knapsack import NONE, Choice
+from carpool.policies.options import Menu, Offer, ask_apart
+from carpool.policies.parties import Party
 
 
-def seat(draft: Draft, job: Job, offer: Offer, *, apart: bool = False, batch_size: int = 0) -> bool:
-    """Let a job that holds nothing in the draft have the devices of an offer; False, with nothing changed, if it fits not.
+def seat_all(draft: Draft, menu: Menu, parties: Sequence[Party], choice: Choice) -> None:
+    """Let every party have the offer chosen for it, or the best that can be had instead."""
+    movers: list[int] = []
+    for place, party in enumerate(parties):
+        if choice[place] == party.stays_at:
+            if choice[place] != NONE:
+                _tune(draft, menu, party.rows[0])
+            continue
+        for row in party.rows:
+            draft.release(menu.jobs[row])
+        if choice[place] != NONE:
+            movers.append(place)
+    movers.sort(key=lambda place: (-menu.offers[choice[place]].count, -parties[place].values[choice[place]], place))
+    for place in movers:
+        _settle(draft, menu, parties[place], int(choice[place]))
 
-    `apart` allows more nodes than needed.
-    """
+
+def _settle(draft: Draft, menu: Menu, party: Party, wanted: int) -> None:
+    """Seat a party as wanted, on as few nodes as possible; else the best of what is left."""
+    if _seat(draft, menu, party, wanted, apart=False):
+        return
+    free, offers, values = draft.occupancy.free_devices, menu.offers, party.values
+    fits = [o for o in np.flatnonzero(values > 0.0) if all(free.get(kind, 0) >= n for kind, n in offers[o].groups)]
+    for option in sorted(fits, key=lambda option: -values[option]):
+        slower = _rate_apart(draft, menu, party, option)
+        smaller = max([values[other] for other in fits if offers[other].count < offers[option].count], default=0.0)
+        apart = values[option] * slower >= smaller
+        if _seat(draft, menu, party, option, apart=apart) or (apart and _seat(draft, menu, party, option, apart=False)):
+            return
+
+
+def _rate_apart(draft: Draft, menu: Menu, party: Party, option: int) -> float:
+    """Which part of its rate a party keeps when it has to be on more nodes than it needs."""
+    row = party.rows[0]
+    return ask_apart(draft.view, menu.jobs[row], menu.offers[option]).rate / menu.rates[row, option]
+
+
+def _seat(draft: Draft, menu: Menu, party: Party, option: int, *, apart: bool) -> bool:
+    """Give the devices of an offer to all of a party; False, with nothing changed, if they cannot be had so."""
+    first = max(party.rows, key=lambda row: menu.held[row] == option)
+    job, offer = menu.jobs[first], menu.offers[option]
     runs = _find(draft, job, offer, apart=apart)
     if runs is None:
         return False
-    fraction = job.lane[0] if job.lane else 1.0
-    draft.assign(job, Allocation(tuple([Share(run, fraction) for run in runs]), batch_size))
+    for row in party.rows:
+        member = menu.jobs[row]
+        fraction = member.lane[0] if member.lane else party.fraction
+        draft.assign(member, Allocation(tuple([Share(run, fraction) for run in runs]), int(menu.batches[row, option])))
+    _tune(draft, menu, first)
     return True
 
 
+def _tune(draft: Draft, menu: Menu, row: int) -> None:
+    """Give a job the batch size that is best where it sits, if its batch may be tuned."""
+    job = menu.jobs[row]
+    held = draft.holding(job)
+    if held is None or not held.batch_size:
+        return
+    shape = menu.shape_of(held)
+    if menu.is_tight(held, shape):
+        batch = int(menu.batches[row, menu.offers.index(shape)])
+    else:
+        batch = ask_apart(draft.view, job, shape).batch_size
+    if batch and batch != held.batch_size:
+        draft.assign(job, held._replace(batch_size=batch))
+
+
 def _find(draft: Draft, job: Job, offer: Offer, *, apart: bool) -> Runs | None:
+    """Free devices: where the job was, on one node, or, if it may be, on several."""
     free = draft.occupancy
     if any(free.free_devices.get(kind, 0) < count for kind, count in offer.groups):
         return None
     if len(offer.groups) > 1:
-        runs = [run for kind, count in offer.groups for run in pooled(free, kind, count) or ()]
-        return joined(runs)
-    (kind, count) = offer.groups[0]
-    near = _near(draft, job, offer)
-    if near is not None:
-        return near
-    runs_found = consolidated(free, kind, count)
-    return spread(free, kind, count) if runs_found is None and apart else runs_found
+        return joined([run for kind, count in offer.groups for run in pooled(free, kind, count) or ()])
+    kind, count = offer.groups[0]
+    runs = _near(draft, job, offer) or consolidated(free, kind, count)
+    return spread(free, kind, count) if runs is None and apart else runs
 
 
 def _near(draft: Draft, job: Job, offer: Offer) -> Runs | None:
     """On the node where the job has most devices now, its own ones first, if that node has room for all."""
     held, cluster = job.desired, draft.view.cluster
-    (kind, count) = offer.groups[0]
+    kind, count = offer.groups[0]
     if held is None or count > cluster.node_size[kind]:
         return None
     mine: dict[int, list[int]] = {}
@@ -48,16 +105,10 @@ def _near(draft: Draft, job: Job, offer: Offer) -> Runs | None:
         if bank.kind == kind and draft.occupancy.free_mask(node.id) >> (device - node.devices.start) & 1:
             mine.setdefault(node.id, []).append(device)
     for node_id in sorted(mine, key=lambda node_id: (-len(mine[node_id]), node_id)):
-        own = mine[node_id][:count]
-        if len(own) == count:
-            return joined([range(device, device + 1) for device in own])
-        node = cluster.nodes[node_id]
-        mask = draft.occupancy.free_mask(node_id)
-        there = sum(
-            [(mask >> (device - node.devices.start)) & 1 for b in node.banks if b.kind == kind for device in b.devices]
-        )
-        if there >= count:
-            every = [device for run in lowest(draft.occupancy, node, kind, there) for device in run]
-            others = [device for device in every if device not in own]
+        node, own = cluster.nodes[node_id], mine[node_id][:count]
+        mask, first = draft.occupancy.free_mask(node_id), node.devices.start
+        free = [d for bank in node.banks if bank.kind == kind for d in bank.devices if mask >> (d - first) & 1]
+        if len(free) >= count:
+            others = [device for device in free if device not in own]
             return joined([range(device, device + 1) for device in own + others[: count - len(own)]])
     return None
