@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -14,9 +14,9 @@ from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.goodput import KnowsGoodput
 from carpool.policies.knapsack import NONE, deal
-from carpool.policies.moves import move_s
-from carpool.policies.options import Menu, draw_up
-from carpool.policies.parties import Known, join
+from carpool.policies.moves import moves_s
+from carpool.policies.options import Known, Menu, draw_up
+from carpool.policies.parties import join
 from carpool.policies.prices import Floats, Market, clear, ends
 from carpool.policies.registry import register
 from carpool.policies.seating import seat_all
@@ -48,7 +48,7 @@ class Carpool(Policy):
     patience_s: float = 86400.0  # a job that has waited so long counts twice, after twice that three times …
     interval_s: float = 60.0  # looks again after so long while rates are only believed
     together: int = 2  # most jobs on one device
-    _memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _memo: Known = field(default_factory=Known, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -63,7 +63,7 @@ class Carpool(Policy):
         if not jobs:
             return Plan.NOTHING
         tried = {job.id: count for job in jobs if (count := cast(dict[str, Any], view.note or {}).get(job.id))}
-        menu = draw_up(view, jobs, tried, self.growth)
+        menu = draw_up(view, jobs, tried, self.growth, self._known_of(view))
         if not menu.offers:
             return Plan.NOTHING
         market = self._market(view, menu)
@@ -84,11 +84,10 @@ class Carpool(Policy):
         return plan if plan.changes or plan.wake_at is not None else Plan.NOTHING
 
     def _known_of(self, view: Snapshot) -> Known:
-        """Rates beside others that were asked for before; they hold while the estimator has learned nothing new."""
-        if self._memo.get("version") != view.estimates.version:
-            self._memo.clear()
-            self._memo["version"] = view.estimates.version
-        return cast(Known, self._memo.setdefault("known", {}))
+        """Answers of the estimator that hold while it has learned nothing new; they change no plan, only its cost."""
+        if self._memo.version != view.estimates.version or len(self._memo.rows) > 2 * len(view.jobs) + 100:
+            self._memo.forget(view.estimates.version)
+        return self._memo
 
     def _market(self, view: Snapshot, menu: Menu) -> Market:
         """Weights that grow with waiting, and what is left to do."""
@@ -124,12 +123,12 @@ class Carpool(Policy):
         prices = clear(market, parts)
         for _ in range(_ROUNDS):
             parts = ends(market.bills(prices), market.weights)
-            prices = clear(market, parts)
+            prices = clear(market, parts, near=prices)
         return prices, parts
 
     def _values(self, view: Snapshot, menu: Menu, market: Market, worths: Floats) -> tuple[Floats, Floats]:
         """[job, offer] of what moving there is worth, and [job] of staying."""
-        move = np.array([move_s(view.estimates, job.spec, self.move_s) for job in menu.jobs])
+        move = moves_s(view.estimates, menu.jobs, self.move_s)
         rest = np.clip(market.seconds(), 1e-9, self.horizon_s)
         runs = menu.held != NONE
         kept = np.where(runs[:, None], np.maximum(_LEAST, 1.0 - move[:, None] / rest), 1.0)
@@ -149,4 +148,4 @@ def _note_widths(draft: Draft, menu: Menu, tried: dict[str, int]) -> None:
 
 
 def _listed(menu: Menu, prices: Floats) -> str:
-    return ", ".join([f"{price:.3g} ({kind})" for kind, price in zip(menu.kinds, prices, strict=True)])
+    return ", ".join([f"{price:.3g} ({kind})" for kind, price in zip(menu.cluster.kinds, prices, strict=True)])

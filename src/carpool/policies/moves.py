@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from carpool.core.estimates import Estimator
-from carpool.core.model import JobSpec
+from carpool.core.model import Job, JobSpec
 
 
 @runtime_checkable
@@ -17,6 +21,8 @@ class KnowsMoves(Protocol):
         ...
 
 
-def move_s(estimates: Estimator, spec: JobSpec, otherwise: float) -> float:
-    """What the estimator says of a job's moves, else a guess."""
-    return estimates.move_s(spec) if isinstance(estimates, KnowsMoves) else otherwise
+def moves_s(estimates: Estimator, jobs: Sequence[Job], otherwise: float) -> NDArray[np.float64]:
+    """What the estimator says of each job's moves, else a guess."""
+    if not isinstance(estimates, KnowsMoves):
+        return np.full(len(jobs), otherwise)
+    return np.array([estimates.move_s(job.spec) for job in jobs])

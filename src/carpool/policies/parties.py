@@ -1,31 +1,30 @@
 """Jobs that share devices: two that would pay more together than apart become a party and are dealt with as one.
 
 At prices μ a job alone has the surplus s_j = max over o of λ_j · g_j(o) − μ·c_o, or 0. Jobs on the same devices slow
-each other down, but pay for the devices only once: s_P = max over o of Σ λ_j · g_j(o beside the others) − μ·c_o. The pair with the largest s_P − s_a − s_b above 0 is joined first. It all rests on what the estimator believes of
-neighbours: where it expects no more than turns by fraction, nobody gains and nobody shares.
+each other down, but pay for the devices only once: s_P = max over o of Σ λ_j · g_j(o beside the others) − μ·c_o. Whose
+s_P − s_a − s_b is largest and above 0 are joined first. It all rests on what the estimator believes of neighbours:
+where it expects no more than turns by fraction, nobody gains and nobody shares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Iterator, Sequence
+from itertools import combinations, combinations_with_replacement, product
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from carpool.core.model import Job, Kind
+from carpool.core.model import Job, JobId, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
 from carpool.policies.knapsack import NONE
-from carpool.policies.options import Floats, Menu
+from carpool.policies.options import Floats, Known, Menu
 from carpool.policies.speeds import placed_on
 
 _LITTLE = 1e-6  # a gain that is no rounding
 _MOST = 96  # parties looked at, those that would pay most for a device first: the work grows with the square
 
-Likes = tuple[object, ...]
-Known = dict[tuple[Likes, Kind, tuple[Likes, ...]], float]  # rates beside others, by what the jobs are like
+Likes = tuple[str, int, int, int]
 
 
 class Party(NamedTuple):
@@ -53,7 +52,8 @@ def join(
     known: Known,
 ) -> list[Party]:
     """Parties of up to `most` jobs. `values` are of moving somewhere alone, `stays` of staying where a job is."""
-    company = [_company(view, menu, job) for job in menu.jobs]
+    rows_of = {job.id: row for row, job in enumerate(menu.jobs)}
+    company = [_company(view, rows_of, job) for job in menu.jobs]
     parties = [_with_stay(menu, (row,), own, stays, company) for row, own in enumerate(values)]
     costs = menu.needs @ prices
     able = [row for row, job in enumerate(menu.jobs) if not job.spec.exact and values[row].any()]
@@ -63,9 +63,9 @@ def join(
     for size in range(2, most + 1):
         found: list[tuple[float, int, int, Party]] = []
         surplus = {row: _surplus(parties[row].values, costs) for row in looked_at}
-        for a, b in combinations(looked_at, 2):
+        for a, b in table.promising(looked_at):
             rows = tuple(sorted(parties[a].rows + parties[b].rows))
-            joint = table.joint(rows) if len(rows) <= size and table.width(a) == table.width(b) else None
+            joint = table.joint(rows) if len(rows) <= size else None
             if joint is None:
                 continue
             party = _with_stay(menu, rows, joint, stays, company)
@@ -95,30 +95,39 @@ def _with_stay(menu: Menu, rows: tuple[int, ...], values: Floats, stays: Floats,
 
 
 class _Table:
-    """Rates beside others, asked once for jobs that are alike."""
+    """What is left of rates beside others, asked once for jobs that are alike."""
 
     def __init__(self, view: Snapshot, menu: Menu, worths: Floats, known: Known) -> None:
         self._view = view
         self._menu = menu
         self._worths = worths
-        self._known = known
+        self._ratios = known.ratios
         self._likes = [_likes(job) for job in menu.jobs]
         self._columns: dict[int, list[tuple[Kind, int]]] = {}
 
-    def width(self, row: int) -> int:
-        """Devices that a job would share."""
-        return self._menu.jobs[row].spec.narrowest
-
-    def joint(self, rows: Sequence[int]) -> NDArray[np.float64] | None:
-        """What jobs together would pay for each offer of their width; None if they fit nowhere together."""
-        menu, width = self._menu, self.width(rows[0])
-        values = np.zeros(len(menu.offers))
-        for kind, column in self._offers(width):
-            memory = sum([menu.jobs[row].spec.memory_bytes for row in rows])
-            there = self._view.cluster.least_memory.get(kind, 0)
-            if (there and memory > there) or not all(menu.rates[row, column] for row in rows):
+    def promising(self, looked_at: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Pairs of rows of which each keeps so much of its rate that the two together are more than one."""
+        alike: dict[Likes, list[int]] = {}
+        for row in looked_at:
+            alike.setdefault(self._likes[row], []).append(row)
+        for (like, rows), (other, others) in combinations_with_replacement(alike.items(), 2):
+            if like[3] != other[3] or (like == other and len(rows) == 1):
                 continue
-            paid = [self._worths[row] * self._rate(row, rows, kind, width) for row in rows]
+            a, b = rows[0], others[-1]
+            kept = [self._ratio(a, (a, b), kind) + self._ratio(b, (a, b), kind) for kind, _ in self._offers(like[3])]
+            if max(kept, default=0.0) > 1.0 + _LITTLE:
+                yield from combinations(rows, 2) if like == other else product(rows, others)
+
+    def joint(self, rows: Sequence[int]) -> Floats | None:
+        """What jobs together would pay for each offer of their width; None if they fit nowhere together."""
+        menu, jobs = self._menu, self._menu.jobs
+        values = np.zeros(len(menu.offers))
+        for kind, column in self._offers(jobs[rows[0]].spec.narrowest):
+            memory = sum([jobs[row].spec.memory_bytes for row in rows])
+            there = self._view.cluster.least_memory.get(kind, 0)
+            if there and memory > there:
+                continue
+            paid = [self._worths[row] * menu.rates[row, column] * self._ratio(row, rows, kind) for row in rows]
             values[column] = sum(paid) if min(paid) > 0.0 else 0.0
         return values if values.any() else None
 
@@ -132,38 +141,42 @@ class _Table:
             ]
         return found
 
-    def _rate(self, row: int, rows: Sequence[int], kind: Kind, width: int) -> float:
+    def _ratio(self, row: int, rows: Sequence[int], kind: Kind) -> float:
+        """Rate beside the others over the rate alone."""
         others = [other for other in rows if other != row]
         key = (self._likes[row], kind, tuple([self._likes[other] for other in others]))
-        rate = self._known.get(key)
-        if rate is None:
-            jobs, fraction = self._menu.jobs, 1.0 / len(rows)
+        ratio = self._ratios.get(key)
+        if ratio is None:
+            jobs, fraction, rate = self._menu.jobs, 1.0 / len(rows), self._view.estimates.rate
             neighbours = tuple([Neighbour(jobs[other].spec, fraction) for other in others])
-            groups = placed_on(self._view.cluster, kind, width).groups
-            placement = Placement(groups, fraction, 0, neighbours)
-            rate = self._known[key] = self._view.estimates.rate(jobs[row].spec, placement).mean
-        return rate
+            placement = placed_on(self._view.cluster, kind, jobs[row].spec.narrowest)
+            alone = rate(jobs[row].spec, placement).mean
+            shared = Placement(placement.groups, fraction, 0, neighbours)
+            ratio = self._ratios[key] = rate(jobs[row].spec, shared).mean / alone if alone > 0.0 else 0.0
+        return ratio
 
 
 def _likes(job: Job) -> Likes:
-    """Jobs that are alike in this slow each other down alike; a job without a model is like no other."""
+    """Jobs that are alike in this slow each other down alike."""
     spec = job.spec
-    return (spec.model or spec.id, spec.batch_size, spec.devices, spec.narrowest)
+    return (spec.model, spec.batch_size, spec.devices, spec.narrowest)
 
 
 def _surplus(values: Floats, costs: Floats) -> float:
     return max(0.0, float(np.max(values - costs)))
 
 
-def _company(view: Snapshot, menu: Menu, job: Job) -> set[int]:
+def _company(view: Snapshot, rows_of: dict[JobId, int], job: Job) -> set[int]:
     """Rows of the jobs on the devices of a job, its own included; empty where they share only some of them."""
     held = job.desired
     if held is None:
         return set()
+    if not view.occupancy.is_shared and held.fractions == (1.0,):
+        return {rows_of[job.id]}
     there = {tuple([r.job for r in view.occupancy.residents(device)]) for device in held.devices()}
     if len(there) > 1:
         return set()
     ids = set(next(iter(there)))
     if held.fractions != (1.0 / len(ids),) and not job.lane:
         return set()
-    return {row for row, other in enumerate(menu.jobs) if other.id in ids}
+    return {rows_of[other] for other in ids}

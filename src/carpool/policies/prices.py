@@ -17,15 +17,16 @@ when j ends. For a batch with rates k^p, and for gangs of one width, that is exa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_BISECTIONS = 24  # of a factor of 2^24 between the least and the highest price that could clear a market
-_SWEEPS = 3  # over kinds whose prices depend on each other
+_OCTAVES = 24  # between the least and the highest price that could clear a market
+_CLOSER = (1.5, 1.1)  # how far off the prices found so far may be
+_COARSE, _FINE = 8, 5  # bisections
 _NEVER = 1e-30  # a rate so low that it is none
 
 
@@ -38,6 +39,11 @@ class Market:
     supply: Floats  # [kind] devices there are
     weights: Floats  # [job]
     work: Floats  # [job] units of work left
+    per_unit: Floats = field(init=False, repr=False)  # [job, option] seconds for a unit of work
+
+    def __post_init__(self) -> None:
+        """Invert the rates once: every price that is tried needs them."""
+        object.__setattr__(self, "per_unit", 1.0 / np.maximum(self.rates, _NEVER))
 
     def worths(self, prices: Floats, parts: Floats) -> Floats:
         """λ: what a unit of each job's work is worth, if its devices are worth `parts` of the prices when it ends."""
@@ -45,7 +51,7 @@ class Market:
 
     def seconds(self) -> Floats:
         """[job, option]: time to the end."""
-        return self.work[:, None] / np.maximum(self.rates, _NEVER)
+        return self.work[:, None] * self.per_unit
 
     def bills(self, prices: Floats) -> Floats:
         """What a job's completion costs all together per its own weight, in seconds: its place in the order of ends."""
@@ -54,14 +60,18 @@ class Market:
     def taken(self, prices: Floats, parts: Floats) -> Floats:
         """[kind]: devices that jobs would take at these prices."""
         costs = self.needs @ prices
-        surplus = self._dearest(costs, parts).min(axis=1)[:, None] * self.rates - costs
+        surplus = self._dearest(costs, parts).min(axis=1)[:, None] * self.rates
+        surplus -= costs
         best = surplus.argmax(axis=1)
         wanted = surplus[np.arange(len(best)), best] > 0.0
-        return np.asarray(self.needs[best[wanted]].sum(axis=0))
+        return np.asarray(np.bincount(best[wanted], minlength=len(costs)) @ self.needs)
 
     def _dearest(self, costs: Floats, parts: Floats) -> Floats:
         """[job, option]: (w + ρ · cost) / g."""
-        return np.asarray((self.weights[:, None] + parts[:, None] * costs) / np.maximum(self.rates, _NEVER))
+        paid = parts[:, None] * costs
+        paid += self.weights[:, None]
+        paid *= self.per_unit
+        return np.asarray(paid)
 
 
 def ends(bills: Floats, weights: Floats) -> Floats:
@@ -72,24 +82,27 @@ def ends(bills: Floats, weights: Floats) -> Floats:
     return longer / weights.sum()
 
 
-def clear(market: Market, parts: Floats) -> Floats:
-    """The lowest prices at which no kind is wanted by more jobs than it can serve."""
-    num_kinds = len(market.supply)
-    prices = np.zeros(num_kinds)
-    most = market.weights.sum() * 2.0
-    for sweep in range(_SWEEPS if num_kinds > 1 else 1):
-        before = prices.copy()
-        for kind in range(num_kinds):
-            prices[kind] = 0.0
-            if market.taken(prices, parts)[kind] > market.supply[kind]:
-                low, high = most * 2.0**-_BISECTIONS, most
-                for _ in range(_BISECTIONS):
-                    prices[kind] = (low * high) ** 0.5
-                    if market.taken(prices, parts)[kind] > market.supply[kind]:
-                        low = prices[kind]
-                    else:
-                        high = prices[kind]
-                prices[kind] = high
-        if sweep and np.allclose(prices, before, rtol=0.01):
-            break
-    return prices
+def clear(market: Market, parts: Floats, near: Floats | None = None) -> Floats:
+    """The lowest prices at which no kind is wanted by more jobs than it can serve, to about one per cent.
+
+    Bisection in the logarithm, of all kinds at once: what one kind costs moves demand to the others, so the search
+    begins again, ever closer, around what it has found. `near` are prices that may be not far off.
+    """
+    most = 2.0 * market.weights.sum()
+    least = most * 2.0**-_OCTAVES
+    if near is None:
+        found = _bisect(market, parts, np.full(len(market.supply), least), np.full(len(market.supply), most), _COARSE)
+    else:
+        found = np.maximum(near, least)
+    for factor in _CLOSER:
+        found = _bisect(market, parts, found / factor, found * factor, _FINE)
+    return np.where(found > 2.0 * least, found, 0.0)
+
+
+def _bisect(market: Market, parts: Floats, low: Floats, high: Floats, steps: int) -> Floats:
+    """The upper ends of the brackets that are left."""
+    for _ in range(steps):
+        middle = np.sqrt(low * high)
+        is_short = market.taken(middle, parts) > market.supply
+        low, high = np.where(is_short, middle, low), np.where(is_short, high, middle)
+    return high

@@ -10,7 +10,7 @@ from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Job, Share
 from carpool.core.placing import Runs, consolidated, joined, pooled, spread
 from carpool.policies.knapsack import NONE, Choice
-from carpool.policies.options import Menu, Offer, ask_apart
+from carpool.policies.options import Menu, Offer, ask_apart, shape_of
 from carpool.policies.parties import Party
 
 
@@ -72,7 +72,7 @@ def _tune(draft: Draft, menu: Menu, row: int) -> None:
     held = draft.holding(job)
     if held is None or not held.batch_size:
         return
-    shape = menu.shape_of(held)
+    shape = shape_of(menu.cluster, held)
     if menu.is_tight(held, shape):
         batch = int(menu.batches[row, menu.offers.index(shape)])
     else:
