@@ -13,14 +13,15 @@ from carpool.core.errors import InputError
 from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.goodput import KnowsGoodput
-from carpool.policies.knapsack import NONE, deal
+from carpool.policies.knapsack import NONE, Choice, deal
 from carpool.policies.moves import moves_s
 from carpool.policies.options import Known, Menu, draw_up
-from carpool.policies.parties import join
+from carpool.policies.parties import Party, join
 from carpool.policies.prices import Floats, Market, clear, ends
 from carpool.policies.registry import register
 from carpool.policies.seating import seat_all
 
+_WITH_PARTIES = 0.6  # how far prices may fall because jobs share
 _ROUNDS = 2  # of prices and the order of ends, which depend on each other
 _LEAST = 0.01  # of a job's value is left however dear a move
 _TINY = 1e-9  # work that is as good as none
@@ -70,9 +71,7 @@ class Carpool(Policy):
         prices, parts = self._clear(market)
         worths = market.worths(prices, parts)
         values, stays = self._values(view, menu, market, worths)
-        most = self.together if not isinstance(view.estimates, KnowsGoodput) else 1
-        parties = join(view, menu, worths, values, stays, prices, most=most, known=self._known_of(view))
-        choice = deal(np.array([party.values for party in parties]), menu.needs, menu.supply, prices)
+        parties, choice = self._deal(view, menu, worths, values, stays, prices)
         draft = Draft(view)
         seat_all(draft, menu, parties, choice)
         unsure = not menu.is_sure.all()
@@ -82,6 +81,26 @@ class Carpool(Policy):
         wake_at = view.at + self.interval_s if unsure else None
         plan = draft.finish(reason, wake_at=wake_at, note=tried if unsure else None)
         return plan if plan.changes or plan.wake_at is not None else Plan.NOTHING
+
+    def _deal(
+        self, view: Snapshot, menu: Menu, worths: Floats, values: Floats, stays: Floats, prices: Floats
+    ) -> tuple[list[Party], Choice]:
+        """Who shares with whom, and what everybody gets.
+
+        Sharing makes devices cheaper, so parties are formed at the prices and well below; the better deal counts.
+        """
+        most = 1 if isinstance(view.estimates, KnowsGoodput) else self.together
+        deals: list[tuple[float, list[Party], Choice]] = []
+        for level in (prices, _WITH_PARTIES * prices):
+            parties = join(view, menu, worths, values, stays, level, most=most, known=self._memo)
+            offered = np.array([party.values for party in parties])
+            choice = deal(offered, menu.needs, menu.supply, level)
+            runs = np.flatnonzero(choice != NONE)
+            deals.append((float(offered[runs, choice[runs]].sum()), parties, choice))
+            if len(parties) == len(menu.jobs):
+                break
+        _, parties, choice = max(deals, key=lambda deal: deal[0])
+        return parties, choice
 
     def _known_of(self, view: Snapshot) -> Known:
         """Answers of the estimator that hold while it has learned nothing new; they change no plan, only its cost."""
@@ -120,10 +139,11 @@ class Carpool(Policy):
     def _clear(self, market: Market) -> tuple[Floats, Floats]:
         """Prices, and the part of them that is left when each job ends."""
         parts = np.full(len(market.work), 0.5)
-        prices = clear(market, parts)
+        highest = np.full(len(market.supply), 2.0 * market.weights.sum())
+        prices = clear(lambda p: market.values(p, parts), market.needs, market.supply, highest, wide=True)
         for _ in range(_ROUNDS):
             parts = ends(market.bills(prices), market.weights)
-            prices = clear(market, parts, near=prices)
+            prices = clear(lambda p: market.values(p, parts), market.needs, market.supply, prices, wide=False)
         return prices, parts
 
     def _values(self, view: Snapshot, menu: Menu, market: Market, worths: Floats) -> tuple[Floats, Floats]:

@@ -17,6 +17,7 @@ when j ends. For a batch with rates k^p, and for gangs of one width, that is exa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,8 +26,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _OCTAVES = 24  # between the least and the highest price that could clear a market
-_CLOSER = (1.5, 1.1)  # how far off the prices found so far may be
-_COARSE, _FINE = 8, 5  # bisections
+_COARSE, _MANY, _FEW = 8, 8, 4  # bisections: over all octaves, and then of each kind in small and in large markets
+_CLOSER = (3.0, 2.0, 1.2)  # how far off the prices found so far may be
+_LARGE = 50_000  # jobs × options
 _NEVER = 1e-30  # a rate so low that it is none
 
 
@@ -57,14 +59,9 @@ class Market:
         """What a job's completion costs all together per its own weight, in seconds: its place in the order of ends."""
         return np.asarray(self.work * self.worths(prices, np.ones(len(self.work))) / self.weights)
 
-    def taken(self, prices: Floats, parts: Floats) -> Floats:
-        """[kind]: devices that jobs would take at these prices."""
-        costs = self.needs @ prices
-        surplus = self._dearest(costs, parts).min(axis=1)[:, None] * self.rates
-        surplus -= costs
-        best = surplus.argmax(axis=1)
-        wanted = surplus[np.arange(len(best)), best] > 0.0
-        return np.asarray(np.bincount(best[wanted], minlength=len(costs)) @ self.needs)
+    def values(self, prices: Floats, parts: Floats) -> Floats:
+        """[job, option]: λ · g."""
+        return np.asarray(self.worths(prices, parts)[:, None] * self.rates)
 
     def _dearest(self, costs: Floats, parts: Floats) -> Floats:
         """[job, option]: (w + ρ · cost) / g."""
@@ -82,27 +79,46 @@ def ends(bills: Floats, weights: Floats) -> Floats:
     return longer / weights.sum()
 
 
-def clear(market: Market, parts: Floats, near: Floats | None = None) -> Floats:
-    """The lowest prices at which no kind is wanted by more jobs than it can serve, to about one per cent.
+def taken(values: Floats, needs: Floats, prices: Floats) -> Floats:
+    """[kind]: devices that are wanted at these prices."""
+    costs = needs @ prices
+    surplus = values - costs
+    best = surplus.argmax(axis=1)
+    wanted = surplus[np.arange(len(best)), best] > 0.0
+    return np.asarray(np.bincount(best[wanted], minlength=len(costs)) @ needs)
 
-    Bisection in the logarithm, of all kinds at once: what one kind costs moves demand to the others, so the search
-    begins again, ever closer, around what it has found. `near` are prices that may be not far off.
+
+def clear(values: Callable[[Floats], Floats], needs: Floats, supply: Floats, near: Floats, *, wide: bool) -> Floats:
+    """The lowest prices at which no kind is wanted by more than it can serve; `values` gives [job, option] at prices.
+
+    Bisection in the logarithm. With `wide` it begins far below `near`, with all kinds at once. What one kind costs
+    moves demand to the others, so the kinds are then gone through one after another, ever closer.
     """
-    most = 2.0 * market.weights.sum()
-    least = most * 2.0**-_OCTAVES
-    if near is None:
-        found = _bisect(market, parts, np.full(len(market.supply), least), np.full(len(market.supply), most), _COARSE)
-    else:
-        found = np.maximum(near, least)
+    found, everything = near, np.ones(len(supply), np.bool_)
+    if wide:
+        found = _bisect(values, needs, supply, (near * 2.0**-_OCTAVES, near), everything, _COARSE)
+    size = len(needs) * len(values(found))
     for factor in _CLOSER:
-        found = _bisect(market, parts, found / factor, found * factor, _FINE)
-    return np.where(found > 2.0 * least, found, 0.0)
+        for kind in range(len(supply)):
+            chosen = np.arange(len(supply)) == kind
+            factors = np.where(chosen, factor, 1.0)
+            brackets = (found / factors, found * factors)
+            found = _bisect(values, needs, supply, brackets, chosen, _MANY if size < _LARGE else _FEW)
+    return found
 
 
-def _bisect(market: Market, parts: Floats, low: Floats, high: Floats, steps: int) -> Floats:
-    """The upper ends of the brackets that are left."""
+def _bisect(
+    values: Callable[[Floats], Floats],
+    needs: Floats,
+    supply: Floats,
+    bracket: tuple[Floats, Floats],
+    chosen: NDArray[np.bool_],
+    steps: int,
+) -> Floats:
+    """The upper ends of the brackets that are left for the chosen kinds."""
+    low, high = bracket
     for _ in range(steps):
         middle = np.sqrt(low * high)
-        is_short = market.taken(middle, parts) > market.supply
+        is_short = (taken(values(middle), needs, middle) > supply) & chosen
         low, high = np.where(is_short, middle, low), np.where(is_short, high, middle)
     return high
