@@ -10,14 +10,14 @@ import numpy as np
 
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError
-from carpool.core.model import Job
+from carpool.core.model import Job, JobId
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.goodput import KnowsGoodput
 from carpool.policies.knapsack import NONE, Choice, deal
 from carpool.policies.moves import moves_s
 from carpool.policies.options import Known, Menu, draw_up
 from carpool.policies.parties import Party, join
-from carpool.policies.prices import Floats, Market, clear, ends
+from carpool.policies.prices import Floats, Market, ends
 from carpool.policies.registry import register
 from carpool.policies.seating import seat_all
 
@@ -139,11 +139,10 @@ class Carpool(Policy):
     def _clear(self, market: Market) -> tuple[Floats, Floats]:
         """Prices, and the part of them that is left when each job ends."""
         parts = np.full(len(market.work), 0.5)
-        highest = np.full(len(market.supply), 2.0 * market.weights.sum())
-        prices = clear(lambda p: market.values(p, parts), market.needs, market.supply, highest, wide=True)
+        prices = market.clear(parts)
         for _ in range(_ROUNDS):
             parts = ends(market.bills(prices), market.weights)
-            prices = clear(lambda p: market.values(p, parts), market.needs, market.supply, prices, wide=False)
+            prices = market.clear(parts, near=prices)
         return prices, parts
 
     def _values(self, view: Snapshot, menu: Menu, market: Market, worths: Floats) -> tuple[Floats, Floats]:
@@ -159,7 +158,7 @@ class Carpool(Policy):
         return values, stays
 
 
-def _note_widths(draft: Draft, menu: Menu, tried: dict[str, int]) -> None:
+def _note_widths(draft: Draft, menu: Menu, tried: dict[JobId, int]) -> None:
     """Remember the most devices each job has had."""
     for job in menu.jobs:
         held = draft.holding(job)

@@ -18,7 +18,8 @@ Choice = NDArray[np.intp]  # [job]: its option, or NONE
 
 NONE = -1
 _STEPS = 1_500_000  # elementary steps of the exact part
-_PASSES = 3  # of filling up
+_PASSES = 6  # of filling up
+_TINY = 1e-12  # a price above none
 
 
 def deal(values: Floats, needs: Floats, supply: Floats, prices: Floats) -> Choice:
@@ -98,33 +99,31 @@ def _fit(choice: Choice, gaps: Floats, needs: Floats, supply: Floats) -> Floats:
 
 
 def _fill(choice: Choice, left: Floats, values: Floats, needs: Floats, prices: Floats) -> None:
-    """Give what is left to whom it is worth most for its price."""
+    """Give what is left to whom it is worth most for its price, one step for each job in every pass."""
     jobs = np.arange(len(choice))
-    costs = needs @ np.maximum(prices, prices.max(initial=0.0) * 1e-3 + 1e-12)
+    costs = needs @ np.maximum(prices, prices.max(initial=0.0) * 1e-3 + _TINY)
     for _ in range(_PASSES):
-        has = choice != NONE
-        held_value = np.where(has, values[jobs, choice], 0.0)
-        held_need = np.where(has[:, None], needs[choice], 0.0)
-        more = needs[None, :, :] - held_need[:, None, :]
-        gain = values - held_value[:, None]
-        able = (gain > 0.0) & (more <= left).all(axis=2)
-        if not able.any():
+        if not left.any():
             return
-        rows, options = np.nonzero(able)
-        extra = np.maximum(costs[options] - np.where(has, costs[choice], 0.0)[rows], 1e-12)
+        has = choice != NONE
+        gains = values - np.where(has, values[jobs, choice], 0.0)[:, None]
+        more = np.where(has[:, None], needs[choice], 0.0)
+        able = gains > 0.0
+        for kind, there in enumerate(left):
+            able &= needs[:, kind] - more[:, kind, None] <= there
+        extra = np.maximum(costs - np.where(has, costs[choice], 0.0)[:, None], _TINY)
+        densities = np.where(able, gains / extra, 0.0)
+        best = densities.argmax(axis=1)
+        density = densities[jobs, best]
+        steps = (needs[best] - more).tolist()
+        room = left.tolist()
         changed = False
-        touched: set[int] = set()
-        for place in np.argsort(-gain[rows, options] / extra, kind="stable"):
-            job, option = int(rows[place]), int(options[place])
-            step = more[job, option]
-            if job in touched or (step > left).any():
-                continue
-            touched.add(job)
-            left -= step
-            choice[job] = option
-            changed = True
-            if not left.any():
-                return
+        for job in np.argsort(-density, kind="stable")[: np.count_nonzero(density)].tolist():
+            if all(step <= there for step, there in zip(steps[job], room, strict=True)):
+                room = [there - step for step, there in zip(steps[job], room, strict=True)]
+                choice[job] = best[job]
+                changed = True
+        left[:] = room
         if not changed:
             return
 

@@ -26,7 +26,7 @@ class Offer(NamedTuple):
     """Devices of each kind, in the order of the cluster's kinds, zeros left out."""
 
     groups: tuple[tuple[Kind, int], ...]
-    count: int  # devices in all
+    width: int  # devices in all
 
     @classmethod
     def of(cls, *groups: tuple[Kind, int]) -> Offer:
@@ -122,7 +122,7 @@ def shape_of(cluster: Cluster, allocation: Allocation) -> Offer:
 def ask_apart(view: Snapshot, job: Job, offer: Offer) -> Answer:
     """What is believed of devices that have to be on more nodes than they need."""
     if isinstance(view.estimates, KnowsGoodput):
-        ((rate, batch),) = view.estimates.goodputs(job.spec, [offer.count], [offer.count > 1])
+        ((rate, batch),) = view.estimates.goodputs(job.spec, [offer.width], [offer.width > 1])
         return Answer(rate, batch, is_sure=False)
     tight = _tight(view.cluster, offer).groups
     (kind, count), *others = tight
@@ -162,11 +162,11 @@ def _ask_for(view: Snapshot, menu: Menu, row: int, most: int, *, tunes: bool) ->
     able = [
         place
         for place, offer in enumerate(menu.offers)
-        if spec.narrowest <= offer.count <= spec.widest and all(kind in allowed for kind, _ in offer.groups)
+        if spec.narrowest <= offer.width <= spec.widest and all(kind in allowed for kind, _ in offer.groups)
     ]
     answers = _ask(view, spec, [menu.offers[place] for place in able], tunes=tunes)
     for place, answer in zip(able, answers, strict=True):
-        if answer.is_sure or menu.offers[place].count <= most or place == menu.held[row]:
+        if answer.is_sure or menu.offers[place].width <= most or place == menu.held[row]:
             menu.rates[row, place], menu.batches[row, place] = answer.rate, answer.batch_size
         menu.is_sure[row] &= answer.is_sure
 
@@ -177,8 +177,8 @@ def _ask(view: Snapshot, spec: JobSpec, offers: Sequence[Offer], *, tunes: bool)
     if tunes:
         assert isinstance(estimates, KnowsGoodput)
         alike = [offer for offer in offers if len(offer.groups) == 1]
-        several = [offer.count > cluster.node_size[offer.groups[0][0]] for offer in alike]
-        found = estimates.goodputs(spec, [offer.count for offer in alike], several)
+        several = [offer.width > cluster.node_size[offer.groups[0][0]] for offer in alike]
+        found = estimates.goodputs(spec, [offer.width for offer in alike], several)
         known = {offer: Answer(rate, batch, is_sure=False) for offer, (rate, batch) in zip(alike, found, strict=True)}
         return [known.get(offer, Answer(0.0)) for offer in offers]
     answers: list[Answer] = []

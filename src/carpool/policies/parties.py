@@ -17,8 +17,8 @@ import numpy as np
 from carpool.core.model import Job, JobId, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
-from carpool.policies.knapsack import NONE
-from carpool.policies.options import Floats, Known, Menu
+from carpool.policies.knapsack import NONE, Floats
+from carpool.policies.options import Known, Menu
 from carpool.policies.speeds import placed_on
 
 _LITTLE = 1e-6  # a gain that is no rounding
@@ -137,7 +137,7 @@ class _Table:
             found = self._columns[width] = [
                 (offer.groups[0][0], column)
                 for column, offer in enumerate(self._menu.offers)
-                if len(offer.groups) == 1 and offer.count == width
+                if len(offer.groups) == 1 and offer.width == width
             ]
         return found
 

@@ -17,7 +17,6 @@ when j ends. For a batch with rates k^p, and for gangs of one width, that is exa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,8 +25,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _OCTAVES = 24  # between the least and the highest price that could clear a market
-_COARSE, _MANY, _FEW = 8, 8, 4  # bisections: over all octaves, and then of each kind in small and in large markets
-_CLOSER = (3.0, 2.0, 1.2)  # how far off the prices found so far may be
+_COARSE, _MANY, _FEW = 8, 8, 4  # bisections: over all octaves, then for each kind of a small and of a large market
+_CLOSER, _ROUGHLY = (3.0, 2.0, 1.2), (1.6,)  # how far off the prices found so far may be, in small and in large ones
 _LARGE = 50_000  # jobs × options
 _NEVER = 1e-30  # a rate so low that it is none
 
@@ -49,26 +48,54 @@ class Market:
 
     def worths(self, prices: Floats, parts: Floats) -> Floats:
         """λ: what a unit of each job's work is worth, if its devices are worth `parts` of the prices when it ends."""
-        return np.asarray(self._dearest(self.needs @ prices, parts).min(axis=1))
+        paid = parts[:, None] * (self.needs @ prices)
+        paid += self.weights[:, None]
+        paid *= self.per_unit
+        return np.asarray(paid.min(axis=1))
 
     def seconds(self) -> Floats:
         """[job, option]: time to the end."""
-        return self.work[:, None] * self.per_unit
+        return np.asarray(self.work[:, None] * self.per_unit)
 
     def bills(self, prices: Floats) -> Floats:
         """What a job's completion costs all together per its own weight, in seconds: its place in the order of ends."""
         return np.asarray(self.work * self.worths(prices, np.ones(len(self.work))) / self.weights)
 
-    def values(self, prices: Floats, parts: Floats) -> Floats:
-        """[job, option]: λ · g."""
-        return np.asarray(self.worths(prices, parts)[:, None] * self.rates)
+    def taken(self, prices: Floats, parts: Floats) -> Floats:
+        """[kind]: devices that are wanted at these prices."""
+        costs = self.needs @ prices
+        surplus = self.worths(prices, parts)[:, None] * self.rates
+        surplus -= costs
+        best = surplus.argmax(axis=1)
+        wanted = surplus[np.arange(len(best)), best] > 0.0
+        counts = np.bincount(best[wanted], minlength=len(costs)).astype(np.float64)
+        return np.asarray(counts @ self.needs)
 
-    def _dearest(self, costs: Floats, parts: Floats) -> Floats:
-        """[job, option]: (w + ρ · cost) / g."""
-        paid = parts[:, None] * costs
-        paid += self.weights[:, None]
-        paid *= self.per_unit
-        return np.asarray(paid)
+    def clear(self, parts: Floats, near: Floats | None = None) -> Floats:
+        """The lowest prices at which no kind is wanted by more jobs than it can serve.
+
+        Bisection in the logarithm, over everything unless the prices are `near` some others, with all kinds at once.
+        What one kind costs moves demand to the others, so the kinds are then gone through one after another.
+        """
+        found = near
+        if found is None:
+            most = np.full(len(self.supply), 2.0 * self.weights.sum())
+            found = self._bisect(parts, most * 2.0**-_OCTAVES, most, _COARSE)
+        is_large = self.rates.size > _LARGE
+        for factor in _ROUGHLY if is_large else _CLOSER:
+            for kind in range(len(self.supply)):
+                around = np.where(np.arange(len(self.supply)) == kind, factor, 1.0)
+                found = self._bisect(parts, found / around, found * around, _FEW if is_large else _MANY)
+        return found
+
+    def _bisect(self, parts: Floats, low: Floats, high: Floats, steps: int) -> Floats:
+        """The upper ends of the brackets that are left."""
+        is_open = low < high
+        for _ in range(steps):
+            middle = np.sqrt(low * high)
+            is_short = (self.taken(middle, parts) > self.supply) & is_open
+            low, high = np.where(is_short, middle, low), np.where(is_short, high, middle)
+        return high
 
 
 def ends(bills: Floats, weights: Floats) -> Floats:
@@ -76,49 +103,4 @@ def ends(bills: Floats, weights: Floats) -> Floats:
     order = np.argsort(-bills, kind="stable")
     longer = np.empty(len(bills))
     longer[order] = np.cumsum(weights[order]) - weights[order]
-    return longer / weights.sum()
-
-
-def taken(values: Floats, needs: Floats, prices: Floats) -> Floats:
-    """[kind]: devices that are wanted at these prices."""
-    costs = needs @ prices
-    surplus = values - costs
-    best = surplus.argmax(axis=1)
-    wanted = surplus[np.arange(len(best)), best] > 0.0
-    return np.asarray(np.bincount(best[wanted], minlength=len(costs)) @ needs)
-
-
-def clear(values: Callable[[Floats], Floats], needs: Floats, supply: Floats, near: Floats, *, wide: bool) -> Floats:
-    """The lowest prices at which no kind is wanted by more than it can serve; `values` gives [job, option] at prices.
-
-    Bisection in the logarithm. With `wide` it begins far below `near`, with all kinds at once. What one kind costs
-    moves demand to the others, so the kinds are then gone through one after another, ever closer.
-    """
-    found, everything = near, np.ones(len(supply), np.bool_)
-    if wide:
-        found = _bisect(values, needs, supply, (near * 2.0**-_OCTAVES, near), everything, _COARSE)
-    size = len(needs) * len(values(found))
-    for factor in _CLOSER:
-        for kind in range(len(supply)):
-            chosen = np.arange(len(supply)) == kind
-            factors = np.where(chosen, factor, 1.0)
-            brackets = (found / factors, found * factors)
-            found = _bisect(values, needs, supply, brackets, chosen, _MANY if size < _LARGE else _FEW)
-    return found
-
-
-def _bisect(
-    values: Callable[[Floats], Floats],
-    needs: Floats,
-    supply: Floats,
-    bracket: tuple[Floats, Floats],
-    chosen: NDArray[np.bool_],
-    steps: int,
-) -> Floats:
-    """The upper ends of the brackets that are left for the chosen kinds."""
-    low, high = bracket
-    for _ in range(steps):
-        middle = np.sqrt(low * high)
-        is_short = (taken(values(middle), needs, middle) > supply) & chosen
-        low, high = np.where(is_short, middle, low), np.where(is_short, high, middle)
-    return high
+    return np.asarray(longer / weights.sum())

@@ -16,7 +16,7 @@ from carpool.policies.parties import Party
 
 def seat_all(draft: Draft, menu: Menu, parties: Sequence[Party], choice: Choice) -> None:
     """Let every party have the offer chosen for it, or the best that can be had instead."""
-    movers: list[int] = []
+    movers: list[tuple[int, int]] = []
     for place, party in enumerate(parties):
         if choice[place] == party.stays_at:
             if choice[place] != NONE:
@@ -25,10 +25,10 @@ def seat_all(draft: Draft, menu: Menu, parties: Sequence[Party], choice: Choice)
         for row in party.rows:
             draft.release(menu.jobs[row])
         if choice[place] != NONE:
-            movers.append(place)
-    movers.sort(key=lambda place: (-menu.offers[choice[place]].count, -parties[place].values[choice[place]], place))
-    for place in movers:
-        _settle(draft, menu, parties[place], int(choice[place]))
+            movers.append((place, int(choice[place])))
+    movers.sort(key=lambda mover: (-menu.offers[mover[1]].width, -parties[mover[0]].values[mover[1]], mover[0]))
+    for place, option in movers:
+        _settle(draft, menu, parties[place], option)
 
 
 def _settle(draft: Draft, menu: Menu, party: Party, wanted: int) -> None:
@@ -36,10 +36,11 @@ def _settle(draft: Draft, menu: Menu, party: Party, wanted: int) -> None:
     if _seat(draft, menu, party, wanted, apart=False):
         return
     free, offers, values = draft.occupancy.free_devices, menu.offers, party.values
-    fits = [o for o in np.flatnonzero(values > 0.0) if all(free.get(kind, 0) >= n for kind, n in offers[o].groups)]
+    able: list[int] = np.flatnonzero(values > 0.0).tolist()
+    fits = [option for option in able if all(free.get(kind, 0) >= count for kind, count in offers[option].groups)]
     for option in sorted(fits, key=lambda option: -values[option]):
         slower = _rate_apart(draft, menu, party, option)
-        smaller = max([values[other] for other in fits if offers[other].count < offers[option].count], default=0.0)
+        smaller = max([values[other] for other in fits if offers[other].width < offers[option].width], default=0.0)
         apart = values[option] * slower >= smaller
         if _seat(draft, menu, party, option, apart=apart) or (apart and _seat(draft, menu, party, option, apart=False)):
             return
@@ -48,7 +49,7 @@ def _settle(draft: Draft, menu: Menu, party: Party, wanted: int) -> None:
 def _rate_apart(draft: Draft, menu: Menu, party: Party, option: int) -> float:
     """Which part of its rate a party keeps when it has to be on more nodes than it needs."""
     row = party.rows[0]
-    return ask_apart(draft.view, menu.jobs[row], menu.offers[option]).rate / menu.rates[row, option]
+    return float(ask_apart(draft.view, menu.jobs[row], menu.offers[option]).rate / menu.rates[row, option])
 
 
 def _seat(draft: Draft, menu: Menu, party: Party, option: int, *, apart: bool) -> bool:
