@@ -73,6 +73,15 @@ class Policy(ABC):
     def plan(self, view: Snapshot) -> Plan:
         """Decide what changes now."""
 
+    def why(self, view: Snapshot, job: Job) -> str:
+        """Why a job stands as it does now, in one sentence for people."""
+        if job.desired is not None:
+            return f"holds {job.desired.num_devices} device{'s' if job.desired.num_devices != 1 else ''}"
+        if job.id not in view.waiting:
+            return f"is {job.phase}"
+        ahead = list(view.waiting).index(job.id)
+        return f"waits with {ahead} job{'s' if ahead != 1 else ''} before it in the queue, and {len(view.roster)} run"
+
     def waiting_key(self, job: Job, estimates: Estimator) -> Any:
         """Where a waiting job stands in the queue; ties go by order of submission."""
         return 0

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from carpool.core.estimates import Estimator
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Cluster, Placement
@@ -50,16 +51,20 @@ class Known:
     """What the estimator has said, so that a plan asks only for what is new."""
 
     def __init__(self) -> None:
-        self.version = -1
+        self._asked: tuple[Estimator, int, Cluster] | None = None
         self.offers: list[Offer] = []
         self.rows: dict[JobId, Floats] = {}  # rates, by offer, of jobs that are sure of them
         self.ratios: dict[object, float] = {}  # see `parties`
 
-    def forget(self, version: int) -> None:
-        """Begin anew: the estimator has learned."""
-        self.version = version
-        self.rows.clear()
-        self.ratios.clear()
+    def keep_for(self, estimates: Estimator, cluster: Cluster, num_jobs: int) -> None:
+        """Begin anew if it is another estimator, or it has learned, or the cluster has grown, or too much is kept."""
+        asked = (estimates, estimates.version, cluster)
+        before = self._asked
+        same = before is not None and all(new is old or new == old for new, old in zip(asked, before, strict=True))
+        if not same or len(self.rows) > 2 * num_jobs + 100:
+            self._asked = asked
+            self.rows.clear()
+            self.ratios.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +87,16 @@ class Menu:
         return len(self.cluster.groups_of(allocation)) <= len(_tight(self.cluster, shape).groups)
 
 
-def draw_up(view: Snapshot, jobs: Sequence[Job], tried: dict[JobId, int], growth: int, known: Known) -> Menu:
+def draw_up(
+    view: Snapshot, jobs: Sequence[Job], tried: dict[JobId, int], growth: int, known: Known, *, tunes: bool
+) -> Menu:
     """The menu of all jobs. While rates are only believed, a job gets at most `growth` times what it has tried."""
     shapes = [None if job.desired is None else shape_of(view.cluster, job.desired) for job in jobs]
     menu = _blank(view, jobs, shapes)
     if menu.offers != known.offers:
         known.offers = list(menu.offers)
         known.rows.clear()
-    tunes = isinstance(view.estimates, KnowsGoodput)
+    tunes = tunes and isinstance(view.estimates, KnowsGoodput)
     for row, job in enumerate(jobs):
         said = known.rows.get(job.spec.id)
         if said is not None:

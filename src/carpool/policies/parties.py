@@ -17,6 +17,7 @@ import numpy as np
 from carpool.core.model import Job, JobId, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
+from carpool.policies.goodput import KnowsGoodput
 from carpool.policies.knapsack import NONE, Floats
 from carpool.policies.options import Known, Menu
 from carpool.policies.speeds import placed_on
@@ -60,7 +61,7 @@ def join(
     dearest = (values / menu.needs.sum(axis=1)).max(axis=1)
     looked_at = sorted(able, key=lambda row: (-dearest[row], row))[:_MOST]
     table = _Table(view, menu, worths, known)
-    for size in range(2, most + 1):
+    for size in range(2, 1 if isinstance(view.estimates, KnowsGoodput) else most + 1):
         found: list[tuple[float, int, int, Party]] = []
         surplus = {row: _surplus(parties[row].values, costs) for row in looked_at}
         for a, b in table.promising(looked_at):

@@ -38,6 +38,9 @@ POLICIES: dict[str, Listing] = {
     "allox": Listing("allox", "matching of jobs to places on unlike devices by completion time (AlloX)"),
     "hare": Listing("hare", "worths and prices from a relaxation; top jobs hold devices, others fill gaps (Hare)"),
     "hare-literal": Listing("hare_literal", "the relaxation's order, each job on the first devices that are free"),
+    "elastic": Listing(
+        "elastic", "elastic: numbers and kinds of devices by weighted completion time (AFS, carried on)"
+    ),
     "optimus": Listing("optimus", "elastic: one device each, then one more where it saves most time (Optimus)"),
     "pollux": Listing("pollux", "elastic devices and batch sizes by goodput, mean of speed-ups (Pollux)"),
     "sched-homo": Listing("sched_homo", "shortest over weight first with the speeds of all kinds averaged"),
