@@ -25,7 +25,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: setup demo test check bench docs clean help
+.PHONY: setup demo test check bench bench-policies docs clean help
 
 setup: $(STAMP) ## make the virtual environment and install carpool into it
 	@echo "Ready: $(BIN)/carpool"
@@ -63,6 +63,9 @@ bench: $(STAMP) ## run the benchmarks, one script per claim
 	@test -n "$(BENCH)" || echo "No benchmarks yet."
 	@set -e; for script in $(BENCH); do echo "== $$script"; $(BIN)/python "$$script"; done
 
+bench-policies: $(STAMP) ## the default policy on every ground against everybody else
+	@$(BIN)/python benchmarks/policies.py
+
 docs: $(STAMP) ## check that the links between the pages lead somewhere
 	@$(BIN)/python tools/check_docs.py
 
@@ -72,4 +75,4 @@ clean: ## remove caches and what was built, but not the environment
 	@echo "Clean. To start afresh remove $(VENV) too."
 
 help: ## say what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

@@ -25,6 +25,7 @@ VERBS = {  # verb -> its help in a word or two; the module of that name holds th
     "policies": "list the policies and their parameters",
     "explain": "tell a job's story from a journal",
     "doctor": "try what this machine can do for trainings",
+    "why": "why a job waits, or holds what it holds",
     "demo": "four real trainings, one after another and shared: the gain, and a timeline to look at",
 }
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from carpool.cli.runs import Given
     from carpool.runtime.devices import LocalDevice
 
-PREFERRED = ("afs", "fifo:bypass=true")  # the default policy: the first of these that there is
+PREFERRED = ("carpool", "afs", "fifo:bypass=true")  # the default policy: the first of these that there is
 
 _EPILOG = """\b
 Examples:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
-from typing import Any, ClassVar, NamedTuple, cast
+from math import isfinite
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
-from carpool.core.model import Job, JobId
+from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.knapsack import NONE, Choice, deal
+from carpool.policies.memory import Memory
 from carpool.policies.moves import moves_s
 from carpool.policies.options import Known, Menu, draw_up
 from carpool.policies.parties import Party, join
@@ -27,10 +28,7 @@ _ROUNDS = 2  # of prices and the order of ends, which depend on each other
 _LEAST = 0.01  # of a job's value is left however dear a move
 _TINY = 1e-9  # work that is as good as none
 _YOUNG_S = 300.0  # what a job of which nothing is known is taken to need at least
-_SOONEST_S = 1.0  # after which it looks again
 _TOLD = 2  # jobs that a plan's reason speaks of by name
-
-_Tried = dict[JobId, int]  # most devices that a job has had
 
 
 class Quote(NamedTuple):
@@ -68,7 +66,7 @@ class Carpool(Policy):
     move_s: float = 0.1  # where the estimator does not say
     horizon_s: float = 1000.0
     patience_s: float = 86400.0  # a job that has waited so long counts twice, after twice that three times …
-    interval_s: float = 60.0  # looks again after so long, at the latest, while rates are only believed
+    interval_s: float = 60.0  # looks again after so long, or up to four times as often, while rates are only believed
     _memo: Known = field(default_factory=Known, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -83,47 +81,48 @@ class Carpool(Policy):
             raise InputError(f"growth is {self.growth}", way_out="Give 2 or more, or jobs never get more devices.")
         if self.together < 1 or self.trust < 1.0 or self.patience_s <= 0.0:
             raise InputError(
-                f"together {self.together} and trust {self.trust} must be at least 1, patience_s {self.patience_s} above 0",
+                f"together {self.together}, trust {self.trust} or patience_s {self.patience_s} is too small",
                 way_out="Such as carpool:together=2:trust=1.1:patience_s=86400.",
             )
 
     def plan(self, view: Snapshot) -> Plan:
         """Find prices, deal devices out, move whom that moves."""
-        tried = self._tried(view)
-        quote = self._quote(view, tried)
+        memory = Memory.of(view)
+        quote = self._quote(view, memory)
         if quote is None:
             return Plan.NOTHING
         menu = quote.menu
         parties, choice = self._deal(view, quote)
         draft = Draft(view)
         seat_all(draft, menu, parties, choice)
-        if menu.is_sure.all():
+        if menu.is_sure.all() and self.lengths == "known":
             plan = draft.finish(self._reason(draft, quote))
             return plan if plan.changes else Plan.NOTHING
         for job in menu.jobs:
             held = draft.holding(job)
             if held is not None:
-                tried[job.id] = max(tried.get(job.id, 0), held.num_devices)
-        return draft.finish(self._reason(draft, quote), wake_at=self._wake_at(view, quote), note=tried)
+                memory.tried[job.id] = max(memory.tried.get(job.id, 0), held.num_devices)
+        note = memory.note(view, lengths=self.lengths == "unknown")
+        return draft.finish(self._reason(draft, quote), wake_at=self._wake_at(view, quote), note=note)
 
     def why(self, view: Snapshot, job: Job) -> str:
         """What the job holds or would pay, at the prices of now."""
-        quote = self._quote(view, self._tried(view))
+        quote = self._quote(view, Memory.of(view))
         if quote is None or job.phase.is_over or all(job.id != other.id for other in quote.menu.jobs):
             return Policy.why(self, view, job)
         return about(quote.menu, quote.market, quote.worths, quote.prices, job)
 
     # --------------------------------------------------------------------------------------------------------- prices
-    def _quote(self, view: Snapshot, tried: _Tried) -> Quote | None:
+    def _quote(self, view: Snapshot, memory: Memory) -> Quote | None:
         """The menu and its prices; None when there is nothing to deal out."""
         jobs = sorted(view.active(), key=lambda job: job.seq)
         if not jobs:
             return None
         self._memo.keep_for(view.estimates, view.cluster, len(jobs))
-        menu = draw_up(view, jobs, tried, self.growth, self._memo, tunes=self.tunes)
+        menu = draw_up(view, jobs, memory.tried, self.growth, self._memo, tunes=self.tunes)
         if not menu.offers:
             return None
-        work = np.array([self._left(view, menu, row) for row in range(len(jobs))])
+        work = np.array([self._left(view, menu, row, memory) for row in range(len(jobs))])
         weights = np.array([self._weight(view, job) for job in jobs])
         market = Market(menu.rates, menu.needs, menu.supply, weights, work)
         if self.objective == "makespan":
@@ -142,16 +141,16 @@ class Carpool(Policy):
         waited = age - view.attained_s(job) / job.spec.narrowest
         return job.spec.weight * max(1.0, 1.0 + waited / self.patience_s)
 
-    def _left(self, view: Snapshot, menu: Menu, row: int) -> float:
-        """Units of work still to do: as known, else as much as is done.
+    def _left(self, view: Snapshot, menu: Menu, row: int, memory: Memory) -> float:
+        """Units of work still to do: as known, else as its like had, else as much as is done.
 
         Before a job has run nobody knows how fast it is: it is taken to be young.
         """
         job, young = menu.jobs[row], max(_YOUNG_S * menu.rates[row].max(), _TINY)
         if not menu.is_sure[row] and not view.attained_s(job):
             return float(young)
-        left = view.estimates.remaining(job, view.at).mean if self.lengths == "known" else inf
-        return max(left, _TINY) if isfinite(left) else float(max(job.done_at(view.at), young))
+        left = view.estimates.remaining(job, view.at).mean if self.lengths == "known" else memory.left(job, view.at)
+        return max(left, _TINY) if left is not None and isfinite(left) else float(max(job.done_at(view.at), young))
 
     # ----------------------------------------------------------------------------------------------------------- deal
     def _deal(self, view: Snapshot, quote: Quote) -> tuple[Sequence[Party], Choice]:
@@ -163,7 +162,9 @@ class Carpool(Policy):
         values, stays = self._values(view, quote)
         deals: list[tuple[float, Sequence[Party], Choice]] = []
         for level in (prices, _WITH_PARTIES * prices):
-            parties = join(view, menu, quote.worths, values, stays, level, most=self.together, known=self._memo)
+            parties: Sequence[Party] = join(
+                view, menu, quote.worths, values, stays, level, most=self.together, known=self._memo
+            )
             offered = np.array([party.values for party in parties])
             choice = deal(offered, menu.needs, menu.supply, level)
             runs = np.flatnonzero(choice != NONE)
@@ -187,15 +188,10 @@ class Carpool(Policy):
         return values, stays
 
     # -------------------------------------------------------------------------------------------------------- telling
-    def _tried(self, view: Snapshot) -> _Tried:
-        """What the last plan noted of the jobs there are now."""
-        noted = cast(dict[JobId, Any], view.note or {})
-        return {job: int(noted[job]) for job in noted if job in view.jobs}
-
     def _wake_at(self, view: Snapshot, quote: Quote) -> float:
         """Look again after a fifth of the shortest time left: beliefs may have changed by then."""
         shortest = float(quote.market.seconds().min(axis=1).min())
-        return view.at + min(self.interval_s, max(_SOONEST_S, shortest / 5.0))
+        return view.at + min(self.interval_s, max(self.interval_s / 4.0, shortest / 5.0))
 
     def _reason(self, draft: Draft, quote: Quote) -> str:
         """The prices, and of a few jobs that change why."""

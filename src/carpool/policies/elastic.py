@@ -1,4 +1,4 @@
-"""Elastic jobs on unlike devices: numbers and kinds of devices by weighted completion time, batch and neighbours as asked."""
+"""Elastic jobs on unlike devices: how many of which kind, by weighted completion time; all else as asked."""
 
 from __future__ import annotations
 

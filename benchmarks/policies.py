@@ -1,0 +1,92 @@
+"""The default policy on every ground against everybody else: one table.
+
+    python benchmarks/policies.py [--only gavel] [--quick] [--data DIR]
+
+A ground is a file in benchmarks/grounds with a `GROUND`; new ones are found by being there. Rows are printed as they
+come; the last table says, for every setting, the best policy and how far the default is from it. Exits with 1 when a
+limit is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from grounds.ground import Ground, Row
+from measured import ROOT, save
+
+DEFAULT = "carpool"
+FRAME = {"__init__", "ground"}
+
+
+def grounds() -> list[Ground]:
+    """All that lie in the folder, by name."""
+    names = sorted(path.stem for path in (Path(__file__).parent / "grounds").glob("*.py") if path.stem not in FRAME)
+    return [importlib.import_module(f"grounds.{name}").GROUND for name in names]
+
+
+def missed(ground: Ground, rows: list[Row]) -> list[str]:
+    """Limits that were not reached, in words."""
+    figures = {(row.setting, row.policy): row.figure for row in rows}
+    told = []
+    for setting, policy, most, of in ground.limits:
+        reached, basis = figures.get((setting, policy)), figures.get((setting, of)) if of else 1.0
+        if reached is not None and basis is not None and reached > most * basis:
+            told.append(
+                f"{setting}: {policy} {reached:.1f}, limit {most * basis:.1f}" + (f" ({most:g} of {of})" if of else "")
+            )
+    return told
+
+
+def summary(rows: list[Row]) -> list[dict[str, Any]]:
+    """For every setting the best policy and the default's distance from the best other one."""
+    found = []
+    for setting in dict.fromkeys(row.setting for row in rows):
+        here = [row for row in rows if row.setting == setting and row.policy != "heSRPT"]
+        ours = [row.figure for row in here if row.policy == DEFAULT or row.policy.startswith(f"{DEFAULT}:objective")]
+        others = [row for row in here if row.policy.partition(":")[0] != DEFAULT]
+        if ours and others:
+            best = min(others, key=lambda row: row.figure)
+            distance = ours[0] / best.figure - 1.0
+            found.append(
+                {"setting": setting, "default": ours[0], "best_other": best.policy, "distance": round(distance, 4)}
+            )
+    return found
+
+
+def main() -> int:
+    """Run all grounds and print what comes out."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the traces")
+    parser.add_argument("--only", default="", help="name of one ground")
+    parser.add_argument("--quick", action="store_true", help="fewer seeds and jobs")
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    failed: list[str] = []
+    for ground in grounds():
+        if options.only and ground.name != options.only:
+            continue
+        if ground.needs and not (options.data / ground.needs).is_dir():
+            print(f"{ground.name}: left out, there is no {options.data / ground.needs}. Name the folder with --data.")
+            continue
+        print(f"\n{ground.name}: {ground.objective}")
+        rows: list[Row] = []
+        for row in ground.run(options.data, options.quick):
+            rows.append(row)
+            print(f"  {row.setting:36} {row.policy:48} {row.figure:10.1f}  {row.cpu_s:6.1f} CPU s", flush=True)
+        for line in summary(rows):
+            print(f"  {line['setting']:36} default {line['distance']:+7.1%} from {line['best_other']}")
+        failed += [f"{ground.name}, {words}" for words in missed(ground, rows)]
+        results[ground.name] = {"rows": [row._asdict() for row in rows], "summary": summary(rows)}
+    for words in failed:
+        print(f"MISSED {words}")
+    if not options.only and not options.quick:
+        print(f"wrote {save('policies', {'grounds': results, 'missed': failed})}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

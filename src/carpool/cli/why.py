@@ -1,0 +1,107 @@
+"""``carpool why``: why a job waits, or holds what it holds, at the end of a journal or at any instant of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from carpool.core.errors import InputError, JournalError
+from carpool.core.estimates import Declared
+from carpool.core.journal import read_journal
+from carpool.core.messages import JobCancelled, JobFailed, JobFinished, JobSubmitted, Record
+from carpool.core.model import JobId
+from carpool.core.scheduler import Scheduler
+
+_ENDS = (JobFinished, JobFailed, JobCancelled)
+_EPILOG = """\b
+Examples:
+  carpool why mlp
+  carpool why mlp --run jobs --at 30
+  carpool why 17 --journal run.jsonl --at 3600
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Why a job stood as it did at an instant, and what was decided last before it."""
+
+    at: float
+    why: str
+    last_plan: str
+
+
+@click.command("why", epilog=_EPILOG)
+@click.argument("job")
+@click.option("--journal", default="", metavar="FILE", help="A journal, as written by simulate or run.")
+@click.option(
+    "--run", default="", metavar="RUN", help="A run by name or folder. [default: the newest that has the job]"
+)
+@click.option("--at", type=float, default=None, metavar="S", help="The instant. [default: the last of the job's life]")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+def command(job: str, journal: str, run: str, at: float | None, as_json: bool) -> None:
+    """Tell why JOB waits, or why it holds what it holds, as its policy sees it.
+
+    The policy is asked with what was known then; nothing is decided. With a journal of a simulation, lengths and rates
+    are taken as they were declared.
+    """
+    if journal and run:
+        raise InputError("--journal and --run are both given", way_out="Name one of them.")
+    path = Path(journal)
+    if not journal:
+        from carpool.cli.runs import run_with
+
+        path = run_with(job, run).journal
+    try:
+        answer = _asked(path, JobId(job), at, live=not journal)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", where=str(path), way_out="Name a journal file.") from None
+    except JournalError as error:
+        raise InputError(f"is not a journal that can be read: {error}", where=str(path)) from None
+    if as_json:
+        row = {"at_s": answer.at, "why": answer.why, "last_plan": answer.last_plan}
+        click.echo(json.dumps({"schema": 1, "job": job, **row}))
+        return
+    click.echo(f"at {answer.at:.3f} s: {job} {answer.why}")
+    if answer.last_plan:
+        click.echo(f"the last plan before that: {answer.last_plan}")
+
+
+def _asked(path: Path, job: JobId, at: float | None, *, live: bool) -> Answer:
+    """Fold the journal up to the instant and ask the policy."""
+    from carpool.backends.live import Live
+    from carpool.policies.registry import parse_policy
+
+    with path.open(encoding="utf-8") as lines:
+        header, records = read_journal(lines)
+        known = _until(records, job, at)
+    estimator = Live(header.cluster) if live else Declared()
+    scheduler = Scheduler(header.cluster, parse_policy(header.policy), estimator=estimator)
+    scheduler.recover(known)
+    found = scheduler.jobs.get(job)
+    if found is None:
+        way_out = (
+            "Check the id, or give a later --at." if at is not None else "Check the id; ids are those of the trace."
+        )
+        raise InputError(
+            f"job {job!r} is not in it{'' if at is None else f' at {at:g} s'}", where=str(path), way_out=way_out
+        )
+    plans = [record.planned.reason for record in known if record.planned is not None and record.planned.reason]
+    return Answer(scheduler.at, scheduler.policy.why(scheduler.snapshot(), found), plans[-1] if plans else "")
+
+
+def _until(records: Iterable[Record], job: JobId, at: float | None) -> list[Record]:
+    """Records up to an instant, or up to the end of the job's life."""
+    found: list[Record] = []
+    submitted = False
+    for record in records:
+        if at is not None and record.at > at:
+            break
+        if submitted and any(isinstance(fact, _ENDS) and fact.job == job for fact in record.facts):
+            break
+        submitted = submitted or any(isinstance(fact, JobSubmitted) and fact.spec.id == job for fact in record.facts)
+        found.append(record)
+    return found

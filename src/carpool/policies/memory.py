@@ -1,0 +1,54 @@
+"""What a policy remembers from plan to plan: widths tried, and how long ended jobs of each model were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from carpool.core.model import Job, JobId
+from carpool.core.policy import Snapshot
+
+_NEWEST = 0.3  # weight of the last ended job of a model, once there are some
+_NEARLY = 0.1  # of a length is left at least, until it is clear that the job is longer than its like
+
+
+@dataclass(slots=True)
+class Memory:
+    """Comes out of a plan's note and goes back into the next one."""
+
+    tried: dict[JobId, int] = field(default_factory=dict)  # most devices that a job has had
+    done: dict[JobId, tuple[str, float]] = field(default_factory=dict)  # model and work done when it was last seen
+    lengths: dict[str, tuple[int, float]] = field(default_factory=dict)  # by model: ended jobs, and their mean work
+
+    @classmethod
+    def of(cls, view: Snapshot) -> Memory:
+        """What the last plan noted; of jobs that are gone, how long they were."""
+        note = cast(Mapping[str, Any], view.note or {})
+        memory = cls(
+            {JobId(job): int(count) for job, count in note.get("tried", {}).items() if job in view.jobs},
+            {},
+            {model: (int(count), float(mean)) for model, (count, mean) in note.get("lengths", {}).items()},
+        )
+        for job, (model, done) in note.get("done", {}).items():
+            if job not in view.jobs and done > 0.0:
+                memory._end(str(model), float(done))
+        return memory
+
+    def note(self, view: Snapshot, *, lengths: bool) -> dict[str, object]:
+        """For the next plan; without lengths where those are declared anyway."""
+        told: dict[str, object] = {"tried": self.tried}
+        if lengths:
+            told["done"] = {job.id: [job.spec.model, job.done_at(view.at)] for job in view.active()}
+            told["lengths"] = {model: list(known) for model, known in self.lengths.items()}
+        return told
+
+    def left(self, job: Job, at: float) -> float | None:
+        """Work left if the job is as long as its like were; None where nothing tells."""
+        _, mean = self.lengths.get(job.spec.model, (0, 0.0))
+        done = job.done_at(at)
+        return max(mean - done, _NEARLY * mean) if done < (1.0 + _NEARLY) * mean else None
+
+    def _end(self, model: str, done: float) -> None:
+        count, mean = self.lengths.get(model, (0, 0.0))
+        self.lengths[model] = (count + 1, mean + max(_NEWEST, 1.0 / (count + 1)) * (done - mean))
