@@ -45,7 +45,10 @@ def run(data: Path, quick: bool) -> Iterator[Row]:
         yield Row(setting, "heSRPT", best, 0.0)
         for policy in ("carpool", "elastic", "afs"):
             yield _mean(
-                setting, policy, [[Arrival(0.0, _job(i, size)) for i, size in enumerate(b)] for b in batches], exponent
+                setting,
+                policy,
+                [[Arrival(0.0, _job(i, size, 1)) for i, size in enumerate(b)] for b in batches],
+                exponent,
             )
     for load in LOADS:
         runs = [_poisson(load, seed, 60 if quick else 200) for seed in seeds]
@@ -53,8 +56,8 @@ def run(data: Path, quick: bool) -> Iterator[Row]:
             yield _mean(f"load {load}", policy, runs, 0.7)
 
 
-def _job(number: int, size: float) -> JobSpec:
-    return JobSpec(JobId(f"j{number}"), 8, size, min_devices=1, max_devices=DEVICES)
+def _job(number: int, size: float, asked: int) -> JobSpec:
+    return JobSpec(JobId(f"j{number}"), asked, size, min_devices=1, max_devices=DEVICES)
 
 
 def _poisson(load: float, seed: int, num_jobs: int) -> list[Arrival]:
@@ -63,7 +66,7 @@ def _poisson(load: float, seed: int, num_jobs: int) -> list[Arrival]:
     mean_s = 600.0
     for number in range(num_jobs):
         at += random.expovariate(load * DEVICES / (8 * mean_s))
-        found.append(Arrival(at, _job(number, random.lognormvariate(np.log(mean_s) - 0.5, 1.0))))
+        found.append(Arrival(at, _job(number, random.lognormvariate(np.log(mean_s) - 0.5, 1.0), 8)))
     return found
 
 

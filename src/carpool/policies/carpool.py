@@ -25,6 +25,7 @@ from carpool.policies.seating import seat_all
 
 _WITH_PARTIES = 0.6  # how far prices may fall because jobs share
 _ROUNDS = 2  # of prices and the order of ends, which depend on each other
+_REPLACED = 0.5  # the part of leavers that is replaced by arrivals, where there are arrivals
 _LEAST = 0.01  # of a job's value is left however dear a move
 _TINY = 1e-9  # work that is as good as none
 _YOUNG_S = 300.0  # what a job of which nothing is known is taken to need at least
@@ -130,7 +131,7 @@ class Carpool(Policy):
             parts = np.zeros(len(jobs))
             prices = market.clear(parts)
         else:
-            prices, parts = _cleared(market)
+            prices, parts = _cleared(market, _replaced(jobs, weights))
         return Quote(menu, market, prices, market.worths(prices, parts))
 
     def _weight(self, view: Snapshot, job: Job) -> float:
@@ -207,11 +208,17 @@ class Carpool(Policy):
         return "; ".join([headline, *told])
 
 
-def _cleared(market: Market) -> tuple[Floats, Floats]:
+def _cleared(market: Market, replaced: float) -> tuple[Floats, Floats]:
     """Prices, and the part of them that is left when each job ends: each follows from the other."""
     parts = np.full(len(market.work), 0.5)
     prices = market.clear(parts)
     for _ in range(_ROUNDS):
-        parts = ends(market.bills(prices), market.weights)
+        parts = ends(market.bills(prices), market.weights, replaced)
         prices = market.clear(parts, near=prices)
     return prices, parts
+
+
+def _replaced(jobs: Sequence[Job], weights: Floats) -> float:
+    """How far those who leave are replaced: not at all in a batch, by half where all have come one after another."""
+    came = np.array([job.submitted_at for job in jobs])
+    return float(_REPLACED * weights[came > came.min()].sum() / weights.sum())

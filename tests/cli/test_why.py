@@ -1,0 +1,41 @@
+"""``carpool why``: a policy's answer from a journal, at its end and at an instant."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from carpool.cli.main import run
+
+TRACE = "job,submit_s,gpus,work_s\na,0,1,100\nb,10,1,500\nc,20,1,400\n"
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    (tmp_path / "trace.csv").write_text(TRACE)
+    path = tmp_path / "run.jsonl"
+    args = ["--cluster", "1x1xV100", "--policy", "carpool", "--journal", str(path), "--json"]
+    assert run(["simulate", "--trace", str(tmp_path / "trace.csv"), *args]) == 0
+    return path
+
+
+def test_says_why_a_job_waits(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run(["why", "b", "--journal", str(journal), "--at", "30"]) == 0
+    assert "b waits: 1 V100 costs " in capsys.readouterr().out
+
+
+def test_says_what_a_job_held_last(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run(["why", "b", "--journal", str(journal), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["why"].startswith("holds 1 V100 at price ")
+    assert answer["last_plan"]
+
+
+@pytest.mark.parametrize("args", [["zz"], ["b", "--at", "5"]])
+def test_a_job_that_is_not_there_is_bad_input(
+    journal: Path, args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["why", *args, "--journal", str(journal)]) == 2
+    assert "is not in it" in capsys.readouterr().err

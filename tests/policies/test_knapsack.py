@@ -1,0 +1,61 @@
+"""The deal at the margin: exact where it can be, and never more than there is."""
+
+from itertools import product
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.policies.knapsack import NONE, deal, exact
+
+NEEDS = np.array([[1.0, 0.0], [3.0, 0.0], [0.0, 1.0], [0.0, 2.0], [1.0, 1.0]])
+
+tables = st.lists(
+    st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.7, 2.2, 4.0]), min_size=5, max_size=5), min_size=1, max_size=4
+)
+
+
+def total(values: np.ndarray, choice: np.ndarray) -> float:
+    return float(sum(values[job, option] for job, option in enumerate(choice) if option != NONE))
+
+
+def used(choice: np.ndarray) -> np.ndarray:
+    return NEEDS[[option for option in choice if option != NONE]].sum(axis=0)
+
+
+def best_of_all(values: np.ndarray, supply: np.ndarray) -> float:
+    found = 0.0
+    for combination in product(range(-1, len(NEEDS)), repeat=len(values)):
+        choice = np.array(combination)
+        if (used(choice) <= supply).all():
+            found = max(found, total(values, choice))
+    return found
+
+
+@given(tables, st.integers(0, 5), st.integers(0, 4))
+@settings(max_examples=40)
+def test_exact_is_as_good_as_trying_everything(rows: list[list[float]], fast: int, slow: int) -> None:
+    values, supply = np.array(rows), np.array([float(fast), float(slow)])
+    choice = exact(values, NEEDS, supply)
+    assert (used(choice) <= supply).all()
+    assert np.isclose(total(values, choice), best_of_all(values, supply))
+
+
+@given(tables, st.integers(0, 5), st.integers(0, 4), st.floats(0.0, 2.0))
+@settings(max_examples=40)
+def test_small_deals_are_exact_whatever_the_prices(rows: list[list[float]], fast: int, slow: int, price: float) -> None:
+    values, supply = np.array(rows), np.array([float(fast), float(slow)])
+    choice = deal(values, NEEDS, supply, np.array([price, price / 2.0]))
+    assert (used(choice) <= supply).all()
+    assert all(values[job, option] > 0.0 for job, option in enumerate(choice) if option != NONE)
+    assert np.isclose(total(values, choice), best_of_all(values, supply))
+
+
+def test_a_large_deal_takes_all_there_is_and_no_more() -> None:
+    random = np.random.default_rng(0)
+    widths = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    values = random.uniform(0.5, 2.0, (900, 1)) * widths**0.7
+    supply = np.array([2_000.0])
+    choice = deal(values, widths[:, None], supply, np.array([0.55]))
+    taken = widths[choice[choice != NONE]].sum()
+    assert 1_990.0 <= taken <= 2_000.0

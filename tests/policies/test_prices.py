@@ -1,0 +1,67 @@
+"""Prices clear the market, and worths order jobs as the known optima do."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.policies.prices import Market, ends
+
+
+def power_market(sizes: list[float], exponent: float, devices: int) -> Market:
+    counts = np.arange(1.0, devices + 1.0)
+    rates = np.tile(counts**exponent, (len(sizes), 1))
+    return Market(rates, counts[:, None], np.array([float(devices)]), np.ones(len(sizes)), np.array(sizes))
+
+
+def cleared(market: Market) -> tuple[np.ndarray, np.ndarray]:
+    parts = ends(market.work, market.weights)
+    return market.clear(parts), parts
+
+
+def test_devices_that_nobody_waits_for_cost_nothing() -> None:
+    market = Market(np.ones((3, 1)), np.ones((1, 1)), np.array([5.0]), np.ones(3), np.array([1.0, 2.0, 3.0]))
+    prices, parts = cleared(market)
+    assert prices[0] < 1e-3
+    assert market.taken(prices, parts)[0] == 3.0
+
+
+@pytest.mark.parametrize("exponent", [0.3, 0.5, 0.7])
+def test_shares_of_a_batch_are_nearly_those_of_hesrpt(exponent: float) -> None:
+    devices, sizes = 512, [100.0, 50.0, 20.0, 10.0]
+    market = power_market(sizes, exponent, devices)
+    prices, parts = cleared(market)
+    values = market.worths(prices, parts)[:, None] * market.rates - market.needs @ prices
+    edges = (np.arange(5) / 4) ** (1.0 / (1.0 - exponent))
+    assert values.argmax(axis=1) + 1 == pytest.approx(np.diff(edges) * devices, abs=0.03 * devices)
+
+
+def test_gangs_of_one_width_go_by_remaining_time_over_weight() -> None:
+    weights, work = np.array([1.0, 1.0, 4.0, 1.0]), np.array([30.0, 10.0, 60.0, 20.0])
+    market = Market(np.ones((4, 1)), np.array([[2.0]]), np.array([4.0]), weights, work)
+    parts = ends(market.bills(np.array([0.5])), weights)
+    prices = market.clear(parts)
+    worths = market.worths(prices, parts)
+    assert np.argsort(-worths[[0, 1, 3]]).tolist() == [1, 2, 0]
+    assert worths[2] > worths[0]
+
+
+def test_the_part_of_weight_left_counts_those_who_end_later_and_those_who_come() -> None:
+    bills, weights = np.array([5.0, 1.0, 9.0]), np.array([1.0, 1.0, 2.0])
+    assert ends(bills, weights).tolist() == [0.5, 0.75, 0.0]
+    assert ends(bills, weights, 0.5).tolist() == [0.625, 0.75, 0.25]
+
+
+@given(
+    st.lists(st.tuples(st.floats(1.0, 1e4), st.floats(0.5, 5.0), st.floats(0.1, 3.0)), min_size=1, max_size=12),
+    st.integers(4, 32),
+    st.floats(0.0, 0.5),
+)
+def test_no_more_is_wanted_than_there_is(jobs: list[tuple[float, float, float]], devices: int, replaced: float) -> None:
+    counts = np.array([1.0, 2.0, 4.0])
+    work, weights, speeds = (np.array(column) for column in zip(*jobs, strict=True))
+    market = Market(speeds[:, None] * counts**0.8, counts[:, None], np.array([float(devices)]), weights, work)
+    parts = ends(market.bills(np.array([0.1])), weights, replaced)
+    prices = market.clear(parts)
+    assert market.taken(prices, parts)[0] <= devices
+    assert prices[0] == 0.0 or market.taken(prices / 3.0, parts)[0] >= market.taken(prices, parts)[0]
