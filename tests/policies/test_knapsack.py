@@ -20,7 +20,7 @@ def total(values: np.ndarray, choice: np.ndarray) -> float:
 
 
 def used(choice: np.ndarray) -> np.ndarray:
-    return NEEDS[[option for option in choice if option != NONE]].sum(axis=0)
+    return np.asarray(NEEDS[[option for option in choice if option != NONE]].sum(axis=0))
 
 
 def best_of_all(values: np.ndarray, supply: np.ndarray) -> float:

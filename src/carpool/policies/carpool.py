@@ -131,7 +131,7 @@ class Carpool(Policy):
             parts = np.zeros(len(jobs))
             prices = market.clear(parts)
         else:
-            prices, parts = _cleared(market, _replaced(jobs, weights))
+            prices, parts = _cleared(market, _replaced(market, jobs, view.at))
         return Quote(menu, market, prices, market.worths(prices, parts))
 
     def _weight(self, view: Snapshot, job: Job) -> float:
@@ -208,7 +208,7 @@ class Carpool(Policy):
         return "; ".join([headline, *told])
 
 
-def _cleared(market: Market, replaced: float) -> tuple[Floats, Floats]:
+def _cleared(market: Market, replaced: Floats) -> tuple[Floats, Floats]:
     """Prices, and the part of them that is left when each job ends: each follows from the other."""
     parts = np.full(len(market.work), 0.5)
     prices = market.clear(parts)
@@ -218,7 +218,12 @@ def _cleared(market: Market, replaced: float) -> tuple[Floats, Floats]:
     return prices, parts
 
 
-def _replaced(jobs: Sequence[Job], weights: Floats) -> float:
-    """How far those who leave are replaced: not at all in a batch, by half where all have come one after another."""
+def _replaced(market: Market, jobs: Sequence[Job], at: float) -> Floats:
+    """[job]: how far those who leave before it ends will be replaced: not at all in a batch, else up to a half.
+
+    Arrivals are expected to go on for about as long as they have been seen to go on.
+    """
     came = np.array([job.submitted_at for job in jobs])
-    return float(_REPLACED * weights[came > came.min()].sum() / weights.sum())
+    late = market.weights[came > came.min()].sum() / market.weights.sum()
+    seen_s = at - float(came.min()) + _TINY
+    return np.asarray(_REPLACED * late * seen_s / (seen_s + market.seconds().min(axis=1)))

@@ -99,10 +99,10 @@ class Market:
         return high
 
 
-def ends(bills: Floats, weights: Floats, replaced: float = 0.0) -> Floats:
+def ends(bills: Floats, weights: Floats, replaced: Floats | float = 0.0) -> Floats:
     """ρ: the part of all weight that is there when each job ends, if jobs end in the order of their bills.
 
-    `replaced` is the part of those who have left by then whose place newcomers have taken.
+    `replaced` [job] is the part of those who have left by then whose place newcomers have taken.
     """
     order = np.argsort(-bills, kind="stable")
     longer = np.empty(len(bills))
