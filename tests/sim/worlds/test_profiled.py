@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from carpool.backends.live import Live
 from carpool.core.errors import InputError
 from carpool.core.estimates import Declared
-from carpool.core.model import JobId, JobSpec
-from carpool.core.topology import Cluster
+from carpool.core.messages import ProgressReported
+from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
+from carpool.core.topology import Cluster, Placement
 from carpool.policies.registry import parse_policy
 from carpool.predictors.profile import Measurement, Profile
 from carpool.predictors.profile_file import write_profile
@@ -80,3 +82,14 @@ def test_luck_makes_a_job_faster_than_those_who_plan_believe() -> None:
     assert makespan(BelievedWorld(Declared(), {job.id: 2.0}), cluster, job) == pytest.approx(5.0)
     with pytest.raises(InputError, match="no length"):
         makespan(BelievedWorld(Declared()), cluster, JobSpec(JobId("b")))
+
+
+def test_what_is_learned_in_a_believed_world_does_not_change_its_truth() -> None:
+    cluster, job = Cluster.build([(1, 1, "V100")]), JobSpec(JobId("a"), 1, 10.0)
+    world = BelievedWorld(Live(cluster), {job.id: 0.5})
+    placement = Placement(((Kind("V100"), 1),))
+    before = world.pace(job, 0.0, placement)
+    held = Allocation.of(0)
+    running = Job(job, 0, 0.0, Phase.RUNNING, held, 1, held, 1)
+    world.estimator().learn(1.0, running, ProgressReported(job.id, 1, 0.5, 0.5))
+    assert world.pace(job, 0.0, placement) == before

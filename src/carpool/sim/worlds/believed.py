@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from carpool.core.errors import InputError
@@ -52,5 +53,5 @@ class BelievedWorld:
         return done
 
     def estimator(self) -> Estimator:
-        """Those who plan believe the same."""
-        return self.belief
+        """Those who plan believe the same at first; what they learn must not change the truth."""
+        return deepcopy(self.belief)
