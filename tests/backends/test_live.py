@@ -8,6 +8,7 @@ from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.uses import memory_of
 from carpool.predictors.belief import ProfileBelief
+from carpool.predictors.learning import Aim
 from carpool.predictors.profile import Measurement, Profile
 from carpool.testing import EstimatorContract
 
@@ -132,3 +133,17 @@ class TestProfiledContract(EstimatorContract):
 
     def make_estimator(self) -> Live:
         return profiled(cpu1=1.0, cpu2=2.0)
+
+
+def test_a_job_that_stops_at_a_loss_has_left_what_its_curve_says() -> None:
+    live = Live(CLUSTER)
+    live.curves.aim(SPEC.id, Aim(0.5))
+    for step in range(10, 1000, 10):
+        loss = 1.0 / (0.001 * step + 0.5) + 0.2
+        live.learn(1.0, running(SPEC, 0), ProgressReported(SPEC.id, 1, float(step), 10.0, loss))
+    job = running(SPEC, 0, done=990.0)
+    assert live.remaining(job, 0.0).mean == pytest.approx(2833.0 - 990.0, rel=0.05)
+    live.expect(SPEC.id, 1500.0)  # the first of both ends it
+    assert live.remaining(job, 0.0).mean == pytest.approx(510.0)
+    assert live.learning(SPEC.id, 100.0) == pytest.approx((0.048, 0.871), abs=0.002)
+    assert live.learning(OTHER.id, 100.0) is None

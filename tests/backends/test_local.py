@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from carpool.policies.registry import parse_policy
 from carpool.runtime.devices import LocalDevice, parse_devices
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
-from carpool.runtime.reports import Evaluation, Told
+from carpool.runtime.reports import Evaluation, Sized, Told
 from carpool.testing.fake_link import FakeMachine
 
 TWO = parse_devices("cpu:2", cores=(0, 1), gpus=())
@@ -117,6 +118,23 @@ class Never(Policy):
 
     def plan(self, view: Snapshot) -> Plan:
         return Plan.NOTHING
+
+
+def test_a_job_that_stops_at_a_loss_is_watched_for_it(tmp_path: Path) -> None:
+    run = LocalRun(asked(job("a")), RunFolder(tmp_path))
+    machine = FakeMachine({JobId("a"): 200})
+    left: list[float] = []
+
+    def report(at: float) -> None:
+        machine.report_progress(loss=1.0 / (0.01 * at + 0.5) + 0.2)
+        left.append(run.live.remaining(run.scheduler.jobs[JobId("a")], at).mean)
+
+    machine.at(0.5, lambda: machine.say(Sized(JobId("a"), 200, target_loss=0.9)))
+    for at in range(1, 31):
+        machine.at(float(at), partial(report, float(at)))
+    go(run, machine)
+    assert left[3] == pytest.approx(197.0, abs=1.0)  # its steps
+    assert left[-1] == pytest.approx(93.0 - 30.0, rel=0.15)  # 1/(0.01·93 + 0.5) + 0.2 = 0.9
 
 
 def test_starved_jobs_fail_instead_of_waiting_for_ever(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from carpool.runtime.protocol import (
     Ready,
     Stepped,
 )
-from carpool.runtime.reports import Facts, Report, Told
+from carpool.runtime.reports import Facts, Report, Sized, Told
 from carpool.runtime.staff import Key
 from carpool.runtime.wire import ExecutorOptions
 
@@ -218,3 +219,14 @@ def test_a_worker_that_waits_to_start_can_be_called_off(gpu: Gpu) -> None:
         assert [fact.job for fact in released] == ["b"]
 
     asyncio.run(go())
+
+
+def test_where_a_training_ends_is_reported_when_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    staff = FakeStaff()
+    monkeypatch.setattr(hands, "Staff", lambda *_: staff)
+    told: list[Report] = []
+    executor = hands.Executor(DEVICES, tmp_path, ExecutorOptions(), told.append, clock=lambda: 0.0)
+    executor.introduce(JobId("a"), Program(entry="jobs.py:tiny"), resume=False)
+    executor.carry([Assign(JobId("a"), Allocation.of(0), 1)])
+    executor.heard(staff.begun[0], replace(READY, target_loss=0.05, window=5))
+    assert Sized(JobId("a"), 9, 8, 80, target_loss=0.05, window=5) in told

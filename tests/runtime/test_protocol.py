@@ -24,7 +24,7 @@ MESSAGES: list[Message] = [
     Alive(),
     Begin("job", {"entry": "a.py:b", "args": {"lr": 0.1}, "folder": "/ü"}, "cuda:0", cores=(0, 2), threads=2),
     Proceed(3, 1, 2, owners=((0, 3), (3, 8)), updates=((0, 1), (1, 6)), by_token=True, batch_size=64),
-    Ready("d" * 64, 4096, 32, None, 1797, sizes=(640, 10), notes=("one", "two")),
+    Ready("d" * 64, 4096, 32, None, 1797, sizes=(640, 10), notes=("one", "two"), target_loss=0.05),
     Evaluated(7, {"accuracy": 0.1 + 0.2, "loss": math.inf}),
     Done(12, 4, 1e-30, "d" * 64, "reached 12 steps", {"loss": 5e-324}),
     Broke("user", 'ValueError: "\n{}" (a.py, line 3)', 5),

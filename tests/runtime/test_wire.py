@@ -33,6 +33,7 @@ ORDERS: list[Order] = [
 REPORTS: list[Report] = [
     Facts((AssignApplied(JOB, 1, 2.0), ProgressReported(JOB, 1, 3.0, 0.5, 0.1), JobFailed(JOB, 1, "é \udc80\n"))),
     Sized(JOB, 12, 3, 4),
+    Sized(JOB, None, 3, 4, target_loss=0.05, window=5),
     Told(JOB, "words"),
     Evaluation(JOB, 3, {"accuracy": 0.5}),
     Outcome(JOB, 1, 2, 0.5, {"accuracy": 0.5}, "abc", "done", 3.0),

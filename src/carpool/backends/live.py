@@ -11,6 +11,7 @@ from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.belief import Belief, ProfileBelief
+from carpool.predictors.learning import LossCurves
 
 _LATEST = 0.4  # weight of the newest measurement
 _SERIAL = 0.1  # part of a step that more devices do not shorten, until measured: rate(n) = n / (1 + 0.1·(n − 1))
@@ -45,19 +46,25 @@ class Live:
         speeds: Mapping[Kind, float] | None = None,
         profiles: Mapping[JobId, ProfileBelief] | None = None,
     ) -> None:
-        self.version = 0
+        self._lessons = 0
         self.cluster = cluster  # grows with the scheduler's
+        self.curves = LossCurves()  # of jobs that end at a loss, when they will
         self._speeds = dict(speeds or {})
         self._profiles = dict(profiles or {})
         self._rates: dict[_Key, Measured] = {}
         self._of_job: dict[JobId, list[_Key]] = {}
         self._totals: dict[JobId, float] = {}
 
+    @property
+    def version(self) -> int:
+        """Grows with every lesson."""
+        return self._lessons + self.curves.version
+
     def expect(self, job: JobId, total: float) -> None:
         """The job's whole length has become known."""
         if self._totals.get(job) != total:
             self._totals[job] = total
-            self.version += 1
+            self._lessons += 1
 
     def total(self, job: JobId) -> float | None:
         """The job's whole length, where it is known."""
@@ -106,16 +113,21 @@ class Live:
         }
 
     def remaining(self, job: Job, at: float) -> Estimate:
-        """Steps still to do."""
-        spec = job.spec
+        """Steps still to do: to the loss it stops at, where it has one and its curve is known, or to its last step."""
+        spec, done = job.spec, job.done_at(at)
         total = spec.work if spec.work is not None else self._totals.get(spec.id)
+        to_target = self.curves.remaining(spec.id, done)
         if total is not None:
-            return Estimate(max(0.0, total - job.done_at(at)))
+            left = Estimate(max(0.0, total - done))
+            return left if to_target is None else min(left, to_target)
+        if to_target is not None:
+            return to_target
         typical = self._typical_s() * self._alone(spec.id)
         return Estimate(typical, typical)
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Take one measured rate in."""
+        """Take one measured rate in, and the loss."""
+        self.curves.learn(job.id, report.done, report.loss)
         if job.observed is None or not 0.0 < report.rate < inf:
             return
         if max(job.observed.devices()) >= self.cluster.num_devices:
@@ -129,7 +141,11 @@ class Live:
             known.spread += _LATEST * (abs(report.rate - known.mean) - known.spread)
             known.mean += _LATEST * (report.rate - known.mean)
             known.count += 1
-        self.version += 1
+        self._lessons += 1
+
+    def learning(self, job: JobId, steps: float) -> tuple[float, float] | None:
+        """How far a job's loss fell in its last steps, and where it is; None where too little was heard."""
+        return self.curves.learning(job, steps)
 
     # ------------------------------------------------------------------------------------------------------- guesses
     def _relative(self, groups: tuple[tuple[Kind, int], ...], fraction: float) -> float:

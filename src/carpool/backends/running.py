@@ -25,6 +25,7 @@ from carpool.core.ports import Observer
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.predictors.belief import ProfileBelief
+from carpool.predictors.learning import Aim
 from carpool.predictors.profile_file import write_profile
 from carpool.runtime.devices import LocalDevice, as_cluster
 from carpool.runtime.jobfile import Listed
@@ -132,10 +133,12 @@ class LocalRun:
 
     def _take(self, at: float, report: Report) -> None:
         match report:
-            case Sized(job=job, total_steps=total):
+            case Sized(job=job, total_steps=total, target_loss=target, window=window):
                 self._sized[job] = report
                 if total is not None:
                     self.live.expect(job, float(total))
+                if target is not None:
+                    self.live.curves.aim(job, Aim(target, window))
             case Told(job=job, words=words):
                 self.ledger.tell(at, job, words)
                 self.folder.append(job, "story.jsonl", {"at_s": round(at, 3), "what": words})

@@ -184,7 +184,8 @@ class Executor:
         is_first = isinstance(message, Ready) and training.team.ready is None
         self._do(training, training.team.said(at, worker, message))
         if is_first and isinstance(message, Ready):
-            self._report(Sized(job, message.total_steps, message.batch_size, message.num_samples))
+            target = message.target_loss, message.window
+            self._report(Sized(job, message.total_steps, message.batch_size, message.num_samples, *target))
         elif isinstance(message, Evaluated):
             self._report(Evaluation(job, message.step, message.metrics))
         if self._service.progressed(device, job, training.team.done):

@@ -124,4 +124,6 @@ def ready(trainer: Trainer, program: Program) -> Ready:
         has_batch_norm=bool(training.batch_norms),
         may_split=trainer.device.type == "cpu" and may_be_split(training.optimizer),
         notes=tuple(notes),
+        target_loss=training.stop.target_loss,
+        window=training.stop.window,
     )

@@ -140,6 +140,8 @@ class Ready(Message):
     has_batch_norm: bool = False
     may_split: bool = False  # ranks may update a range of the parameters each
     notes: tuple[str, ...] = ()  # for the job's story
+    target_loss: float | None = None  # it ends when the mean loss of `window` steps gets here
+    window: int = 10
 
 
 @dataclass(frozen=True, slots=True)

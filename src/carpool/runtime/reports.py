@@ -24,6 +24,8 @@ class Sized:
     total_steps: int | None  # None: only a target ends it
     batch_size: int = 0
     num_samples: int = 0
+    target_loss: float | None = None  # it ends when the mean loss of `window` steps gets here
+    window: int = 10
 
 
 @dataclass(frozen=True, slots=True)
