@@ -1,12 +1,15 @@
 """Devices from text: what each word means on a machine of so many cores and GPUs, and what wrong words get."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
-from carpool.runtime.devices import as_cluster, overlap_note, parse_devices
-from carpool.runtime.gpus import Gpu, short_model, visible
+from carpool.runtime.devices import as_cluster, outsider_note, overlap_note, parse_devices
+from carpool.runtime.gpus import Gpu, list_gpus, short_model, visible
 
 GPUS = (Gpu(0, "H200", 150, "GPU-aa"), Gpu(1, "V100", 16, "GPU-bb"), Gpu(2, "H200", 150, "GPU-cc"))
 
@@ -118,3 +121,42 @@ def test_models_lose_their_makers_name() -> None:
         "V100-SXM2-16GB",
         "RTX-4090",
     ]
+
+
+def test_gpus_that_others_compute_on_are_left_out_unless_named() -> None:
+    gpus = (Gpu(0, "H200", 150, "GPU-aa", (4711,), 50), Gpu(1, "H200", 150, "GPU-bb"))
+    assert [device.name for device in parse_devices("cuda", cores=(0,), gpus=gpus)] == ["cuda:1"]
+    assert [device.name for device in parse_devices("", cores=(0,), gpus=gpus)] == ["cuda:1"]
+    (named,) = parse_devices("cuda:0", cores=(0,), gpus=gpus)
+    assert named.memory_bytes == 100  # what the others leave
+    assert outsider_note(gpus) == "other programs compute on cuda:0 (process 4711): left out unless named"
+    assert outsider_note(gpus[1:]) == ""
+
+
+def test_where_others_compute_on_every_gpu_all_are_used() -> None:
+    gpus = (Gpu(0, "H200", 150, "GPU-aa", (4711, 4712), 150),)
+    (only,) = parse_devices("cuda", cores=(0,), gpus=gpus)
+    assert only.memory_bytes == 1  # 0 would mean that nobody knows
+    assert "used all the same" in outsider_note(gpus)
+
+
+def test_the_driver_tells_who_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def computing(handle: int) -> list[SimpleNamespace]:
+        if handle:
+            raise OSError("not supported")
+        return [SimpleNamespace(pid=7, usedGpuMemory=40), SimpleNamespace(pid=8, usedGpuMemory=None)]
+
+    driver = SimpleNamespace(  # as much of nvidia-ml-py as is asked
+        NVMLError=OSError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda place: place,
+        nvmlDeviceGetName=lambda handle: b"NVIDIA H200",
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=150),
+        nvmlDeviceGetComputeRunningProcesses=computing,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert list_gpus() == [Gpu(0, "H200", 150, "GPU-1"), Gpu(1, "H200", 150, "GPU-0", (7, 8), 40)]

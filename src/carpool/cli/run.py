@@ -78,14 +78,16 @@ def command(
     """
     from carpool.cli.result import as_document, print_summary
     from carpool.cli.runs import look_up
-    from carpool.runtime.devices import as_cluster, overlap_note, parse_devices
+    from carpool.runtime.devices import as_cluster, outsider_note, overlap_note, parse_devices
+    from carpool.runtime.gpus import list_gpus
     from carpool.runtime.jobfile import check_fit
 
     if jobs is None and resume and resume.endswith(".toml"):
         jobs, resume = resume, ""  # the word behind --resume was the job file
     given = look_up(jobs, state, resume)
     found = parse_devices(devices, oversubscribe=oversubscribe) if devices or given.devices is None else given.devices
-    for note in filter(None, [overlap_note(found), *check_fit(given.jobs, as_cluster(found))]):
+    others = outsider_note(list_gpus()) if any(device.cuda is not None for device in found) else ""
+    for note in filter(None, [others, overlap_note(found), *check_fit(given.jobs, as_cluster(found))]):
         click.echo(f"carpool: {note}", err=True)
     run = prepare(given, found, policy or given.policy or default_policy(), journal)
     try:

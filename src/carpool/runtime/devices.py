@@ -58,6 +58,15 @@ def parse_devices(
     return _grouped(rest, text, cores, oversubscribe=oversubscribe)
 
 
+def outsider_note(gpus: Sequence[Gpu]) -> str:
+    """What to tell people when programs that are not ours compute on GPUs; empty when there are none."""
+    told = [f"cuda:{gpu.index} (process {', '.join(map(str, gpu.outsiders))})" for gpu in gpus if gpu.outsiders]
+    if not told:
+        return ""
+    use = "used all the same, less the memory they hold" if len(told) == len(gpus) else "left out unless named"
+    return f"other programs compute on {'; '.join(told)}: {use}"
+
+
 def overlap_note(devices: Sequence[LocalDevice]) -> str:
     """What to tell people when devices have cores in common; empty when they have none."""
     owners: dict[int, int] = {}
@@ -131,7 +140,8 @@ def _cuda(gpus: Sequence[Gpu], rest: str, text: str) -> list[LocalDevice]:
             way_out="Check the driver and CUDA_VISIBLE_DEVICES, or use --devices cpu:N.",
         )
     named = {gpu.index: gpu for gpu in gpus}
-    wanted = list(named)
+    alone = [index for index, gpu in named.items() if not gpu.outsiders]
+    wanted = alone or list(named)  # others were there first: only who names such a GPU gets it
     if rest:
         parts = [part.strip() for part in rest.split(",")]
         if not all(part.isdecimal() for part in parts):
@@ -148,6 +158,6 @@ def _cuda(gpus: Sequence[Gpu], rest: str, text: str) -> list[LocalDevice]:
     # Like ones side by side, so that each kind is one bank.
     wanted.sort(key=lambda index: list(dict.fromkeys(gpu.model for gpu in gpus)).index(named[index].model))
     return [
-        LocalDevice(place, f"cuda:{index}", named[index].model, (), index, named[index].memory_bytes)
+        LocalDevice(place, f"cuda:{index}", named[index].model, (), index, named[index].left_bytes)
         for place, index in enumerate(wanted)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _BRAND = re.compile(r"^(NVIDIA|Tesla|GeForce|Quadro)\s+")
@@ -19,6 +19,13 @@ class Gpu:
     model: str  # without the maker's name: H200, V100-SXM2-16GB
     memory_bytes: int = 0
     uuid: str = ""
+    outsiders: tuple[int, ...] = ()  # processes that compute on it and are not ours: none of ours has begun yet
+    taken_bytes: int = 0  # memory they hold
+
+    @property
+    def left_bytes(self) -> int:
+        """Memory that is left for us; 0: unknown."""
+        return max(1, self.memory_bytes - self.taken_bytes) if self.memory_bytes else 0
 
 
 def list_gpus() -> list[Gpu]:
@@ -47,7 +54,7 @@ def visible(gpus: Sequence[Gpu], setting: str | None) -> list[Gpu]:
         found = next((gpu for gpu in gpus if _is_named(gpu, name)), None)
         if found is None:
             break
-        chosen.append(Gpu(len(chosen), found.model, found.memory_bytes, found.uuid))
+        chosen.append(replace(found, index=len(chosen)))
     return chosen
 
 
@@ -66,7 +73,13 @@ def _described(pynvml: Any, place: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(place)
     name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
     name, uuid = (text.decode() if isinstance(text, bytes) else text for text in (name, uuid))
-    return Gpu(place, short_model(name), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), uuid)
+    memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    try:
+        others = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:  # not every driver tells
+        others = []
+    taken = sum(int(other.usedGpuMemory or 0) for other in others)  # None where the driver hides it
+    return Gpu(place, short_model(name), memory_bytes, uuid, tuple(int(other.pid) for other in others), taken)
 
 
 def _by_torch() -> list[Gpu]:
