@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.policies.inheritance import Array, concave, shares
+from carpool.policies.inheritance import Array, concave, shares, whole_shares
 
 
 def batch_cost(
@@ -77,3 +77,21 @@ def test_no_more_is_dealt_than_there_is(devices: int, exponents: list[float]) ->
     counts = shares(speeds, [1.0] * len(speeds), devices)
     assert sum(counts) == devices
     assert min(counts) >= 0
+
+
+def test_tables_that_fall_and_rise_are_taken_as_they_are() -> None:
+    per_job, per_device = np.array([0.0, 0.66, 0.60, 0.83, 1.0]), np.array([0.0, 0.12, 0.42, 0.73, 1.0])
+    assert whole_shares([per_job, per_job], [1.0, 1.0], 4).counts == [1, 3]  # the shorter has three
+    assert whole_shares([per_job] * 3, [1.0] * 3, 4).counts == [1, 1, 1]  # two are slower than one
+    assert whole_shares([per_device, per_device], [1.0, 1.0], 4).counts == [0, 4]
+
+
+def test_on_concave_tables_both_ways_agree() -> None:
+    for exponent in (0.3, 0.5, 0.8):
+        table = np.arange(17.0) ** exponent
+        assert whole_shares([table] * 4, [1.0] * 4, 16).counts == shares([table] * 4, [1.0] * 4, 16)
+
+
+def test_a_job_that_cannot_run_gets_nothing() -> None:
+    gang = np.array([0.0, 0.0, 0.0, 0.0, 0.0])
+    assert whole_shares([gang, np.array([0.0, 1.0, 1.9, 2.7, 3.4])], [1.0, 1.0], 4).counts == [0, 4]

@@ -13,7 +13,7 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.inheritance import Array, shares
 from carpool.policies.registry import register
 from carpool.policies.resizing import resize
-from carpool.policies.speeds import by_rate, kind_held, placed_on, seconds_left
+from carpool.policies.speeds import all_there_is, by_rate, kind_held, placed_on, seconds_left
 
 
 @register("afs")
@@ -37,7 +37,7 @@ class Afs(Policy):
     def plan(self, view: Snapshot) -> Plan:
         """Deal devices out, then let jobs shrink before others grow."""
         stakes = [_Stake(view, job) for job in sorted(view.active(), key=lambda job: job.seq)]
-        left = _all_there_is(view)
+        left = all_there_is(view)
         if self.ahead and len(left) == 1:
             _look_ahead(stakes, left)
         self._deal(stakes, left)
@@ -174,13 +174,3 @@ def _look_ahead(stakes: list[_Stake], left: dict[Kind, int]) -> None:
     for stake, count in zip(able, counts, strict=True):
         if count >= stake.job.spec.narrowest:
             stake.take(min(count, stake.job.spec.widest), left)
-
-
-def _all_there_is(view: Snapshot) -> dict[Kind, int]:
-    """Devices of each kind that are free or held."""
-    left = dict(view.occupancy.free_devices)
-    for job in view.running():
-        assert job.desired is not None
-        for kind, count in view.cluster.groups_of(job.desired):
-            left[kind] += count
-    return left

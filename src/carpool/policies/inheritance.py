@@ -16,6 +16,7 @@ holds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,56 @@ def shares(speeds: Sequence[Array], weights: Sequence[float], num_devices: int) 
         merged = np.sort(np.concatenate([np.diff(best), gains[-1]]))[::-1][:num_devices]
         best = np.concatenate([[0.0], np.cumsum(merged)])
     return _largest(gains, num_devices)
+
+
+class Sharing(NamedTuple):
+    """Devices for each job, and what a second of any allocation is worth: Σ v_j · s_j(k_j)."""
+
+    counts: list[int]
+    worth: list[float]  # v_j
+
+    def value(self, speeds: Sequence[Array], counts: Sequence[int]) -> float:
+        """What a second is worth in which the jobs hold so many devices."""
+        return sum(v * float(table[k]) for v, table, k in zip(self.worth, speeds, counts, strict=True))
+
+
+def whole_shares(speeds: Sequence[Array], weights: Sequence[float], num_devices: int) -> Sharing:
+    """As `shares`, on tables as they are: neither concave nor monotone, and nobody alternates between two counts.
+
+    F_i(m) = max over k of F_{i−1}(m − k) + v_i · s_i(k) is a knapsack, so it costs devices² for each job.
+    """
+    best = np.zeros(num_devices + 1)  # F_{i-1}
+    worth: list[float] = []
+    total = 0.0
+    for table, weight in zip(speeds, weights, strict=True):
+        total += weight
+        with np.errstate(divide="ignore"):
+            v = float(np.min((total - best[num_devices - 1 :: -1]) / table[1:]))
+        worth.append(v if np.isfinite(v) else 0.0)
+        best = _options(best, worth[-1] * table).max(axis=1)
+    return Sharing(best_deal(speeds, worth, num_devices), worth)
+
+
+def best_deal(speeds: Sequence[Array], worth: Sequence[float], num_devices: int) -> list[int]:
+    """The numbers of devices for which Σ v_j · s_j(k_j) is largest; what does not help stays free."""
+    best = np.zeros(num_devices + 1)
+    chosen: list[NDArray[np.intp]] = []
+    for table, v in zip(speeds, worth, strict=True):
+        options = _options(best, v * table)
+        best = options.max(axis=1)
+        chosen.append((options > best[:, None] - 1e-12).argmax(axis=1))
+    counts: list[int] = []
+    for counted in reversed(chosen):
+        counts.append(int(counted[num_devices]))
+        num_devices -= counts[-1]
+    return counts[::-1]
+
+
+def _options(best: Array, values: Array) -> Array:
+    """[m, k]: what m devices are worth when one more job has k of them and the others the rest."""
+    places = np.arange(len(best))
+    left = places[:, None] - places[None, :]
+    return np.where(left >= 0, best[np.maximum(left, 0)] + values[None, :], -np.inf)
 
 
 def concave(table: Array) -> Array:

@@ -12,7 +12,7 @@ from carpool.core.placing import placing
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.topology import Placement
 from carpool.policies.registry import register
-from carpool.policies.speeds import kind_held, kinds_of, placed_on
+from carpool.policies.speeds import all_there_is, kind_held, kinds_of, placed_on
 
 
 @runtime_checkable
@@ -51,7 +51,7 @@ class Optimus(Policy):
         stakes = [_Stake(view, job) for job in sorted(view.active(), key=lambda job: job.seq)]
         if not stakes:
             return Plan.NOTHING
-        _deal(stakes, _all_there_is(view))
+        _deal(stakes, all_there_is(view))
         draft = Draft(view)
         for stake in stakes:
             if stake.count != stake.held or not stake.keeps_kind:
@@ -129,13 +129,3 @@ def _deal(stakes: list[_Stake], left: dict[Kind, int]) -> None:
         stake.count += 1
         left[stake.kind] -= 1
         heapreplace(heap, (-stake.saving(left), order, stake))
-
-
-def _all_there_is(view: Snapshot) -> dict[Kind, int]:
-    """Devices of each kind that are free or held."""
-    left = dict(view.occupancy.free_devices)
-    for job in view.running():
-        assert job.desired is not None
-        for kind, count in view.cluster.groups_of(job.desired):
-            left[kind] += count
-    return left

@@ -41,6 +41,8 @@ POLICIES: dict[str, Listing] = {
     "elastic": Listing(
         "elastic", "elastic: numbers and kinds of devices by weighted completion time (AFS, carried on)"
     ),
+    "loss-phase": Listing("loss_phase", "elastic: devices by what each loss curve says is left to learn"),
+    "loss-phase-literal": Listing("loss_phase_literal", "two jobs: three quarters to the one whose loss falls less"),
     "optimus": Listing("optimus", "elastic: one device each, then one more where it saves most time (Optimus)"),
     "pollux": Listing("pollux", "elastic devices and batch sizes by goodput, mean of speed-ups (Pollux)"),
     "sched-homo": Listing("sched_homo", "shortest over weight first with the speeds of all kinds averaged"),

@@ -48,3 +48,13 @@ def seconds_left(view: Snapshot, job: Job, rate: float) -> float:
 def kind_held(view: Snapshot, job: Job) -> Kind | None:
     """The kind of the first device a job holds."""
     return None if job.desired is None else view.cluster.kind_of(job.desired.shares[0].devices.start)
+
+
+def all_there_is(view: Snapshot) -> dict[Kind, int]:
+    """Devices of each kind that are free or held: what a policy that deals anew has to deal."""
+    there = dict(view.occupancy.free_devices)
+    for job in view.running():
+        assert job.desired is not None
+        for kind, count in view.cluster.groups_of(job.desired):
+            there[kind] += count
+    return there
