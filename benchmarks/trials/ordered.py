@@ -14,7 +14,8 @@ from trials.setting import Ends, Trial
 
 async def resized(trial: Trial, *, exact: bool, cores: Sequence[int] = (1, 1, 2, 1), **args: Any) -> Ends:
     """One job after another, on other devices after every few steps."""
-    desk = await open_desk(trial, cores)
+    # A rank that updates a part of the parameters sees only their gradients; to record all, each must update all.
+    desk = await open_desk(trial, cores, updates="all" if args.get("record") else "chosen")
     chance = random.Random(trial.seed)
     ends: Ends = {}
     try:
@@ -91,9 +92,9 @@ def pairs(jobs: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(jobs[start : start + 2]) for start in range(0, len(jobs), 2)]
 
 
-async def open_desk(trial: Trial, cores: Sequence[int]) -> Desk:
+async def open_desk(trial: Trial, cores: Sequence[int], *, updates: str = "chosen") -> Desk:
     """An executor of this trial."""
-    return await Desk.open(trial.folder / "state", cores, mark=trial.mark, mirror_s=0.5)
+    return await Desk.open(trial.folder / "state", cores, mark=trial.mark, mirror_s=0.5, updates=updates)
 
 
 async def over_seeds(trial: Trial, record: Path, seeds: int) -> Ends:
