@@ -27,6 +27,7 @@ POLICIES: dict[str, Listing] = {
     "carpool": Listing("carpool", "the default: every device goes where it saves most weighted completion time"),
     "antman": Listing("antman", "guaranteed jobs at full speed, opportunistic ones in the idle cycles (AntMan)"),
     "competitive": Listing("competitive", "virtual shares of one device, searched, measured and kept if better"),
+    "iadeep": Listing("iadeep", "jobs share where they add least time; all batch sizes tuned by measuring (IADeep)"),
     "kernel-est": Listing("kernel_est", "jobs share a device where SM and memory use predict little slowdown"),
     "mps-equal": Listing("mps_equal", "equal fixed slots on every device, first fit by memory, never moved"),
     "fifo": Listing("fifo", "in order of submission; the head of the queue blocks unless bypass=true"),

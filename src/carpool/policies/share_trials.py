@@ -67,7 +67,7 @@ class Trials:
         }
         return cls(trials, refused)
 
-    def note(self) -> object:
+    def note(self) -> dict[str, Any]:
         """JSON-able."""
         return {
             "trials": {str(device): _entry(trial) for device, trial in sorted(self._trials.items())},
@@ -105,9 +105,9 @@ class Trials:
         """Not all jobs run yet: judge later."""
         self._trials[device] = replace(self._trials[device], look_at=look_at)
 
-    def settle(self, device: DeviceId, trial: Trial) -> None:
-        """The best vector stays until the mix changes."""
-        self._trials[device] = replace(trial, now=trial.best, look_at=None)
+    def settle(self, device: DeviceId, trial: Trial, vector: Vector | None = None) -> None:
+        """A vector, the best measured one unless given, stays until the mix changes."""
+        self._trials[device] = replace(trial, now=vector or trial.best, look_at=None)
 
     def refuse(self, device: DeviceId, residents: Sequence[Job]) -> None:
         """Remember a mix that does not pay; the rest of it is tuned anew."""

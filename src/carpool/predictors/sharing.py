@@ -70,6 +70,8 @@ class SharedThroughput:
         self._profiles = profiles
         self._noise = noise
         self._refit_every = refit_every
+        self._solos: dict[tuple[str, int], Solo] = {}
+        self._members: dict[tuple[str, int, float], Member] = {}
         self._kept: dict[tuple[Member, ...], list[Estimate]] = {}
         self._seen: dict[int, dict[JobId, _Seen]] = {}  # by device
         self._known: dict[tuple[Member, ...], tuple[float, ...]] = {}  # groups that running jobs showed
@@ -96,6 +98,10 @@ class SharedThroughput:
     def remaining(self, job: Job, at: float) -> Estimate:
         """What the spec declares less what is done."""
         return Estimate(job.remaining_at(at))
+
+    def goodput(self, spec: JobSpec, kind: Kind, batch_size: int) -> Estimate:
+        """Progress alone with a batch size over that with the job's own."""
+        return Estimate(self._goodput(spec, batch_size))
 
     def use(self, spec: JobSpec, kind: Kind) -> Use:
         """What the job keeps busy of a device alone."""
@@ -145,21 +151,33 @@ class SharedThroughput:
     # ------------------------------------------------------------------------------------------------------- inside
     def profile(self, spec: JobSpec, batch_size: int = 0) -> Solo:
         """A job's model at a batch size, its own unless given."""
-        known = self._profiles.get(spec.model)
-        if known is None:
-            raise UnknownName("model", spec.model, self._profiles, where=f"job {spec.id!r}")
-        return interpolated(known, batch_size or spec.batch_size or known[0].batch_size)
+        key = (spec.model, batch_size or spec.batch_size)
+        found = self._solos.get(key)
+        if found is None:
+            known = self._profiles.get(spec.model)
+            if known is None:
+                raise UnknownName("model", spec.model, self._profiles, where=f"job {spec.id!r}")
+            found = self._solos[key] = interpolated(known, key[1] or known[0].batch_size)
+        return found
 
     def _speed(self, resident: Resident) -> float:
         """Alone under its cap."""
-        own, now = self.profile(resident.spec), self.profile(resident.spec, resident.batch_size)
+        goodput = self._goodput(resident.spec, resident.batch_size)
+        return goodput * self.profile(resident.spec, resident.batch_size).alone(resident.fraction)
+
+    def _goodput(self, spec: JobSpec, batch_size: int) -> float:
+        own, now = self.profile(spec), self.profile(spec, batch_size)
         m0, m = own.batch_size, now.batch_size
         noise = self._noise * m0
-        goodput = (m / now.step_s) / (m0 / own.step_s) * (noise + m0) / (noise + m)
-        return goodput * now.alone(resident.fraction)
+        return (m / now.step_s) / (m0 / own.step_s) * (noise + m0) / (noise + m)
 
     def _member(self, resident: Resident) -> Member:
-        return self.profile(resident.spec, resident.batch_size).member(resident.fraction)
+        spec, fraction, batch_size = resident
+        key = (spec.model, batch_size or spec.batch_size, fraction)
+        found = self._members.get(key)
+        if found is None:
+            found = self._members[key] = self.profile(spec, batch_size).member(fraction)
+        return found
 
     def _keeps(self, mixes: Sequence[Sequence[Resident]]) -> list[list[Estimate]]:
         """What each keeps in each mix."""

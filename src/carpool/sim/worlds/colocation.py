@@ -41,6 +41,7 @@ class ColocationWorld:
     change_s: float = 0.2
     report_every_s: float = 5.0
     _kept: dict[tuple[Member, ...], tuple[float, ...]] = field(default_factory=dict, repr=False)
+    _solos: dict[tuple[str, int], Solo] = field(default_factory=dict, repr=False)
 
     @classmethod
     def load(cls, path: str | Path, seed: int = 0) -> ColocationWorld:
@@ -110,7 +111,11 @@ class ColocationWorld:
         return SharedThroughput(self.table.profiles, model, noise=self.noise)
 
     def _profile(self, spec: JobSpec, batch_size: int = 0) -> Solo:
-        return self.table.profile(spec.model, batch_size or spec.batch_size)
+        key = (spec.model, batch_size or spec.batch_size)
+        found = self._solos.get(key)
+        if found is None:
+            found = self._solos[key] = self.table.profile(*key)
+        return found
 
     def _keeps(self, group: Sequence[Member]) -> float:
         """What the first of a group keeps: as measured, else as predicted from all that was measured."""

@@ -1,0 +1,153 @@
+"""The batch sizes that the jobs of one device may have, what is believed of them, and which to measure next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import log
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from carpool.core.estimates import Estimate, Estimator
+from carpool.core.model import Job, JobId, JobSpec, Kind
+from carpool.core.topology import Placement
+from carpool.policies.share_search import Setting, Vector
+from carpool.policies.share_trials import Trial
+from carpool.policies.uses import memory_of
+from carpool.predictors.tuner import Tuner, batch_grid
+
+_SIZES = {1: 25, 2: 13, 3: 9, 4: 7}  # of a job's grid, by the number of jobs tuned together
+_MARGIN = 1.1  # on what the memory model says
+
+
+@runtime_checkable
+class KnowsBatches(Protocol):
+    """An estimator that can tell how far a batch size brings a training, and what memory it takes."""
+
+    def goodput(self, spec: JobSpec, kind: Kind, batch_size: int) -> Estimate:
+        """Progress alone over that at the job's own batch: (m/T(m)) / (m0/T(m0)) · (φ + m0)/(φ + m)."""
+        ...
+
+    def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
+        """Bytes on each of its devices."""
+        ...
+
+
+def is_tunable(estimates: Estimator, job: Job) -> bool:
+    """Whether the batch size may change, and there is a belief of what that does to learning."""
+    spec = job.spec
+    may = spec.batch_range is not None and spec.batch_size > 0 and spec.devices == 1 and not spec.exact
+    return may and isinstance(estimates, KnowsBatches)
+
+
+def best_alone(estimates: Estimator, job: Job, kind: Kind, capacity: int) -> int:
+    """Where tuning starts: the batch with the highest believed goodput that fits into memory; 0: the job's own."""
+    if not is_tunable(estimates, job) or not isinstance(estimates, KnowsBatches):
+        return 0
+    sizes = _sizes(estimates, job, _SIZES[4], capacity)
+    return max(sizes, key=lambda size: estimates.goodput(job.spec, kind, size).mean)
+
+
+class BatchTuning:
+    """The mix of one device: PD_i = IF·DT/EFF of each, and Σ w·PD / Σ w as the objective."""
+
+    def __init__(self, estimates: Estimator, kind: Kind, jobs: Sequence[Job], fraction: float, capacity: int) -> None:
+        self._estimates = estimates
+        self._kind = kind
+        self._jobs = jobs
+        weights = np.array([job.spec.weight for job in jobs])
+        self._weights = weights / weights.sum() if weights.sum() > 0.0 else np.full(len(jobs), 1.0 / len(jobs))
+        most = _SIZES.get(max(1, sum(is_tunable(estimates, job) for job in jobs)), 3)
+        axes = [_sizes(estimates, job, most, capacity) if is_tunable(estimates, job) else [0] for job in jobs]
+        own = tuple(job.spec.batch_size if len(axis) > 1 else 0 for job, axis in zip(jobs, axes, strict=True))
+        self._rows = self._fitting(axes, capacity) or [own]
+        self._places = {row: place for place, row in enumerate(self._rows)}
+        self._fractions = [job.lane[0] if job.lane else fraction for job in jobs]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is anything to choose."""
+        return len(self._rows) > 1
+
+    def degradation(self, vector: Vector) -> float:
+        """log of the weighted mean PD, from the rates that the jobs have reported under this vector."""
+        found = [pd for pd, _ in self._measured(vector)]
+        return log(float(self._weights @ found))
+
+    def interference(self, vector: Vector) -> dict[JobId, float]:
+        """IF of each job, as reported under this vector."""
+        return {job.id: slower for job, (_, slower) in zip(self._jobs, self._measured(vector), strict=True)}
+
+    def propose(self, trial: Trial | None, most: int) -> Vector | None:
+        """The vector to measure next; None where the best is known well enough."""
+        tried = self._tried(trial)
+        row = self._tuner(trial, most).propose(tried)
+        return None if row is None else self._vector(row)
+
+    def best(self, trial: Trial) -> Vector:
+        """The best of those measured."""
+        return self._vector(self._tuner(trial, 1).best(self._tried(trial)))
+
+    def _measured(self, vector: Vector) -> list[tuple[float, float]]:
+        """(PD, IF) of each job: IF = rate believed alone over rate reported, PD = IF over the batch's goodput."""
+        found = []
+        for job, setting in zip(self._jobs, vector, strict=True):
+            alone = Placement(((self._kind, 1),), batch_size=setting.batch_size)
+            slower = self._estimates.rate(job.spec, alone).mean / max(job.rate, 1e-9)
+            found.append((slower / self._goodput(job, setting.batch_size), slower))
+        return found
+
+    def _goodput(self, job: Job, batch_size: int) -> float:
+        if not batch_size or not isinstance(self._estimates, KnowsBatches):
+            return 1.0
+        return max(self._estimates.goodput(job.spec, self._kind, batch_size).mean, 1e-9)
+
+    def _tuner(self, trial: Trial | None, most: int) -> Tuner:
+        """Believed: every batch as alone, times the interference that was measured at first."""
+        slower: Mapping[JobId, float] = trial.corrections if trial is not None else {}
+        columns = []
+        for place, job in enumerate(self._jobs):
+            sizes = sorted({row[place] for row in self._rows})
+            pd = {size: slower.get(job.id, 1.0) / self._goodput(job, size) for size in sizes}
+            columns.append([pd[row[place]] for row in self._rows])
+        believed = np.log(self._weights @ np.array(columns))
+        grid = np.log(np.maximum(np.array(self._rows, dtype=np.float64), 1.0))
+        return Tuner(grid, believed, most=most)
+
+    def _tried(self, trial: Trial | None) -> list[tuple[int, float]]:
+        known = trial.tried if trial is not None else ()
+        return [(self._places[_row(vector)], -value) for vector, value in known if _row(vector) in self._places]
+
+    def _vector(self, row: int) -> Vector:
+        return tuple(map(Setting, self._fractions, self._rows[row]))
+
+    def _fitting(self, axes: Sequence[Sequence[int]], capacity: int) -> list[tuple[int, ...]]:
+        """Rows whose memory fits together."""
+        rows = list(product(*axes))
+        if not capacity:
+            return rows
+        needs = [
+            [_memory(self._estimates, job.spec, size) for size in axis]
+            for job, axis in zip(self._jobs, axes, strict=True)
+        ]
+        return [row for row, need in zip(rows, product(*needs), strict=True) if sum(need) * _MARGIN <= capacity]
+
+
+def _row(vector: Vector) -> tuple[int, ...]:
+    return tuple(setting.batch_size for setting in vector)
+
+
+def _memory(estimates: Estimator, spec: JobSpec, batch_size: int) -> int:
+    if batch_size and isinstance(estimates, KnowsBatches):
+        return estimates.memory(spec, batch_size)
+    return memory_of(estimates, spec)
+
+
+def _sizes(estimates: Estimator, job: Job, most: int, capacity: int) -> list[int]:
+    """The grid of one job: its range, as far as memory allows."""
+    spec = job.spec
+    assert spec.batch_range is not None
+    sizes = batch_grid(*spec.batch_range, spec.batch_size, most)
+    fitting = [size for size in sizes if not capacity or _memory(estimates, spec, size) * _MARGIN <= capacity]
+    return fitting or [spec.batch_size]

@@ -1,0 +1,265 @@
+"""Interference-aware co-location: jobs go where they cost least time, and all batch sizes there are tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import ClassVar
+
+from carpool.core.draft import Draft
+from carpool.core.errors import InputError, Overbooked
+from carpool.core.model import Allocation, DeviceId, Job
+from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.policies.batch_tuning import BatchTuning
+from carpool.policies.flow import Flow
+from carpool.policies.registry import register
+from carpool.policies.share_search import Vector
+from carpool.policies.share_trials import Trials
+from carpool.policies.sharing import Rooms, start_alone
+from carpool.policies.uses import KnowsUse, memory_of
+
+
+@register("iadeep")
+@dataclass(frozen=True, slots=True)
+class IADeep(Policy):
+    """Each waiting job, in order of submission, goes where the sum of all completion times grows least, or waits.
+
+    With PD_i = IF·DT/EFF what job i needs beside its neighbours over what it needs alone, a device is charged with
+    Σ w·(time until the end) as predicted from the pattern of jobs on it; a job's cost there is what it adds. It waits
+    if an empty device, as soon as one is expected for its place in the queue, is cheaper. Costs are weighed by how far
+    SM and memory use of the device are above the mean. On every device the batch sizes of all jobs that allow it are
+    tuned by GP-LCB, every proposal measured for `settle_s`. After Chen et al., "Interference-aware Multiplexing for Deep
+    Learning in GPU Clusters", SC 2023; EFF, the completion times and the moves to free devices are ours.
+    """
+
+    shares_devices: ClassVar[bool] = True
+    max_virtual: ClassVar[float] = 16.0
+
+    tuner: bool = True  # False: every job keeps its own batch
+    predictor: bool = True  # False: the emptiest device with room, and nobody waits for a better one
+    most: int = 4  # residents of one device
+    evaluations: int = 15  # settings that are measured for a mix
+    settle_s: float = 6.0  # how long each is measured
+    balance: float = 0.1  # weight of use above the mean
+    window: int = 32  # waiting jobs that are looked at
+    move_s: float = 10.0  # what a move to a free device must save
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.most <= self.max_virtual:
+            raise InputError(f"most is {self.most}", way_out=f"Give a number from 1 to {self.max_virtual:.0f}.")
+        for name in ("evaluations", "settle_s", "window"):
+            if getattr(self, name) <= 0:
+                raise InputError(f"{name} is {getattr(self, name)}", way_out="Give a number above 0.")
+
+    def plan(self, view: Snapshot) -> Plan:
+        """Judge settings that are due, place waiting jobs, use free devices, and tune every mix that has changed."""
+        draft, flow, trials = Draft(view), Flow(view, self.tuner), Trials.of(view.note)
+        told: list[str] = []
+        held = list(draft.occupancy.shared_devices()) if self.tuner else []
+        for device in held:
+            told += self._review(draft, trials, device)
+        if not isinstance(view.note, dict) or view.note.get("seen") != _signature(draft):
+            told += self._admit(draft, flow)
+            told += self._spread(draft, flow)
+        for device in list(draft.occupancy.shared_devices()) if self.tuner else []:
+            told += self._retune(draft, trials, device)
+        trials.forget(draft)
+        note = {**trials.note(), "seen": _signature(draft)}
+        look_at = trials.next_look(view.at)
+        if not told and look_at is None and note == view.note:
+            return Plan.NOTHING
+        return draft.finish("; ".join(told) or "batch sizes are being measured", wake_at=look_at, note=note)
+
+    # -------------------------------------------------------------------------------------------------------- placing
+    def _admit(self, draft: Draft, flow: Flow) -> Iterator[str]:
+        """Place waiting jobs; a wide one that finds no free devices blocks those behind it."""
+        if not draft.view.waiting:
+            return
+        rooms = Rooms(draft, self.most)
+        queue = _Queue(draft, flow)
+        alone = joined = 0
+        for number, job in enumerate(draft.waiting()):
+            if number >= self.window or (not rooms and not draft.num_free):
+                break
+            allocation = start_alone(draft, job, job.lane[0] if job.lane else 1.0)
+            alone += allocation is not None
+            if allocation is None:
+                if job.spec.devices > 1:
+                    break
+                allocation = self._join(draft, flow, rooms, queue, job)
+                joined += allocation is not None
+            if allocation is not None:
+                rooms.refile(allocation)
+        if alone or joined:
+            yield f"{alone} started alone, {joined} beside others"
+
+    def _join(self, draft: Draft, flow: Flow, rooms: Rooms, queue: _Queue, job: Job) -> Allocation | None:
+        """Beside those where it costs least, unless waiting is expected to cost less."""
+        fraction = job.lane[0] if job.lane else 1.0
+        offers = [d for d in rooms.open_to(job, fraction) if all(r.spec.devices == 1 for r in _residents(draft, d))]
+        if not offers:
+            return None
+        if not self.predictor:
+            device = offers[0]  # the fewest residents
+        else:
+            usual = _mean_use(draft)
+            costs = [self._cost(draft, flow, job, device, usual) for device in offers]
+            cost, device = min(zip(costs, offers, strict=True))
+            if queue.is_cheaper(job, cost):
+                return None
+        allocation = Allocation.of(device, fraction=fraction)
+        draft.assign(job, allocation)
+        queue.refresh(device)
+        return allocation
+
+    def _cost(self, draft: Draft, flow: Flow, job: Job, device: DeviceId, usual: float) -> float:
+        """What the job adds to the completion times there, its own included, weighed by the use of the device."""
+        kind = draft.view.cluster.kind_of(device)
+        residents = _residents(draft, device)
+        added = flow.cost(kind, flow.guests(device, [*residents, job])) - flow.cost(kind, flow.guests(device, residents))
+        return added * (1.0 + self.balance * (_use(draft, device, job) - usual))
+
+    def _spread(self, draft: Draft, flow: Flow) -> Iterator[str]:
+        """Free devices that no waiting job took go to the jobs that save most by moving there."""
+        moved: set[DeviceId] = set()
+        while draft.num_free and draft.occupancy.is_shared:
+            best: tuple[float, Job | None] = (self.move_s, None)
+            for device in draft.occupancy.shared_devices():
+                guests = flow.guests(device, _residents(draft, device))
+                if len(guests) < 2 or device in moved:
+                    continue
+                kind = draft.view.cluster.kind_of(device)
+                whole = flow.cost(kind, guests)
+                for guest in guests:
+                    if guest.job.lane or guest.job.spec.devices > 1 or guest.job.is_starting:
+                        continue
+                    rest = [other for other in guests if other is not guest]
+                    saved = whole - flow.cost(kind, rest) - flow.cost(kind, [guest])
+                    best = max(best, (saved, guest.job), key=lambda pair: pair[0])
+            saved, job = best
+            if job is None:
+                return
+            held = draft.holding(job)
+            if held is None or start_alone(draft, job) is None:
+                return
+            moved.update(held.devices())
+            yield f"{job.id} moves to a device of its own and saves {saved:.0f} s"
+
+    # --------------------------------------------------------------------------------------------------------- tuning
+    def _retune(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
+        """Begin to tune a mix that is not the one that was tuned."""
+        residents = _residents(draft, device)
+        if trials.knows(device, residents) or any(job.spec.devices > 1 for job in residents):
+            return
+        trials.drop(device)
+        tuning = _tuning(draft, device, residents)
+        vector = tuning.propose(None, self.evaluations) if tuning.is_open else None
+        if vector is None:
+            return
+        self._apply(draft, device, residents, vector)
+        trials.begin(device, residents, vector, self._next_look(draft.view.at))
+        yield f"starts from batches {_words(vector)} on {draft.view.cluster.device_name(device)}"
+
+    def _review(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
+        """Take in what the present setting has shown; go on with the next one or settle for the best."""
+        trial, at = trials.get(device), draft.view.at
+        residents = _residents(draft, device)
+        if trial is None or trial.look_at is None or at < trial.look_at or not trials.knows(device, residents):
+            return
+        if any(job.is_starting or job.rate <= 0.0 for job in residents):
+            trials.put_off(device, self._next_look(at))
+            return
+        tuning = _tuning(draft, device, residents)
+        tried = (*trial.tried, (trial.now, -tuning.degradation(trial.now)))
+        trial = replace(trial, tried=tried, corrections=trial.corrections or tuning.interference(trial.now))
+        vector = tuning.propose(trial, self.evaluations)
+        name = draft.view.cluster.device_name(device)
+        if vector is not None:
+            trials.go_on(device, trial, vector, self._next_look(at))
+            self._apply(draft, device, residents, vector)
+            yield f"tries batches {_words(vector)} on {name}"
+            return
+        best = tuning.best(trial)
+        trials.settle(device, trial, best)
+        self._apply(draft, device, residents, best)
+        yield f"keeps batches {_words(best)} on {name} after {len(tried)} measured"
+
+    def _next_look(self, at: float) -> float:
+        """When a setting that begins now has been measured: the same instants for all devices, to plan less often."""
+        return (ceil(at / self.settle_s + 1e-9) + 1) * self.settle_s
+
+    def _apply(self, draft: Draft, device: DeviceId, residents: Sequence[Job], vector: Vector) -> None:
+        for job, setting in zip(residents, vector, strict=True):
+            draft.assign(job, Allocation.of(device, fraction=setting.fraction, batch_size=setting.batch_size))
+
+
+class _Queue:
+    """When devices are expected to be empty, each handed to one waiting job after another."""
+
+    def __init__(self, draft: Draft, flow: Flow) -> None:
+        self._draft, self._flow = draft, flow
+        self._empty: dict[DeviceId, float] = {}
+        for device in draft.occupancy.shared_devices():
+            self.refresh(device)
+
+    def refresh(self, device: DeviceId) -> None:
+        """Somebody has come to a device."""
+        kind = self._draft.view.cluster.kind_of(device)
+        guests = self._flow.guests(device, _residents(self._draft, device))
+        alone = all(guest.job.spec.devices == 1 for guest in guests)
+        self._empty[device] = max(self._flow.ends(kind, guests), default=0.0) if alone else inf
+
+    def is_cheaper(self, job: Job, cost: float) -> bool:
+        """Whether to wait for an empty device costs less; then the job takes its place in the queue for it."""
+        cluster = self._draft.view.cluster
+        best: tuple[float, DeviceId | None] = (inf, None)
+        for device, empty_s in self._empty.items():
+            kind = cluster.kind_of(device)
+            if not job.spec.kinds or kind in job.spec.kinds:
+                best = min(best, (empty_s + self._flow.left_s(job, kind), device), key=lambda pair: pair[0])
+        end_s, device = best
+        if device is None or job.spec.weight * end_s >= cost:
+            return False
+        self._empty[device] = end_s
+        return True
+
+
+def _signature(draft: Draft) -> list[int]:
+    """Changes whenever a job has come, gone or stopped, or devices have: placing anew is worth while only then."""
+    view = draft.view
+    waiting = sum(draft.holding(view.jobs[job]) is None for job in view.waiting)
+    return [len(view.jobs), max((job.seq for job in view.jobs.values()), default=0), waiting, draft.num_free]
+
+
+def _tuning(draft: Draft, device: DeviceId, residents: Sequence[Job]) -> BatchTuning:
+    bank = draft.view.cluster.bank_of(device)
+    return BatchTuning(draft.view.estimates, bank.kind, residents, 1.0, bank.memory_bytes)
+
+
+def _residents(draft: Draft, device: DeviceId) -> list[Job]:
+    """The jobs of a device in order of submission."""
+    jobs = draft.view.jobs
+    return sorted((jobs[r.job] for r in draft.occupancy.residents(device)), key=lambda job: (job.seq, job.id))
+
+
+def _use(draft: Draft, device: DeviceId, newcomer: Job | None = None) -> float:
+    """Mean of the SM use and the memory use of a device, as far as they are known."""
+    view = draft.view
+    bank = view.cluster.bank_of(device)
+    specs = [job.spec for job in _residents(draft, device)] + ([newcomer.spec] if newcomer is not None else [])
+    uses = []
+    if isinstance(view.estimates, KnowsUse):
+        uses.append(sum(view.estimates.use(spec, bank.kind).sm for spec in specs))
+    if bank.memory_bytes:
+        uses.append(sum(memory_of(view.estimates, spec) for spec in specs) / bank.memory_bytes)
+    return sum(uses) / len(uses) if uses else 0.0
+
+
+def _mean_use(draft: Draft) -> float:
+    held = list(draft.occupancy.shared_devices())
+    return sum(_use(draft, device) for device in held) / len(held) if held else 0.0
+
+
+def _words(vector: Vector) -> str:
+    return "/".join(str(setting.batch_size or "own") for setting in vector)
