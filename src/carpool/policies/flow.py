@@ -33,9 +33,10 @@ class Flow:
 
     view: Snapshot
     tuned: bool = True  # whether batch sizes are
+    virtual: float = inf  # what the equal caps of a device sum to
     _speeds: dict[tuple[Kind, Pattern], list[float]] = field(default_factory=dict)
     _left: dict[tuple[JobId, Kind], float] = field(default_factory=dict)
-    _starts: dict[tuple[Kind, Likeness, object], Setting] = field(default_factory=dict)
+    _starts: dict[tuple[Kind, Likeness, object], int] = field(default_factory=dict)
 
     def left_s(self, job: Job, kind: Kind) -> float:
         """Seconds the job still needs alone on a device of the kind at its own batch."""
@@ -49,14 +50,17 @@ class Flow:
 
     def guests(self, device: DeviceId, jobs: Sequence[Job]) -> list[Guest]:
         """Jobs as they would be on a device, as far as a pattern says: with the batch from which tuning starts."""
-        return [Guest(job, self._start(job, device) if self.tuned else Setting(1.0)) for job in jobs]
+        share = min(1.0, self.virtual / max(1, len(jobs)))
+        return [
+            Guest(job, Setting(job.lane[0] if job.lane else share, self._start(job, device) if self.tuned else 0))
+            for job in jobs
+        ]
 
-    def _start(self, job: Job, device: DeviceId) -> Setting:
+    def _start(self, job: Job, device: DeviceId) -> int:
         bank = self.view.cluster.bank_of(device)
         key = (bank.kind, likeness(job), job.spec.batch_range)
         if key not in self._starts:
-            batch = best_alone(self.view.estimates, job, bank.kind, bank.memory_bytes)
-            self._starts[key] = Setting(1.0, batch)
+            self._starts[key] = best_alone(self.view.estimates, job, bank.kind, bank.memory_bytes)
         return self._starts[key]
 
     def speeds(self, kind: Kind, guests: Sequence[Guest]) -> list[float]:

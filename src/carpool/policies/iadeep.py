@@ -14,7 +14,7 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.batch_tuning import BatchTuning
 from carpool.policies.flow import Flow
 from carpool.policies.registry import register
-from carpool.policies.share_search import Vector
+from carpool.policies.share_search import Setting, Vector
 from carpool.policies.share_trials import Trials
 from carpool.policies.sharing import Rooms, start_alone
 from carpool.policies.uses import KnowsUse, memory_of
@@ -42,6 +42,8 @@ class IADeep(Policy):
     evaluations: int = 15  # settings that are measured for a mix
     settle_s: float = 6.0  # how long each is measured
     balance: float = 0.1  # weight of use above the mean
+    virtual: float = 1.5  # what the equal caps on a shared device sum to; 16: no caps
+    patience: float = 4.0  # a job is overtaken by those submitted up to this many times its length later
     window: int = 32  # waiting jobs that are looked at
     move_s: float = 10.0  # what a move to a free device must save
 
@@ -54,16 +56,15 @@ class IADeep(Policy):
 
     def plan(self, view: Snapshot) -> Plan:
         """Judge settings that are due, place waiting jobs, use free devices, and tune every mix that has changed."""
-        draft, flow, trials = Draft(view), Flow(view, self.tuner), Trials.of(view.note)
+        draft, flow, trials = Draft(view), Flow(view, self.tuner, self.virtual), Trials.of(view.note)
         told: list[str] = []
-        held = list(draft.occupancy.shared_devices()) if self.tuner else []
-        for device in held:
+        for device in list(draft.occupancy.shared_devices()):
             told += self._review(draft, trials, device)
         if not isinstance(view.note, dict) or view.note.get("seen") != _signature(draft):
             told += self._admit(draft, flow)
             told += self._spread(draft, flow)
-        for device in list(draft.occupancy.shared_devices()) if self.tuner else []:
-            told += self._retune(draft, trials, device)
+        for device in list(draft.occupancy.shared_devices()):
+            told += self._retune(draft, flow, trials, device)
         trials.forget(draft)
         note = {**trials.note(), "seen": _signature(draft)}
         look_at = trials.next_look(view.at)
@@ -79,8 +80,8 @@ class IADeep(Policy):
         rooms = Rooms(draft, self.most)
         queue = _Queue(draft, flow)
         alone = joined = 0
-        for number, job in enumerate(draft.waiting()):
-            if number >= self.window or (not rooms and not draft.num_free):
+        for job in self._in_turn(draft, flow)[: self.window]:
+            if not rooms and not draft.num_free:
                 break
             allocation = start_alone(draft, job, job.lane[0] if job.lane else 1.0)
             alone += allocation is not None
@@ -94,9 +95,16 @@ class IADeep(Policy):
         if alone or joined:
             yield f"{alone} started alone, {joined} beside others"
 
+    def _in_turn(self, draft: Draft, flow: Flow) -> list[Job]:
+        """Waiting jobs by submission and length: short ones first, but nobody is overtaken for ever."""
+        kind = draft.view.cluster.kinds[0]
+        return sorted(
+            draft.waiting(), key=lambda job: (job.submitted_at + self.patience * flow.left_s(job, kind), job.seq)
+        )
+
     def _join(self, draft: Draft, flow: Flow, rooms: Rooms, queue: _Queue, job: Job) -> Allocation | None:
         """Beside those where it costs least, unless waiting is expected to cost less."""
-        fraction = job.lane[0] if job.lane else 1.0
+        fraction = job.lane[0] if job.lane else min(1.0, self.virtual / self.most)
         offers = [d for d in rooms.open_to(job, fraction) if all(r.spec.devices == 1 for r in _residents(draft, d))]
         if not offers:
             return None
@@ -117,7 +125,9 @@ class IADeep(Policy):
         """What the job adds to the completion times there, its own included, weighed by the use of the device."""
         kind = draft.view.cluster.kind_of(device)
         residents = _residents(draft, device)
-        added = flow.cost(kind, flow.guests(device, [*residents, job])) - flow.cost(kind, flow.guests(device, residents))
+        added = flow.cost(kind, flow.guests(device, [*residents, job])) - flow.cost(
+            kind, flow.guests(device, residents)
+        )
         return added * (1.0 + self.balance * (_use(draft, device, job) - usual))
 
     def _spread(self, draft: Draft, flow: Flow) -> Iterator[str]:
@@ -147,15 +157,16 @@ class IADeep(Policy):
             yield f"{job.id} moves to a device of its own and saves {saved:.0f} s"
 
     # --------------------------------------------------------------------------------------------------------- tuning
-    def _retune(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
-        """Begin to tune a mix that is not the one that was tuned."""
+    def _retune(self, draft: Draft, flow: Flow, trials: Trials, device: DeviceId) -> Iterator[str]:
+        """Share a device out among those who are there now, and begin to tune their batches."""
         residents = _residents(draft, device)
         if trials.knows(device, residents) or any(job.spec.devices > 1 for job in residents):
             return
         trials.drop(device)
-        tuning = _tuning(draft, device, residents)
-        vector = tuning.propose(None, self.evaluations) if tuning.is_open else None
+        tuning = self._tuning(draft, device, residents)
+        vector = tuning.propose(None, self.evaluations) if self.tuner and tuning.is_open else None
         if vector is None:
+            self._apply(draft, device, residents, [guest.setting for guest in flow.guests(device, residents)])
             return
         self._apply(draft, device, residents, vector)
         trials.begin(device, residents, vector, self._next_look(draft.view.at))
@@ -170,7 +181,7 @@ class IADeep(Policy):
         if any(job.is_starting or job.rate <= 0.0 for job in residents):
             trials.put_off(device, self._next_look(at))
             return
-        tuning = _tuning(draft, device, residents)
+        tuning = self._tuning(draft, device, residents)
         tried = (*trial.tried, (trial.now, -tuning.degradation(trial.now)))
         trial = replace(trial, tried=tried, corrections=trial.corrections or tuning.interference(trial.now))
         vector = tuning.propose(trial, self.evaluations)
@@ -185,11 +196,15 @@ class IADeep(Policy):
         self._apply(draft, device, residents, best)
         yield f"keeps batches {_words(best)} on {name} after {len(tried)} measured"
 
+    def _tuning(self, draft: Draft, device: DeviceId, residents: Sequence[Job]) -> BatchTuning:
+        bank, share = draft.view.cluster.bank_of(device), min(1.0, self.virtual / len(residents))
+        return BatchTuning(draft.view.estimates, bank.kind, residents, share, bank.memory_bytes)
+
     def _next_look(self, at: float) -> float:
         """When a setting that begins now has been measured: the same instants for all devices, to plan less often."""
         return (ceil(at / self.settle_s + 1e-9) + 1) * self.settle_s
 
-    def _apply(self, draft: Draft, device: DeviceId, residents: Sequence[Job], vector: Vector) -> None:
+    def _apply(self, draft: Draft, device: DeviceId, residents: Sequence[Job], vector: Sequence[Setting]) -> None:
         for job, setting in zip(residents, vector, strict=True):
             draft.assign(job, Allocation.of(device, fraction=setting.fraction, batch_size=setting.batch_size))
 
@@ -230,11 +245,6 @@ def _signature(draft: Draft) -> list[int]:
     view = draft.view
     waiting = sum(draft.holding(view.jobs[job]) is None for job in view.waiting)
     return [len(view.jobs), max((job.seq for job in view.jobs.values()), default=0), waiting, draft.num_free]
-
-
-def _tuning(draft: Draft, device: DeviceId, residents: Sequence[Job]) -> BatchTuning:
-    bank = draft.view.cluster.bank_of(device)
-    return BatchTuning(draft.view.estimates, bank.kind, residents, 1.0, bank.memory_bytes)
 
 
 def _residents(draft: Draft, device: DeviceId) -> list[Job]:
