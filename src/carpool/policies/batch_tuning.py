@@ -71,7 +71,7 @@ class BatchTuning:
         return len(self._rows) > 1
 
     def degradation(self, vector: Vector) -> float:
-        """log of the weighted mean PD, from the rates that the jobs have reported under this vector."""
+        """The logarithm of the weighted mean PD, from the rates that the jobs have reported under this vector."""
         found = [pd for pd, _ in self._measured(vector)]
         return log(float(self._weights @ found))
 

@@ -8,29 +8,29 @@ from math import ceil, inf
 from typing import ClassVar
 
 from carpool.core.draft import Draft
-from carpool.core.errors import InputError, Overbooked
+from carpool.core.errors import InputError
 from carpool.core.model import Allocation, DeviceId, Job
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.policies.batch_tuning import BatchTuning
+from carpool.policies.batch_tuning import BatchTuning, is_tunable
 from carpool.policies.flow import Flow
 from carpool.policies.registry import register
 from carpool.policies.share_search import Setting, Vector
 from carpool.policies.share_trials import Trials
 from carpool.policies.sharing import Rooms, start_alone
-from carpool.policies.uses import KnowsUse, memory_of
 
 
 @register("iadeep")
 @dataclass(frozen=True, slots=True)
 class IADeep(Policy):
-    """Each waiting job, in order of submission, goes where the sum of all completion times grows least, or waits.
+    """Each waiting job in turn goes where the sum of all completion times grows least, or waits.
 
     With PD_i = IF·DT/EFF what job i needs beside its neighbours over what it needs alone, a device is charged with
-    Σ w·(time until the end) as predicted from the pattern of jobs on it; a job's cost there is what it adds. It waits
-    if an empty device, as soon as one is expected for its place in the queue, is cheaper. Costs are weighed by how far
-    SM and memory use of the device are above the mean. On every device the batch sizes of all jobs that allow it are
-    tuned by GP-LCB, every proposal measured for `settle_s`. After Chen et al., "Interference-aware Multiplexing for Deep
-    Learning in GPU Clusters", SC 2023; EFF, the completion times and the moves to free devices are ours.
+    Σ w·(time until the end) as predicted from the pattern of jobs on it; a job's cost there is what it adds. It waits if
+    an empty device, as soon as one is expected for its place in the queue, is cheaper. Costs are weighed by how far SM
+    and memory use of the device are above the mean. Jobs of a device have equal caps, and the batch sizes of all that
+    allow it are tuned by GP-LCB, every proposal measured for `settle_s`. After Chen et al., "Interference-aware
+    Multiplexing for Deep Learning in GPU Clusters", SC 2023; EFF, caps, completion times, the order of the queue and
+    moves to free devices are ours.
     """
 
     shares_devices: ClassVar[bool] = True
@@ -56,7 +56,7 @@ class IADeep(Policy):
 
     def plan(self, view: Snapshot) -> Plan:
         """Judge settings that are due, place waiting jobs, use free devices, and tune every mix that has changed."""
-        draft, flow, trials = Draft(view), Flow(view, self.tuner, self.virtual), Trials.of(view.note)
+        draft, flow, trials = Draft(view), Flow(view, tuned=self.tuner, virtual=self.virtual), Trials.of(view.note)
         told: list[str] = []
         for device in list(draft.occupancy.shared_devices()):
             told += self._review(draft, trials, device)
@@ -111,7 +111,8 @@ class IADeep(Policy):
         if not self.predictor:
             device = offers[0]  # the fewest residents
         else:
-            usual = _mean_use(draft)
+            held = list(draft.occupancy.shared_devices())
+            usual = sum([_use(draft, flow, device) for device in held]) / len(held)
             costs = [self._cost(draft, flow, job, device, usual) for device in offers]
             cost, device = min(zip(costs, offers, strict=True))
             if queue.is_cheaper(job, cost):
@@ -128,7 +129,7 @@ class IADeep(Policy):
         added = flow.cost(kind, flow.guests(device, [*residents, job])) - flow.cost(
             kind, flow.guests(device, residents)
         )
-        return added * (1.0 + self.balance * (_use(draft, device, job) - usual))
+        return added * (1.0 + self.balance * (_use(draft, flow, device) + flow.use(device, job) - usual))
 
     def _spread(self, draft: Draft, flow: Flow) -> Iterator[str]:
         """Free devices that no waiting job took go to the jobs that save most by moving there."""
@@ -163,8 +164,10 @@ class IADeep(Policy):
         if trials.knows(device, residents) or any(job.spec.devices > 1 for job in residents):
             return
         trials.drop(device)
-        tuning = self._tuning(draft, device, residents)
-        vector = tuning.propose(None, self.evaluations) if self.tuner and tuning.is_open else None
+        vector = None
+        if self.tuner and any(is_tunable(draft.view.estimates, job) for job in residents):
+            tuning = self._tuning(draft, device, residents)
+            vector = tuning.propose(None, self.evaluations) if tuning.is_open else None
         if vector is None:
             self._apply(draft, device, residents, [guest.setting for guest in flow.guests(device, residents)])
             return
@@ -228,13 +231,13 @@ class _Queue:
     def is_cheaper(self, job: Job, cost: float) -> bool:
         """Whether to wait for an empty device costs less; then the job takes its place in the queue for it."""
         cluster = self._draft.view.cluster
-        best: tuple[float, DeviceId | None] = (inf, None)
-        for device, empty_s in self._empty.items():
-            kind = cluster.kind_of(device)
-            if not job.spec.kinds or kind in job.spec.kinds:
-                best = min(best, (empty_s + self._flow.left_s(job, kind), device), key=lambda pair: pair[0])
-        end_s, device = best
-        if device is None or job.spec.weight * end_s >= cost:
+        ends = [
+            (empty_s + self._flow.left_s(job, cluster.kind_of(device)), device)
+            for device, empty_s in self._empty.items()
+            if not job.spec.kinds or cluster.kind_of(device) in job.spec.kinds
+        ]
+        end_s, device = min(ends)
+        if job.spec.weight * end_s >= cost:
             return False
         self._empty[device] = end_s
         return True
@@ -253,22 +256,9 @@ def _residents(draft: Draft, device: DeviceId) -> list[Job]:
     return sorted((jobs[r.job] for r in draft.occupancy.residents(device)), key=lambda job: (job.seq, job.id))
 
 
-def _use(draft: Draft, device: DeviceId, newcomer: Job | None = None) -> float:
-    """Mean of the SM use and the memory use of a device, as far as they are known."""
-    view = draft.view
-    bank = view.cluster.bank_of(device)
-    specs = [job.spec for job in _residents(draft, device)] + ([newcomer.spec] if newcomer is not None else [])
-    uses = []
-    if isinstance(view.estimates, KnowsUse):
-        uses.append(sum(view.estimates.use(spec, bank.kind).sm for spec in specs))
-    if bank.memory_bytes:
-        uses.append(sum(memory_of(view.estimates, spec) for spec in specs) / bank.memory_bytes)
-    return sum(uses) / len(uses) if uses else 0.0
-
-
-def _mean_use(draft: Draft) -> float:
-    held = list(draft.occupancy.shared_devices())
-    return sum(_use(draft, device) for device in held) / len(held) if held else 0.0
+def _use(draft: Draft, flow: Flow, device: DeviceId) -> float:
+    """What its residents use of a device."""
+    return sum([flow.use(device, job) for job in _residents(draft, device)])
 
 
 def _words(vector: Vector) -> str:

@@ -53,11 +53,12 @@ def speeds(estimates: Estimator, kind: Kind, tenants: Sequence[Tenant], vectors:
     if isinstance(estimates, KnowsMixes):
         found = estimates.mixed(kind, mixes)
     else:
-        found = [_one_by_one(estimates, kind, mix) for mix in mixes]
+        found = [one_by_one(estimates, kind, mix) for mix in mixes]
     return [[estimate.mean / whole for estimate, whole in zip(rates, alone, strict=True)] for rates in found]
 
 
-def _one_by_one(estimates: Estimator, kind: Kind, mix: Sequence[Tenure]) -> list[Estimate]:
+def one_by_one(estimates: Estimator, kind: Kind, mix: Sequence[Tenure]) -> list[Estimate]:
+    """Rate of each job of a mix from an estimator that knows only neighbours."""
     answers = []
     for place, (spec, fraction, batch_size) in enumerate(mix):
         others = tuple(Neighbour(*other) for other in (*mix[:place], *mix[place + 1 :]))

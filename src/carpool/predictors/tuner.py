@@ -28,11 +28,11 @@ class Tuner:
 
         next = argmin μ(x) − √β·σ(x)
 
-    over a Gaussian process with kernel Matérn-5/2 on x = log m (Srinivas et al., 2010; Chen et al., "Interference-aware
-    Multiplexing for Deep Learning in GPU Clusters", SC 2023). It models what log PD is measured to be above `believed`,
-    so that the first row is where belief has its minimum, for T = a + b·m and noise scale φ at m* = √(aφ/b). The process'
-    length and signal are those of a small grid with the highest posterior. Nothing is remembered between calls: the same
-    measurements give the same answer.
+    over a Gaussian process with kernel Matérn-5/2 on x = log m (Srinivas et al., 2010; Chen et al.,
+    "Interference-aware Multiplexing for Deep Learning in GPU Clusters", SC 2023). It models what log PD is measured
+    to be above `believed`, so that the first row is where belief has its minimum: for T = a + b·m and noise scale φ at
+    m* = √(aφ/b). Length and signal of the process are those of a small grid with the highest posterior. Nothing is
+    remembered between calls: the same measurements give the same answer.
     """
 
     grid: Floats  # rows × jobs
@@ -105,4 +105,4 @@ def batch_grid(low: int, high: int, own: int, most: int) -> list[int]:
     """Up to `most` batch sizes from low to high in even ratios, the job's own among them, ascending."""
     if low >= high or most < 2:
         return [own]
-    return sorted({*(int(round(size)) for size in np.geomspace(low, high, most - 1)), own})
+    return sorted({*(round(float(size)) for size in np.geomspace(low, high, most - 1)), own})
