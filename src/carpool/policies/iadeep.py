@@ -25,8 +25,8 @@ class IADeep(Policy):
     """Each waiting job in turn goes where the sum of all completion times grows least, or waits.
 
     With PD_i = IF·DT/EFF what job i needs beside its neighbours over what it needs alone, a device is charged with
-    Σ w·(time until the end) as predicted from the pattern of jobs on it; a job's cost there is what it adds. It waits if
-    an empty device, as soon as one is expected for its place in the queue, is cheaper. Costs are weighed by how far SM
+    Σ w·(time until the end) as predicted from the pattern of jobs on it; a job's cost there is what it adds. It waits
+    if an empty device, as soon as one is expected for its place in the queue, is cheaper. Costs are weighed by how far SM
     and memory use of the device are above the mean. Jobs of a device have equal caps, and the batch sizes of all that
     allow it are tuned by GP-LCB, every proposal measured for `settle_s`. After Chen et al., "Interference-aware
     Multiplexing for Deep Learning in GPU Clusters", SC 2023; EFF, caps, completion times, the order of the queue and
@@ -92,6 +92,7 @@ class IADeep(Policy):
                 joined += allocation is not None
             if allocation is not None:
                 rooms.refile(allocation)
+                queue.refresh(*allocation.devices())
         if alone or joined:
             yield f"{alone} started alone, {joined} beside others"
 
@@ -119,7 +120,6 @@ class IADeep(Policy):
                 return None
         allocation = Allocation.of(device, fraction=fraction)
         draft.assign(job, allocation)
-        queue.refresh(device)
         return allocation
 
     def _cost(self, draft: Draft, flow: Flow, job: Job, device: DeviceId, usual: float) -> float:
@@ -218,15 +218,15 @@ class _Queue:
     def __init__(self, draft: Draft, flow: Flow) -> None:
         self._draft, self._flow = draft, flow
         self._empty: dict[DeviceId, float] = {}
-        for device in draft.occupancy.shared_devices():
-            self.refresh(device)
+        self.refresh(*draft.occupancy.shared_devices())
 
-    def refresh(self, device: DeviceId) -> None:
-        """Somebody has come to a device."""
-        kind = self._draft.view.cluster.kind_of(device)
-        guests = self._flow.guests(device, _residents(self._draft, device))
-        alone = all(guest.job.spec.devices == 1 for guest in guests)
-        self._empty[device] = max(self._flow.ends(kind, guests), default=0.0) if alone else inf
+    def refresh(self, *devices: DeviceId) -> None:
+        """Look again at devices to which somebody has come."""
+        for device in devices:
+            kind = self._draft.view.cluster.kind_of(device)
+            guests = self._flow.guests(device, _residents(self._draft, device))
+            narrow = all(guest.job.spec.devices == 1 for guest in guests)
+            self._empty[device] = max(self._flow.ends(kind, guests)) if narrow else inf
 
     def is_cheaper(self, job: Job, cost: float) -> bool:
         """Whether to wait for an empty device costs less; then the job takes its place in the queue for it."""
