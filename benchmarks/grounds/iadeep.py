@@ -8,6 +8,7 @@ sixteen times of it, not beyond what was measured.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -76,4 +77,7 @@ def _instants(random: Random, count: int, data: Path | None) -> list[float]:
 
 def cluster() -> Cluster:
     """Five machines of four devices."""
-    return Cluster.build([(5, 4, KIND)])
+    built = Cluster.build([(5, 4, KIND)])
+    banks = [tuple(replace(bank, memory_bytes=MEMORY_BYTES) for bank in node.banks) for node in built.nodes]
+    nodes = tuple(replace(node, banks=found) for node, found in zip(built.nodes, banks, strict=True))
+    return Cluster(nodes, built.links)

@@ -26,8 +26,8 @@ class IADeep(Policy):
 
     With PD_i = IF·DT/EFF what job i needs beside its neighbours over what it needs alone, a device is charged with
     Σ w·(time until the end) as predicted from the pattern of jobs on it; a job's cost there is what it adds. It waits
-    if an empty device, as soon as one is expected for its place in the queue, is cheaper. Costs are weighed by how far SM
-    and memory use of the device are above the mean. Jobs of a device have equal caps, and the batch sizes of all that
+    if an empty device, as soon as one is expected for its place in the queue, is cheaper. Costs are weighed by how far
+    SM and memory use of the device are above the mean. Jobs of a device have equal caps, and batch sizes of all that
     allow it are tuned by GP-LCB, every proposal measured for `settle_s`. After Chen et al., "Interference-aware
     Multiplexing for Deep Learning in GPU Clusters", SC 2023; EFF, caps, completion times, the order of the queue and
     moves to free devices are ours.
@@ -70,7 +70,7 @@ class IADeep(Policy):
         look_at = trials.next_look(view.at)
         if not told and look_at is None and note == view.note:
             return Plan.NOTHING
-        return draft.finish("; ".join(told) or "batch sizes are being measured", wake_at=look_at, note=note)
+        return draft.finish("; ".join(told) or "batches stay", wake_at=look_at, note=note)
 
     # -------------------------------------------------------------------------------------------------------- placing
     def _admit(self, draft: Draft, flow: Flow) -> Iterator[str]:
@@ -205,7 +205,7 @@ class IADeep(Policy):
 
     def _next_look(self, at: float) -> float:
         """When a setting that begins now has been measured: the same instants for all devices, to plan less often."""
-        return (ceil(at / self.settle_s + 1e-9) + 1) * self.settle_s
+        return ceil(at / self.settle_s + 1.0 - 1e-9) * self.settle_s
 
     def _apply(self, draft: Draft, device: DeviceId, residents: Sequence[Job], vector: Sequence[Setting]) -> None:
         for job, setting in zip(residents, vector, strict=True):
