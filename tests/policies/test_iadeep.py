@@ -58,14 +58,14 @@ class Known:
 class Truth(PlainWorld):
     """What the estimator believes is true, unless another curve is."""
 
-    kept: tuple[float, ...] = (1.0, 0.9)
+    beside: tuple[float, ...] = (1.0, 0.9)
     curve: dict[int, float] = field(default_factory=lambda: CURVE)
 
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        return Pace(Known(self.kept, self.curve).rate(spec, placement).mean)
+        return Pace(Known(self.beside, self.curve).rate(spec, placement).mean)
 
     def estimator(self) -> Estimator:
-        return Known(self.kept)
+        return Known(self.beside)
 
 
 def job(name: str, work: float, at: float = 0.0, model: str = "", **options: object) -> Arrival:
@@ -83,30 +83,30 @@ def starts(policy: IADeep, arrivals: list[Arrival], world: PlainWorld, devices: 
 
 
 def test_a_job_joins_where_sharing_pays() -> None:
-    found = starts(IADeep(), [job("old", 100.0), job("new", 100.0, at=1.0)], Truth(kept=(1.0, 0.9)))
+    found = starts(IADeep(), [job("old", 100.0), job("new", 100.0, at=1.0)], Truth(beside=(1.0, 0.9)))
     assert found == {"old": 0.0, "new": 1.0}
 
 
 def test_a_job_waits_where_sharing_does_not_pay() -> None:
-    found = starts(IADeep(), [job("old", 100.0), job("new", 100.0, at=1.0)], Truth(kept=(1.0, 0.3)))
+    found = starts(IADeep(), [job("old", 100.0), job("new", 100.0, at=1.0)], Truth(beside=(1.0, 0.3)))
     assert found["new"] == pytest.approx(100.0, abs=1.0)
 
 
 def test_without_prediction_nobody_waits_for_a_better_place() -> None:
-    found = starts(IADeep(predictor=False), [job("old", 100.0), job("new", 100.0, at=1.0)], Truth(kept=(1.0, 0.3)))
+    found = starts(IADeep(predictor=False), [job("old", 100.0), job("new", 100.0, at=1.0)], Truth(beside=(1.0, 0.3)))
     assert found["new"] == 1.0
 
 
 def test_a_neighbour_that_does_no_harm_is_chosen() -> None:
     arrivals = [job("a", 100.0, model="harmful"), job("b", 100.0), job("new", 100.0, at=1.0)]
-    run = drive(IADeep(), Cluster.build([(1, 2, KIND)]), arrivals, Truth(kept=(1.0, 0.9)))
+    run = drive(IADeep(), Cluster.build([(1, 2, KIND)]), arrivals, Truth(beside=(1.0, 0.9)))
     first = {o.job: o.allocation for _, o in reversed(run.orders) if isinstance(o, Assign)}
     assert first[JobId("new")].same_devices(first[JobId("b")])
 
 
 def test_the_device_that_is_used_less_is_chosen() -> None:
     arrivals = [job("a", 100.0, model="busy"), job("b", 100.0), job("new", 100.0, at=1.0)]
-    run = drive(IADeep(), Cluster.build([(1, 2, KIND)]), arrivals, Truth(kept=(1.0, 0.9)))
+    run = drive(IADeep(), Cluster.build([(1, 2, KIND)]), arrivals, Truth(beside=(1.0, 0.9)))
     first = {o.job: o.allocation for _, o in reversed(run.orders) if isinstance(o, Assign)}
     assert first[JobId("new")].same_devices(first[JobId("b")])
 
@@ -124,7 +124,7 @@ def test_caps_are_equal_and_alone_a_job_has_the_whole_device() -> None:
         IADeep(virtual=1.5),
         Cluster.build([(1, 1, KIND)]),
         [job("a", 50.0), job("b", 100.0, at=1.0)],
-        Truth(kept=(1.0, 0.9)),
+        Truth(beside=(1.0, 0.9)),
     )
     assigned = [order for _, order in run.orders if isinstance(order, Assign)]
     assert {order.allocation.fractions for order in assigned if order.job == "b"} == {(0.75,), (1.0,)}
@@ -142,7 +142,7 @@ def batches(policy: IADeep, arrivals: list[Arrival], world: PlainWorld) -> dict[
 
 def test_every_job_that_may_is_tuned_and_no_other() -> None:
     arrivals = [job("a", 900.0, batch_range=(32, 256)), job("b", 900.0, batch_range=(32, 256)), job("c", 900.0)]
-    found = batches(IADeep(settle_s=2.0), arrivals, Truth(kept=(1.0, 0.9, 0.8)))
+    found = batches(IADeep(settle_s=2.0), arrivals, Truth(beside=(1.0, 0.9, 0.8)))
     near = [min(CURVE, key=lambda size: abs(size - found[name][-1])) for name in ("a", "b")]
     assert near == [128, 128]
     assert set(found["c"]) == {0}

@@ -70,7 +70,7 @@ class IADeep(Policy):
         look_at = trials.next_look(view.at)
         if not told and look_at is None and note == view.note:
             return Plan.NOTHING
-        return draft.finish("; ".join(told) or "batches stay", wake_at=look_at, note=note)
+        return draft.finish("; ".join(told) or "shares and batch sizes stay as they are", wake_at=look_at, note=note)
 
     # -------------------------------------------------------------------------------------------------------- placing
     def _admit(self, draft: Draft, flow: Flow) -> Iterator[str]:
