@@ -8,6 +8,8 @@ sixteen times of it, not beyond what was measured.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,14 +17,19 @@ from typing import NamedTuple
 
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Cluster
+from carpool.policies.registry import parse_policy
+from carpool.sim.run import simulate
 from carpool.sim.traces.arrivals import Bursty
 from carpool.sim.traces.readers import read_trace
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.colocation import ColocationWorld
+from grounds.ground import Ground, Limit, Row
 
 KIND, DEVICES, MEMORY_BYTES, JOBS = Kind("H200"), 20, 24 << 30, 300
 SIZES = {"S": 300.0, "M": 900.0, "L": 2400.0, "XL": 7200.0}  # median seconds alone
 SIGMA = 0.5
+POLICIES = ("carpool", "iadeep", "fifo", "mps-equal", "antman", "kernel-est")
+TABLE = Path(__file__).parent.parent / "results" / "gpu_colocation.json"
 
 
 class Sort(NamedTuple):
@@ -81,3 +88,18 @@ def cluster() -> Cluster:
     banks = [tuple(replace(bank, memory_bytes=MEMORY_BYTES) for bank in node.banks) for node in built.nodes]
     nodes = tuple(replace(node, banks=found) for node, found in zip(built.nodes, banks, strict=True))
     return Cluster(nodes, built.links)
+
+
+def run(data: Path, quick: bool) -> Iterator[Row]:
+    """One stream at the middle load; several streams and loads are in ``benchmarks/iadeep.py``."""
+    world = ColocationWorld.load(TABLE)
+    world.report_every_s = 30.0
+    arrivals, there = world.prepare(jobs(world, 0, 1.2, data, 100 if quick else JOBS), cluster())
+    for policy in POLICIES:
+        began = time.process_time()
+        found = simulate(arrivals, there, parse_policy(policy), world).summary()
+        assert found.finished == len(arrivals), f"{policy}: {found.finished} of {len(arrivals)} jobs finished"
+        yield Row("load 1.2", policy, found.avg_jct_s, time.process_time() - began, {"makespan_s": found.makespan_s})
+
+
+GROUND = Ground("iadeep", "average JCT in s", run, limits=[Limit("load 1.2", "iadeep", 0.7, "kernel-est")])
