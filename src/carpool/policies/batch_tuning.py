@@ -14,8 +14,8 @@ from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Placement
 from carpool.policies.share_search import Setting, Vector
 from carpool.policies.share_trials import Trial
+from carpool.policies.tuner import Tuner, batch_grid
 from carpool.policies.uses import memory_of
-from carpool.predictors.tuner import Tuner, batch_grid
 
 _SIZES = {1: 25, 2: 13, 3: 9, 4: 7}  # of a job's grid, by the number of jobs tuned together
 _MARGIN = 1.1  # on what the memory model says

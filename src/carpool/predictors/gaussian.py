@@ -31,7 +31,7 @@ class GaussianProcess:
 
     def fit(self, features: Floats, targets: Floats) -> GaussianProcess:
         """From scratch, to all rows."""
-        with one_thread():
+        with _one_thread():
             self._fit(features, targets)
         return self
 
@@ -56,14 +56,14 @@ class GaussianProcess:
 
     def predict(self, features: Floats) -> tuple[Floats, Floats]:
         """Mean and standard deviation of what a measurement would show."""
-        with one_thread():
+        with _one_thread():
             cross = _kernel((features - self.center_) / self.scale_, self.rows_, self.length_)
             explained = solve_triangular(self.factor_, cross.T, lower=True)
         left = np.maximum(1.0 + self.noise_ - (explained**2).sum(0), 1e-9)
         return self.mean_ + cross @ self.weights_, np.sqrt(self.variance_ * left)
 
 
-def one_thread() -> Any:
+def _one_thread() -> Any:
     """Matrices this small are no work for several threads: on a busy machine these cost ten times what they save."""
     return _threads().limit(limits=1, user_api="blas")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.predictors.tuner import Tuner, batch_grid
+from carpool.policies.tuner import Tuner, batch_grid
 
 
 def degradation(size: np.ndarray | float, a: float, b: float, noise: float, own: float, kept: float) -> np.ndarray:

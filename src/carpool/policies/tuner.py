@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from math import log, log1p, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
-
-from carpool.predictors.gaussian import one_thread
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 Floats = NDArray[np.float64]
 Tried = Sequence[tuple[int, float]]  # (row of the grid, measured log PD)
@@ -63,7 +63,7 @@ class Tuner:
 
     def _posterior(self, tried: Tried) -> tuple[Floats, Floats]:
         """Mean and standard deviation of log PD itself, without the noise of a measurement, for every row."""
-        with one_thread():
+        with _threads().limit(limits=1, user_api="blas"):  # matrices this small are no work for several
             return self._regress(tried)
 
     def _regress(self, tried: Tried) -> tuple[Floats, Floats]:
@@ -92,6 +92,11 @@ class Tuner:
             return -0.5 * (fit + unusual) - float(np.log(np.diag(factor)).sum())
 
         return max(product(_LENGTHS, _SIGNALS), key=posterior)
+
+
+@cache
+def _threads() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _covariance(left: Floats, right: Floats, length: float, signal: float) -> Floats:
