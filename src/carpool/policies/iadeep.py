@@ -169,7 +169,10 @@ class IADeep(Policy):
             tuning = self._tuning(draft, device, residents)
             vector = tuning.propose(None, self.evaluations) if tuning.is_open else None
         if vector is None:
-            self._apply(draft, device, residents, [guest.setting for guest in flow.guests(device, residents)])
+            settings = [guest.setting for guest in flow.guests(device, residents)]
+            if self._apply(draft, device, residents, settings):
+                name = draft.view.cluster.device_name(device)
+                yield f"{len(residents)} on {name} at {settings[-1].fraction:.0%} each"
             return
         self._apply(draft, device, residents, vector)
         trials.begin(device, residents, vector, self._next_look(draft.view.at))
@@ -207,9 +210,14 @@ class IADeep(Policy):
         """When a setting that begins now has been measured: the same instants for all devices, to plan less often."""
         return ceil(at / self.settle_s + 1.0 - 1e-9) * self.settle_s
 
-    def _apply(self, draft: Draft, device: DeviceId, residents: Sequence[Job], vector: Sequence[Setting]) -> None:
+    def _apply(self, draft: Draft, device: DeviceId, residents: Sequence[Job], vector: Sequence[Setting]) -> bool:
+        """Give the jobs of a device their settings; whether that changes anything."""
+        changed = False
         for job, setting in zip(residents, vector, strict=True):
-            draft.assign(job, Allocation.of(device, fraction=setting.fraction, batch_size=setting.batch_size))
+            allocation = Allocation.of(device, fraction=setting.fraction, batch_size=setting.batch_size)
+            changed |= allocation != draft.holding(job)
+            draft.assign(job, allocation)
+        return changed
 
 
 class _Queue:
