@@ -23,7 +23,7 @@ from carpool.sim.traces.arrivals import Bursty
 from carpool.sim.traces.readers import read_trace
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.colocation import ColocationWorld
-from grounds.ground import Ground, Limit, Row
+from grounds.ground import Ground, Row
 
 KIND, DEVICES, MEMORY_BYTES, JOBS = Kind("H200"), 20, 24 << 30, 300
 SIZES = {"S": 300.0, "M": 900.0, "L": 2400.0, "XL": 7200.0}  # median seconds alone
@@ -99,7 +99,13 @@ def run(data: Path, quick: bool) -> Iterator[Row]:
         began = time.process_time()
         found = simulate(arrivals, there, parse_policy(policy), world).summary()
         assert found.finished == len(arrivals), f"{policy}: {found.finished} of {len(arrivals)} jobs finished"
-        yield Row("load 1.2", policy, found.avg_jct_s, time.process_time() - began, {"makespan_s": found.makespan_s})
+        yield Row(
+            "load 1.2, one stream",
+            policy,
+            found.avg_jct_s,
+            time.process_time() - began,
+            {"makespan_s": found.makespan_s},
+        )
 
 
-GROUND = Ground("iadeep", "average JCT in s", run, limits=[Limit("load 1.2", "iadeep", 0.7, "kernel-est")])
+GROUND = Ground("iadeep", "average JCT in s", run)
