@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from grounds.ground import Ground, Row
 from measured import ROOT, save
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # before the grounds import NumPy: waiting threads count too
+    os.environ.setdefault(name, "1")
 
 DEFAULT = "carpool"
 BOUNDS = {"heSRPT", "lower bound"}  # nobody's figures, but what anybody can reach at best

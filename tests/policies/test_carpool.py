@@ -107,6 +107,13 @@ def test_a_job_grows_step_by_step_while_its_rates_are_only_believed() -> None:
     assert widths == [4, 16, 64]
 
 
+def test_jobs_that_have_never_run_begin_beside_each_other() -> None:
+    scheduler = Scheduler(Cluster.build([(1, 2, "V100")]), Carpool(), estimator=Guessing())
+    jobs = [JobSpec(JobId(name), 1, work, min_devices=1, max_devices=2) for name, work in (("a", 9.0), ("b", 5.0))]
+    scheduler.handle(0.0, [JobSubmitted(job) for job in jobs])
+    assert held(scheduler) == {"a": 1, "b": 1}
+
+
 def test_unlike_devices_are_spanned_where_there_are_few() -> None:
     scheduler = Scheduler(Cluster.build([(1, 1, "big"), (1, 1, "small")]), Carpool(), estimator=Declared())
     scheduler.handle(0.0, [JobSubmitted(JobSpec(JobId("a"), 1, 10.0, min_devices=1, max_devices=2))])

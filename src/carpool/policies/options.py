@@ -90,19 +90,27 @@ class Menu:
 def draw_up(
     view: Snapshot, jobs: Sequence[Job], tried: dict[JobId, int], growth: int, known: Known, *, tunes: bool
 ) -> Menu:
-    """The menu of all jobs. While rates are only believed, a job gets at most `growth` times what it has tried."""
+    """The menu of all jobs. While rates are only believed, a job gets at most `growth` times what it has tried.
+
+    Of one that has never run nothing is known but what it declares: it gets no more than an equal share.
+    """
     shapes = [None if job.desired is None else shape_of(view.cluster, job.desired) for job in jobs]
     menu = _blank(view, jobs, shapes)
     if menu.offers != known.offers:
         known.offers = list(menu.offers)
         known.rows.clear()
     tunes = tunes and isinstance(view.estimates, KnowsGoodput)
+    equal_share = int(menu.supply.sum()) // len(jobs)
     for row, job in enumerate(jobs):
         said = known.rows.get(job.spec.id)
         if said is not None:
             menu.rates[row] = said
         else:
-            _ask_for(view, menu, row, growth * max(tried.get(job.id, 0), job.spec.narrowest), tunes=tunes)
+            narrowest = job.spec.narrowest
+            most = growth * max(tried.get(job.id, 0), narrowest)
+            if job.id not in tried:
+                most = min(most, max(equal_share, narrowest))
+            _ask_for(view, menu, row, most, tunes=tunes)
             if menu.is_sure[row]:
                 known.rows[job.spec.id] = menu.rates[row].copy()
         shape = shapes[row]
