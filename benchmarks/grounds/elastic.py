@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+from oracles import hesrpt
 
 from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Cluster
@@ -20,19 +21,6 @@ from grounds.ground import Ground, Limit, Row
 DEVICES, BATCH = 64, 16
 POLICIES = ("carpool", "elastic", "afs", "themis", "srtf", "las")
 LOADS = (0.3, 0.6, 0.9)
-
-
-def hesrpt(sizes: list[float], exponent: float, devices: int) -> float:
-    """Mean completion time of heSRPT, optimal for a batch with s(k) = k^p (Berg, Vesilo, Harchol-Balter 2020)."""
-    left, now, total = sorted(sizes, reverse=True), 0.0, 0.0
-    while left:
-        edges = (np.arange(len(left) + 1) / len(left)) ** (1.0 / (1.0 - exponent))
-        rates = (np.diff(edges) * devices) ** exponent
-        step = left[-1] / rates[-1]
-        now += step
-        total += now
-        left = [size - rate * step for size, rate in zip(left[:-1], rates[:-1], strict=True)]
-    return total / len(sizes)
 
 
 def run(data: Path, quick: bool) -> Iterator[Row]:

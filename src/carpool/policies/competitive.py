@@ -15,7 +15,7 @@ from carpool.core.topology import Placement
 from carpool.policies.registry import register
 from carpool.policies.share_search import OBJECTIVES, KnowsMixes, Setting, ShareSearch, Tenant, Vector
 from carpool.policies.share_trials import Trial, Trials
-from carpool.policies.sharing import Likeness, Rooms, likeness, start_alone
+from carpool.policies.sharing import Likeness, Rooms, admit, likeness, residents_of, start_alone, starts_in_words
 
 _LEAST = 1e-9
 
@@ -76,29 +76,19 @@ class Competitive(Policy):
 
     # ------------------------------------------------------------------------------------------------------- admitting
     def _admit(self, draft: Draft, trials: Trials) -> Iterator[str]:
-        """Start waiting jobs alone, or where they add most; a wide job that finds no free devices blocks the others."""
+        """Start waiting jobs alone, or where they add most."""
         rooms = Rooms(draft, self.most)
         gains: dict[tuple[object, ...], float] = {}  # of a job like this beside jobs like those
         refused: set[Likeness] = set()
-        alone = joined = 0
-        for job in draft.waiting():
-            if not rooms and not draft.num_free:
-                break
-            if likeness(job) in refused:
-                continue
-            allocation = start_alone(draft, job, job.lane[0] if job.lane else 1.0)
-            alone += allocation is not None
+
+        def join(job: Job) -> Allocation | None:
+            allocation = self._join(draft, trials, rooms, job, gains)
             if allocation is None:
-                if job.spec.devices > 1:
-                    break
-                allocation = self._join(draft, trials, rooms, job, gains)
-                joined += allocation is not None
-            if allocation is not None:
-                rooms.refile(allocation)
-            else:
                 refused.add(likeness(job))
-        if alone or joined:
-            yield f"{alone} started alone, {joined} beside others"
+            return allocation
+
+        jobs = (job for job in draft.waiting() if likeness(job) not in refused)
+        yield from starts_in_words(list(admit(draft, rooms, jobs, join)))
 
     def _join(
         self, draft: Draft, trials: Trials, rooms: Rooms, job: Job, gains: dict[tuple[object, ...], float]
@@ -106,7 +96,7 @@ class Competitive(Policy):
         """Put a job beside the residents with whom it adds most to Σ P / P(alone), if it adds enough."""
         best: tuple[float, DeviceId] | None = None
         for device in rooms.open_to(job, self.levels[0]):
-            residents = _residents(draft, device)
+            residents = residents_of(draft, device)
             if any(resident.spec.devices > 1 for resident in residents) or trials.is_refused(device, residents, job):
                 continue
             mix = sorted(likeness(resident) for resident in residents)
@@ -133,7 +123,7 @@ class Competitive(Policy):
             return
         at = draft.view.at
         for device in sorted(draft.occupancy.shared_devices(), key=lambda d: (-len(draft.occupancy.residents(d)), d)):
-            residents = [job for job in _residents(draft, device) if job.spec.devices == 1 and not job.lane]
+            residents = [job for job in residents_of(draft, device) if job.spec.devices == 1 and not job.lane]
             longest = sorted(residents, key=lambda job: (-job.remaining_at(at), job.seq, job.id))
             for job in longest[: len(draft.occupancy.residents(device)) - 1]:
                 if start_alone(draft, job) is not None:
@@ -145,7 +135,7 @@ class Competitive(Policy):
     # --------------------------------------------------------------------------------------------------------- tuning
     def _retune(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
         """Search shares for a mix that is not the one that was tuned."""
-        residents = _residents(draft, device)
+        residents = residents_of(draft, device)
         if any(resident.spec.devices > 1 for resident in residents) or trials.knows(device, residents):
             return
         if len(residents) == 1:
@@ -165,7 +155,7 @@ class Competitive(Policy):
     def _review(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
         """Judge the vector that has been running, and try the next one or settle for the best."""
         trial = trials.get(device)
-        residents = _residents(draft, device)
+        residents = residents_of(draft, device)
         if trial is None or trial.look_at is None or not trials.knows(device, residents):
             return
         at = draft.view.at
@@ -222,12 +212,6 @@ class Competitive(Policy):
     def _apply(self, draft: Draft, device: DeviceId, residents: Sequence[Job], vector: Vector) -> None:
         for job, setting in zip(residents, vector, strict=True):
             draft.assign(job, Allocation.of(device, fraction=setting.fraction, batch_size=setting.batch_size))
-
-
-def _residents(draft: Draft, device: DeviceId) -> list[Job]:
-    """The jobs of a device in order of submission."""
-    jobs = draft.view.jobs
-    return sorted((jobs[r.job] for r in draft.occupancy.residents(device)), key=lambda job: (job.seq, job.id))
 
 
 def _fixed(job: Job) -> Setting | None:

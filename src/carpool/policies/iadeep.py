@@ -16,7 +16,7 @@ from carpool.policies.flow import Flow
 from carpool.policies.registry import register
 from carpool.policies.share_search import Setting, Vector
 from carpool.policies.share_trials import Trials
-from carpool.policies.sharing import Rooms, start_alone
+from carpool.policies.sharing import Rooms, admit, residents_of, start_alone, starts_in_words
 
 
 @register("iadeep")
@@ -74,27 +74,16 @@ class IADeep(Policy):
 
     # -------------------------------------------------------------------------------------------------------- placing
     def _admit(self, draft: Draft, flow: Flow) -> Iterator[str]:
-        """Place waiting jobs; a wide one that finds no free devices blocks those behind it."""
+        """Place waiting jobs."""
         if not draft.view.waiting:
             return
-        rooms = Rooms(draft, self.most)
-        queue = _Queue(draft, flow)
-        alone = joined = 0
-        for job in self._in_turn(draft, flow)[: self.window]:
-            if not rooms and not draft.num_free:
-                break
-            allocation = start_alone(draft, job, job.lane[0] if job.lane else 1.0)
-            alone += allocation is not None
-            if allocation is None:
-                if job.spec.devices > 1:
-                    break
-                allocation = self._join(draft, flow, rooms, queue, job)
-                joined += allocation is not None
-            if allocation is not None:
-                rooms.refile(allocation)
-                queue.refresh(*allocation.devices())
-        if alone or joined:
-            yield f"{alone} started alone, {joined} beside others"
+        rooms, queue = Rooms(draft, self.most), _Queue(draft, flow)
+        jobs = self._in_turn(draft, flow)[: self.window]
+        starts = []
+        for start in admit(draft, rooms, jobs, lambda job: self._join(draft, flow, rooms, queue, job)):
+            queue.refresh(*start.allocation.devices())
+            starts.append(start)
+        yield from starts_in_words(starts)
 
     def _in_turn(self, draft: Draft, flow: Flow) -> list[Job]:
         """Waiting jobs by submission and length: short ones first, but nobody is overtaken for ever."""
@@ -106,7 +95,7 @@ class IADeep(Policy):
     def _join(self, draft: Draft, flow: Flow, rooms: Rooms, queue: _Queue, job: Job) -> Allocation | None:
         """Beside those where it costs least, unless waiting is expected to cost less."""
         fraction = job.lane[0] if job.lane else min(1.0, self.virtual / self.most)
-        offers = [d for d in rooms.open_to(job, fraction) if all(r.spec.devices == 1 for r in _residents(draft, d))]
+        offers = [d for d in rooms.open_to(job, fraction) if all(r.spec.devices == 1 for r in residents_of(draft, d))]
         if not offers:
             return None
         if not self.predictor:
@@ -125,7 +114,7 @@ class IADeep(Policy):
     def _cost(self, draft: Draft, flow: Flow, job: Job, device: DeviceId, usual: float) -> float:
         """What the job adds to the completion times there, its own included, weighed by the use of the device."""
         kind = draft.view.cluster.kind_of(device)
-        residents = _residents(draft, device)
+        residents = residents_of(draft, device)
         added = flow.cost(kind, flow.guests(device, [*residents, job])) - flow.cost(
             kind, flow.guests(device, residents)
         )
@@ -137,7 +126,7 @@ class IADeep(Policy):
         while draft.num_free and draft.occupancy.is_shared:
             best: tuple[float, Job | None] = (self.move_s, None)
             for device in draft.occupancy.shared_devices():
-                guests = flow.guests(device, _residents(draft, device))
+                guests = flow.guests(device, residents_of(draft, device))
                 if len(guests) < 2 or device in moved:
                     continue
                 kind = draft.view.cluster.kind_of(device)
@@ -160,7 +149,7 @@ class IADeep(Policy):
     # --------------------------------------------------------------------------------------------------------- tuning
     def _retune(self, draft: Draft, flow: Flow, trials: Trials, device: DeviceId) -> Iterator[str]:
         """Share a device out among those who are there now, and begin to tune their batches."""
-        residents = _residents(draft, device)
+        residents = residents_of(draft, device)
         if trials.knows(device, residents) or any(job.spec.devices > 1 for job in residents):
             return
         trials.drop(device)
@@ -181,7 +170,7 @@ class IADeep(Policy):
     def _review(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
         """Take in what the present setting has shown; go on with the next one or settle for the best."""
         trial, at = trials.get(device), draft.view.at
-        residents = _residents(draft, device)
+        residents = residents_of(draft, device)
         if trial is None or trial.look_at is None or at < trial.look_at or not trials.knows(device, residents):
             return
         if any(job.is_starting or job.rate <= 0.0 for job in residents):
@@ -232,7 +221,7 @@ class _Queue:
         """Look again at devices to which somebody has come."""
         for device in devices:
             kind = self._draft.view.cluster.kind_of(device)
-            guests = self._flow.guests(device, _residents(self._draft, device))
+            guests = self._flow.guests(device, residents_of(self._draft, device))
             narrow = all(guest.job.spec.devices == 1 for guest in guests)
             self._empty[device] = max(self._flow.ends(kind, guests)) if narrow else inf
 
@@ -258,15 +247,9 @@ def _signature(draft: Draft) -> list[int]:
     return [len(view.jobs), max((job.seq for job in view.jobs.values()), default=0), waiting, draft.num_free]
 
 
-def _residents(draft: Draft, device: DeviceId) -> list[Job]:
-    """The jobs of a device in order of submission."""
-    jobs = draft.view.jobs
-    return sorted((jobs[r.job] for r in draft.occupancy.residents(device)), key=lambda job: (job.seq, job.id))
-
-
 def _use(draft: Draft, flow: Flow, device: DeviceId) -> float:
     """What its residents use of a device."""
-    return sum([flow.use(device, job) for job in _residents(draft, device)])
+    return sum([flow.use(device, job) for job in residents_of(draft, device)])
 
 
 def _words(vector: Vector) -> str:

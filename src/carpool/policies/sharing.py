@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from carpool.core.draft import Draft
 from carpool.core.errors import Overbooked
@@ -142,3 +143,39 @@ def beside(draft: Draft, job: Job, allocation: Allocation) -> Placement:
             turn = held.shares[0].turn
             neighbours[other.id] = Neighbour(other.spec, resident.fraction, held.batch_size, turn)
     return replace(view.cluster.placement(allocation), neighbours=tuple(neighbours.values()))
+
+
+def residents_of(draft: Draft, device: DeviceId) -> list[Job]:
+    """The jobs of a device in order of submission."""
+    jobs = draft.view.jobs
+    return sorted((jobs[r.job] for r in draft.occupancy.residents(device)), key=lambda job: (job.seq, job.id))
+
+
+class Start(NamedTuple):
+    """What a job was given, and whether it has its devices to itself."""
+
+    allocation: Allocation
+    alone: bool
+
+
+def admit(draft: Draft, rooms: Rooms, jobs: Iterable[Job], join: Callable[[Job], Allocation | None]) -> Iterator[Start]:
+    """Start jobs on free devices, else where `join` puts them; a wide one that finds none blocks those behind it."""
+    for job in jobs:
+        if not rooms and not draft.num_free:
+            return
+        allocation = start_alone(draft, job, job.lane[0] if job.lane else 1.0)
+        alone = allocation is not None
+        if not alone:
+            if job.spec.devices > 1:
+                return
+            allocation = join(job)
+        if allocation is not None:
+            rooms.refile(allocation)
+            yield Start(allocation, alone)
+
+
+def starts_in_words(starts: Sequence[Start]) -> Iterator[str]:
+    """How many started, and how; nothing where nobody did."""
+    if starts:
+        alone = sum(start.alone for start in starts)
+        yield f"{alone} started alone, {len(starts) - alone} beside others"
