@@ -103,7 +103,7 @@ class Gpu:
         monkeypatch.setattr(hands, "Staff", lambda *_: self.staff)
         devices = [LocalDevice(0, "cuda:0", "H200", (), 0)]
         self.executor = hands.Executor(devices, state, ExecutorOptions(), self.reports.append, clock=lambda: 0.0)
-        self.executor._service._mps = FakeMps()  # type: ignore[assignment]
+        self.executor._gate._mps = FakeMps()  # type: ignore[assignment]
 
     def run(self, job: str, fraction: float, generation: int = 1, *, exact: bool = False) -> Key:
         """Order a job to run with a share; its newest worker, if that was started."""
@@ -140,7 +140,7 @@ def test_an_exact_job_has_a_whole_lane_whatever_its_share_is(gpu: Gpu) -> None:
 
 
 def test_without_mps_jobs_take_turns_and_their_stories_say_why(gpu: Gpu) -> None:
-    gpu.executor._service.why_not = "it is turned off"
+    gpu.executor._gate.why_not = "it is turned off"
     a, b = gpu.run("a", 0.4), gpu.run("b", 0.8)
     gpu.says(a, READY)
     gpu.says(b, READY)

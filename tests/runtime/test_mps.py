@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from carpool.runtime.devices import LocalDevice
+from carpool.runtime.gate import Gate, Waiting
 from carpool.runtime.mps import CONTROL, Mps, NoMps, clear_stale, find_control
-from carpool.runtime.service import Service, Waiting
 
 DAEMON = f"""#!{sys.executable}
 import os, socket, sys
@@ -117,63 +117,61 @@ def test_what_a_dead_executor_left_is_cleared(root: Path) -> None:
 
 
 class Ears:
-    """Hears what a service says."""
+    """Hears what a gate says."""
 
     def __init__(self) -> None:
         self.changes = asyncio.Event()
         self.words: list[str] = []
 
-    def service(self, root: Path, *devices: LocalDevice, wanted: bool = True) -> Service:
-        return Service(
-            devices, wanted=wanted, on_change=self.changes.set, tell=self.words.append, make=lambda: Mps(root)
-        )
+    def gate(self, root: Path, *devices: LocalDevice, wanted: bool = True) -> Gate:
+        return Gate(devices, wanted=wanted, on_change=self.changes.set, tell=self.words.append, make=lambda: Mps(root))
 
 
 @to_the_end
 async def test_a_machine_without_gpus_needs_no_service(root: Path) -> None:
-    service = Ears().service(root, LocalDevice(0, "cpu:0", "cpu1", (0,)))
-    await service.start()
-    assert not service.has_lanes
-    assert service.environment(0, 40) == {}
-    assert service.may_start(Waiting(("a", 1), 0, 40, 1))
-    await service.stop()
+    gate = Ears().gate(root, LocalDevice(0, "cpu:0", "cpu1", (0,)))
+    await gate.start()
+    assert not gate.has_lanes
+    assert gate.environment(0, 40) == {}
+    assert gate.may_start(Waiting(("a", 1), 0, 40, 1))
+    await gate.stop()
 
 
 @to_the_end
 async def test_without_mps_there_are_no_lanes_and_it_says_why(root: Path, control: Path) -> None:
     control.unlink()
-    service = Ears().service(root, GPU)
-    await service.start()
-    assert not service.has_lanes
-    assert "not on the PATH" in service.why_not
-    assert service.environment(0, 40) == {}
-    assert Ears().service(root, GPU, wanted=False).why_not == "it is turned off"
+    gate = Ears().gate(root, GPU)
+    await gate.start()
+    assert not gate.has_lanes
+    assert "not on the PATH" in gate.why_not
+    assert gate.environment(0, 40) == {}
+    assert Ears().gate(root, GPU, wanted=False).why_not == "it is turned off"
 
 
 @to_the_end
 async def test_a_dead_daemon_is_replaced_and_whoever_waits_may_start(root: Path) -> None:
     ears = Ears()
-    service = ears.service(root, GPU)
-    service.tick()  # before it has begun there is nothing to replace
-    await service.start()
+    gate = ears.gate(root, GPU)
+    gate.tick()  # before it has begun there is nothing to replace
+    await gate.start()
     try:
-        service.tick()
-        assert service._starting is None
+        gate.tick()
+        assert gate._starting is None
         assert ears.words == []
-        mps = service._mps
+        mps = gate._mps
         assert mps is not None
         assert mps._process is not None
         os.kill(mps._process.pid, signal.SIGKILL)
         mps._process.wait()
         who = Waiting(("a", 1), 0, 40, 1)
-        assert not service.may_start(who)
-        assert service.fault(0, [("b", 1)], [("b", 3)]) is False  # nobody is to blame for that
-        service.tick()
+        assert not gate.may_start(who)
+        assert gate.fault(0, [("b", 1)], [("b", 3)]) is False  # nobody is to blame for that
+        gate.tick()
         await asyncio.wait_for(ears.changes.wait(), 20)
-        assert service.admitted() == []  # the client of the old one has not gone yet
-        service.gone(0, ("b", 1))
-        assert service.admitted() == [who]
+        assert gate.admitted() == []  # the client of the old one has not gone yet
+        gate.gone(0, ("b", 1))
+        assert gate.admitted() == [who]
         assert ears.words == ["NVIDIA's MPS daemon ended and is started again"]
     finally:
-        await service.stop()
+        await gate.stop()
     assert not root.exists()

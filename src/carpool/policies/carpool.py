@@ -13,8 +13,8 @@ from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.policies.experience import Experience
 from carpool.policies.knapsack import NONE, Choice, deal
-from carpool.policies.memory import Memory
 from carpool.policies.moves import moves_s
 from carpool.policies.options import Known, Menu, draw_up
 from carpool.policies.parties import Party, join
@@ -88,8 +88,8 @@ class Carpool(Policy):
 
     def plan(self, view: Snapshot) -> Plan:
         """Find prices, deal devices out, move whom that moves."""
-        memory = Memory.of(view)
-        quote = self._quote(view, memory)
+        experience = Experience.of(view)
+        quote = self._quote(view, experience)
         if quote is None:
             return Plan.NOTHING
         menu = quote.menu
@@ -102,28 +102,28 @@ class Carpool(Policy):
         for job in menu.jobs:
             held = draft.holding(job)
             if held is not None:
-                memory.tried[job.id] = max(memory.tried.get(job.id, 0), held.num_devices)
-        note = memory.note(view, lengths=self.lengths == "unknown")
+                experience.tried[job.id] = max(experience.tried.get(job.id, 0), held.num_devices)
+        note = experience.note(view, lengths=self.lengths == "unknown")
         return draft.finish(self._reason(draft, quote), wake_at=self._wake_at(view, quote), note=note)
 
     def why(self, view: Snapshot, job: Job) -> str:
         """What the job holds or would pay, at the prices of now."""
-        quote = self._quote(view, Memory.of(view))
+        quote = self._quote(view, Experience.of(view))
         if quote is None or job.phase.is_over or all(job.id != other.id for other in quote.menu.jobs):
             return Policy.why(self, view, job)
         return about(quote.menu, quote.market, quote.worths, quote.prices, job)
 
     # --------------------------------------------------------------------------------------------------------- prices
-    def _quote(self, view: Snapshot, memory: Memory) -> Quote | None:
+    def _quote(self, view: Snapshot, experience: Experience) -> Quote | None:
         """The menu and its prices; None when there is nothing to deal out."""
         jobs = sorted(view.active(), key=lambda job: job.seq)
         if not jobs:
             return None
         self._memo.keep_for(view.estimates, view.cluster, len(jobs))
-        menu = draw_up(view, jobs, memory.tried, self.growth, self._memo, tunes=self.tunes)
+        menu = draw_up(view, jobs, experience.tried, self.growth, self._memo, tunes=self.tunes)
         if not menu.offers:
             return None
-        work = np.array([self._left(view, menu, row, memory) for row in range(len(jobs))])
+        work = np.array([self._left(view, menu, row, experience) for row in range(len(jobs))])
         weights = np.array([self._weight(view, job) for job in jobs])
         market = Market(menu.rates, menu.needs, menu.supply, weights, work)
         if self.objective == "makespan":
@@ -142,7 +142,7 @@ class Carpool(Policy):
         waited = age - view.attained_s(job) / job.spec.narrowest
         return job.spec.weight * max(1.0, 1.0 + waited / self.patience_s)
 
-    def _left(self, view: Snapshot, menu: Menu, row: int, memory: Memory) -> float:
+    def _left(self, view: Snapshot, menu: Menu, row: int, experience: Experience) -> float:
         """Units of work still to do: as known, else as its like had, else as much as is done.
 
         Before a job has run nobody knows how fast it is: it is taken to be young.
@@ -150,7 +150,7 @@ class Carpool(Policy):
         job, young = menu.jobs[row], max(_YOUNG_S * menu.rates[row].max(), _TINY)
         if not menu.is_sure[row] and not view.attained_s(job):
             return float(young)
-        left = view.estimates.remaining(job, view.at).mean if self.lengths == "known" else memory.left(job, view.at)
+        left = view.estimates.remaining(job, view.at).mean if self.lengths == "known" else experience.left(job, view.at)
         return max(left, _TINY) if left is not None and isfinite(left) else float(max(job.done_at(view.at), young))
 
     # ----------------------------------------------------------------------------------------------------------- deal

@@ -34,6 +34,7 @@ from carpool.runtime.actions import (
 from carpool.runtime.command import Command
 from carpool.runtime.crew import Seat, as_wish
 from carpool.runtime.devices import LocalDevice
+from carpool.runtime.gate import Gate, Waiting
 from carpool.runtime.holding import Training, rules_of
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.lanes import room_on
@@ -55,7 +56,6 @@ from carpool.runtime.protocol import (
     Ready,
 )
 from carpool.runtime.reports import Evaluation, Facts, Outcome, Report, Sized, Told
-from carpool.runtime.service import Service, Waiting
 from carpool.runtime.staff import Key, Staff
 from carpool.runtime.team import Team
 from carpool.runtime.turns import Turns, who_take_turns
@@ -85,7 +85,7 @@ class Executor:
         self._commands: dict[JobId, Command] = {}
         self._turns = {device: Turns[Key](options.max_wait_s, options.quantum_s) for device in self._devices}
         self._parking = Parking(self._trainings, self._do, clock)
-        self._service = Service(devices, wanted=options.mps, on_change=self._let_in, tell=self._tell_sharers)
+        self._gate = Gate(devices, wanted=options.mps, on_change=self._let_in, tell=self._tell_sharers)
         self._facts: list[Fact] = []
         self._ticked_at = clock()
         self._stopping: bool | None = None
@@ -93,7 +93,7 @@ class Executor:
 
     async def start(self) -> None:
         """Be able to start workers."""
-        await asyncio.gather(self._staff.start(), self._service.start())
+        await asyncio.gather(self._staff.start(), self._gate.start())
 
     @property
     def broken(self) -> asyncio.Future[str]:
@@ -105,7 +105,7 @@ class Executor:
         for command in self._commands.values():
             command.kill()
         await self._staff.stop()
-        await self._service.stop()
+        await self._gate.stop()
         for command in self._commands.values():
             await command.gone()
         for training in self._trainings.values():
@@ -129,7 +129,7 @@ class Executor:
             ears = (self._on_moves, self._on_session)
             self._commands[job] = Command(job, program, folder, self._devices, self._options.grace_s, *ears)
             return
-        rules = rules_of(program, self._options, has_lanes=self._service.has_lanes)
+        rules = rules_of(program, self._options, has_lanes=self._gate.has_lanes)
         kept, cuts, splits = (folder.kept(), folder.cuts(), folder.splits()) if resume else ([], [], [])
         team = Team(job, self._devices, rules, checkpoints=kept, cuts=cuts, splits=splits)
         self._trainings[job] = Training(job, program, folder, team)
@@ -178,7 +178,7 @@ class Executor:
             self._turns[device].give_back(at, who)
         elif isinstance(message, _NEEDS_NO_TOKEN) and not (isinstance(message, Broke) and message.kind == "disk"):
             self._turns[device].withdraw(at, who)
-        if isinstance(message, Broke) and message.kind == "device" and self._service.has_lanes:
+        if isinstance(message, Broke) and message.kind == "device" and self._gate.has_lanes:
             self._faulted(at, device, who, message.error)
             return
         is_first = isinstance(message, Ready) and training.team.ready is None
@@ -188,7 +188,7 @@ class Executor:
             self._report(Sized(job, message.total_steps, message.batch_size, message.num_samples, *target))
         elif isinstance(message, Evaluated):
             self._report(Evaluation(job, message.step, message.metrics))
-        if self._service.progressed(device, job, training.team.done):
+        if self._gate.progressed(device, job, training.team.done):
             self._let_in()
         self._grant(at, device)
         self._flush()
@@ -202,7 +202,7 @@ class Executor:
         self._turns[device].leave(at, who)
         if not training.devices:
             training.drop_segment()  # a job that is off its devices takes no memory but its mirror
-        self._service.gone(device, who)
+        self._gate.gone(device, who)
         self._do(training, training.team.died(at, who[1], why, steps))
         self._let_in()
         self._grant(at, device)
@@ -217,7 +217,7 @@ class Executor:
             self._do(training, training.team.tick(at))
         for command in list(self._commands.values()):
             command.tick(at)
-        self._service.tick()
+        self._gate.tick()
         if not was_late:  # else what the workers said meanwhile has not been read yet
             for job, worker in self._staff.silent_for(self._options.hang_s):
                 training = self._trainings[JobId(job)]
@@ -233,7 +233,7 @@ class Executor:
                     training.devices[worker] = device
                     training.count(worker)
                     waiting = Waiting((training.job, worker), device, lane, threads)
-                    if self._service.may_start(waiting):
+                    if self._gate.may_start(waiting):
                         self._start(waiting)
                 case Send():
                     self._send(training, action)
@@ -266,12 +266,12 @@ class Executor:
             threads=who.threads,
             checkpoints=str(training.folder.checkpoints),
             heartbeat_s=min(self._options.heartbeat_s, self._options.hang_s / 4),
-            environment=self._service.environment(who.device, who.lane),
+            environment=self._gate.environment(who.device, who.lane),
         )
         self._staff.begin(who.key, begin, training.folder.log(), training.counters[who.key[1]])
 
     def _kill(self, key: Key) -> None:
-        if self._service.give_up(key):  # it never started; its team hears of its end like of any other
+        if self._gate.give_up(key):  # it never started; its team hears of its end like of any other
             asyncio.get_running_loop().call_soon(self.ended, key, "it had not been started")
         else:
             self._staff.kill(key)
@@ -291,7 +291,7 @@ class Executor:
         if isinstance(end, Ended):
             figures = (end.steps, end.epochs, end.loss, end.metrics, end.digest, end.reason, end.samples_per_s)
             self._report(Outcome(training.job, *figures, memory_bytes=end.memory_bytes or None))
-        self._service.over(training.job)
+        self._gate.over(training.job)
         training.close()
 
     def _on_moves(self, command: Command, facts: Sequence[Fact], reports: Sequence[Report]) -> None:
@@ -347,7 +347,7 @@ class Executor:
         seats = {job: t.team.wish.seats for job, t in self._trainings.items() if not t.team.is_over}
         # A program with a loop of its own can wait for one token, not for several.
         seats |= {job: c.errand.seats for job, c in self._commands.items() if c.errand.has_session and c.errand.is_solo}
-        room = {number: room_on(d, has_lanes=self._service.has_lanes) for number, d in self._devices.items()}
+        room = {number: room_on(d, has_lanes=self._gate.has_lanes) for number, d in self._devices.items()}
         by_token = who_take_turns(seats, room)
         for job, command in self._commands.items():
             if command.errand.has_session and command.by_token != (job in by_token):
@@ -355,8 +355,8 @@ class Executor:
         for job, training in self._trainings.items():
             if not training.team.is_over and training.by_token != (job in by_token):
                 training.by_token = job in by_token
-                if training.by_token and self._service.why_not:
-                    self._tell_sharers(f"jobs take turns on the GPU, without MPS: {self._service.why_not}", training)
+                if training.by_token and self._gate.why_not:
+                    self._tell_sharers(f"jobs take turns on the GPU, without MPS: {self._gate.why_not}", training)
                 self._do(training, training.team.take_turns(at, training.by_token))
 
     def _asked(self, at: float, training: Training, who: Key, device: int) -> None:
@@ -381,11 +381,11 @@ class Executor:
 
     def _faulted(self, at: float, device: int, who: Key, error: str) -> None:
         """A GPU failed under one worker: with MPS, under all that are on it."""
-        if self._service.is_leaving(device, who):
+        if self._gate.is_leaving(device, who):
             return
         here = [training for training in self._trainings.values() if device in training.devices.values()]
         clients = [(t.job, worker) for t in here for worker, place in t.devices.items() if place == device]
-        counts = self._service.fault(device, clients, [(t.job, t.team.done) for t in here])
+        counts = self._gate.fault(device, clients, [(t.job, t.team.done) for t in here])
         how = f"lost its GPU ({error})" if counts else f"was on a GPU that failed under all of its jobs ({error})"
         for training in here:
             for worker in [worker for job, worker in clients if job == training.job]:
@@ -394,7 +394,7 @@ class Executor:
 
     def _let_in(self) -> None:
         """Start whoever has been waiting and may."""
-        for who in self._service.admitted():
+        for who in self._gate.admitted():
             self._start(who)
 
     def _tell_sharers(self, words: str, *jobs: Training) -> None:

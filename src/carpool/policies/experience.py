@@ -14,7 +14,7 @@ _NEARLY = 0.1  # of a length is left at least, until it is clear that the job is
 
 
 @dataclass(slots=True)
-class Memory:
+class Experience:
     """Comes out of a plan's note and goes back into the next one."""
 
     tried: dict[JobId, int] = field(default_factory=dict)  # most devices that a job has had
@@ -22,18 +22,18 @@ class Memory:
     lengths: dict[str, tuple[int, float]] = field(default_factory=dict)  # by model: ended jobs, and their mean work
 
     @classmethod
-    def of(cls, view: Snapshot) -> Memory:
+    def of(cls, view: Snapshot) -> Experience:
         """What the last plan noted; of jobs that are gone, how long they were."""
         note = cast(Mapping[str, Any], view.note or {})
-        memory = cls(
+        experience = cls(
             {JobId(job): int(count) for job, count in note.get("tried", {}).items() if job in view.jobs},
             {},
             {model: (int(count), float(mean)) for model, (count, mean) in note.get("lengths", {}).items()},
         )
         for job, (model, done) in note.get("done", {}).items():
             if job not in view.jobs and done > 0.0:
-                memory._end(str(model), float(done))
-        return memory
+                experience._end(str(model), float(done))
+        return experience
 
     def note(self, view: Snapshot, *, lengths: bool) -> dict[str, object]:
         """For the next plan; without lengths where those are declared anyway."""

@@ -25,7 +25,7 @@ class Waiting:
     threads: int
 
 
-class Service:
+class Gate:
     """Lanes on the GPUs of one node."""
 
     def __init__(
