@@ -1,0 +1,343 @@
+"""What the facts add up to: the jobs by phase, who holds which device, how jobs ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from carpool.core import lifecycle
+from carpool.core.errors import CarpoolError, InputError, Overbooked
+from carpool.core.estimates import Estimator
+from carpool.core.lifecycle import Step
+from carpool.core.messages import (
+    Assign,
+    AssignApplied,
+    Change,
+    Fact,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobResumed,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    Order,
+    Planned,
+    ProgressReported,
+    Release,
+    ReleaseApplied,
+    Woke,
+)
+from carpool.core.model import Job, JobId, Phase
+from carpool.core.occupancy import Occupancy
+from carpool.core.policy import Policy, service_at
+from carpool.core.queue import Queue, Roster
+from carpool.core.reconcile import counts
+from carpool.core.topology import Cluster, Node
+
+
+class Books:
+    """Jobs, queue, roster and device map, kept in step with each other as facts and plans are entered.
+
+    `folds` enters one fact by its type and says whether it counted; what must be ordered at once because of it is
+    appended to `orders`, and failures that follow from it are left in `followed`.
+    """
+
+    def __init__(self, cluster: Cluster, policy: Policy, estimator: Estimator) -> None:
+        self.jobs: dict[JobId, Job] = {}
+        self.ended: dict[JobId, Phase] = {}
+        self.occupancy = Occupancy(cluster)
+        self.waiting = Queue()
+        self.roster = Roster(ordered=policy.keeps_running_order)
+        self.followed: list[Fact] = []
+        self._policy = policy
+        self._estimator = estimator
+        self._dependents: dict[JobId, list[JobId]] = {}
+        self._num_submitted = 0
+        self.folds: dict[type[Fact], Callable[[float, Any, list[Order]], bool]] = {
+            JobSubmitted: self._on_submitted,
+            JobCancelled: self._on_cancelled,
+            JobPaused: self._on_paused,
+            JobResumed: self._on_resumed,
+            AssignApplied: self._on_assign_applied,
+            ReleaseApplied: self._on_release_applied,
+            ProgressReported: self._on_progress,
+            JobFinished: self._on_finished,
+            JobFailed: self._on_failed,
+            JobCrashed: self._on_crashed,
+            NodeJoined: self._on_node_joined,
+            NodeLost: self._on_node_lost,
+            Woke: lambda at, fact, orders: True,
+        }
+
+    @property
+    def cluster(self) -> Cluster:
+        """The nodes and devices there are."""
+        return self.occupancy.cluster
+
+    def check(self) -> None:
+        """Assert that jobs, queue, roster and device map agree."""
+        held: dict[JobId, Job] = {key: job for key, job in self.jobs.items() if job.desired is not None}
+        assert set(self.roster) == set(held), "the roster lists exactly the jobs that hold devices"
+        waiting = {key for key, job in self.jobs.items() if job.phase is Phase.WAITING}
+        assert set(self.waiting) == waiting, "the queue lists exactly the waiting jobs"
+        fresh = Occupancy(self.cluster)
+        for node in self.occupancy.lost:
+            fresh.lose(self.cluster.nodes[node])
+        for job in held.values():
+            assert job.desired is not None
+            fresh.take(job.spec, job.desired, self._policy.max_virtual)
+        assert fresh.free_devices == self.occupancy.free_devices, "free devices are what nobody holds"
+
+    def refuse_unusable(self, facts: Sequence[Fact]) -> None:
+        """InputError, with nothing changed yet, for what can be no fact: a second job of one name, an empty node."""
+        new: set[JobId] = set()
+        for fact in facts:
+            if type(fact) is JobSubmitted:
+                name = fact.spec.id
+                if name in self.jobs or name in self.ended or name in new:
+                    raise InputError(f"job {name!r} exists already", way_out="Give every job a name of its own.")
+                if len(facts) > 1:
+                    new.add(name)
+            elif type(fact) is NodeJoined and not fact.banks and self._node_named(fact.name) is None:
+                raise InputError(f"node {fact.name!r} is new but brings no devices", way_out="Name its banks.")
+
+    # ------------------------------------------------------------------------------------------------------------ plans
+    def adopt(self, at: float, planned: Planned, orders: list[Order]) -> None:
+        """Make a plan's changes the desired state; the device map has them already."""
+        cluster = self.occupancy.cluster
+        for change, rate in zip(planned.changes, planned.believed, strict=True):
+            job = self.jobs[change.job]
+            service = service_at(cluster, job, at)
+            if change.allocation is None:
+                job = lifecycle.moved(job, at, Step.RELEASE, service, "was released")
+                orders.append(Release(job.spec.id, job.generation))
+                self.roster.discard(job.spec.id)
+            else:
+                job = lifecycle.assigned(job, at, change.allocation, rate, service)
+                orders.append(Assign(job.spec.id, change.allocation, job.generation, change.purpose))
+                self.waiting.discard(job.spec.id)
+            self._store(job)
+
+    def occupy(self, changes: Sequence[Change]) -> None:
+        """Move the changed jobs on the device map: all leave first, so that jobs may swap places."""
+        occupancy = self.occupancy
+        jobs = self.jobs
+        self._refuse_plan(changes)
+        for change in changes:
+            held = jobs[change.job].desired
+            if held is not None:
+                occupancy.give(change.job, held)
+        for index, change in enumerate(changes):
+            if change.allocation is None:
+                continue
+            try:
+                occupancy.take(jobs[change.job].spec, change.allocation, self._policy.max_virtual)
+            except Overbooked:
+                self._restore(changes, index)
+                raise
+
+    def _refuse_plan(self, changes: Sequence[Change]) -> None:
+        """CarpoolError or Overbooked, with nothing changed yet, for a plan that was not drafted and cannot be one."""
+        seen: set[JobId] = set()
+        for change in changes:
+            job = self.jobs.get(change.job)
+            if job is None or job.phase not in (Phase.WAITING, Phase.RUNNING):
+                raise CarpoolError(
+                    f"policy {self._policy!r} changed job {change.job!r}, which is not waiting or running"
+                )
+            if change.job in seen:
+                raise CarpoolError(f"policy {self._policy!r} changed job {change.job!r} twice in one plan")
+            seen.add(change.job)
+            if change.allocation is not None:
+                job.check_lane(change.allocation)
+
+    def _restore(self, changes: Sequence[Change], taken: int) -> None:
+        """Undo a half-made move."""
+        for change in changes[:taken]:
+            if change.allocation is not None:
+                self.occupancy.give(change.job, change.allocation)
+        for change in changes:
+            job = self.jobs[change.job]
+            if job.desired is not None:
+                self.occupancy.take(job.spec, job.desired, self._policy.max_virtual)
+
+    # ------------------------------------------------------------------------------------------------------------- jobs
+    def _store(self, job: Job) -> None:
+        """File a job under its phase."""
+        self.jobs[job.spec.id] = job
+        if job.desired is not None:
+            if self.roster.is_ordered:
+                self.roster.put(job, self._policy.running_key(job, self._estimator))
+            elif job.spec.id not in self.roster:
+                self.roster.put(job, 0)
+        elif job.phase is Phase.WAITING:
+            self.waiting.put(job, self._policy.waiting_key(job, self._estimator))
+
+    def _vacate(self, job: Job) -> None:
+        """Take a job off the device map and out of the queue."""
+        if job.desired is not None:
+            self.occupancy.give(job.spec.id, job.desired)
+            self.roster.discard(job.spec.id)
+        else:
+            self.waiting.discard(job.spec.id)
+
+    def _take_off(self, at: float, job: Job, step: Step, words: str, orders: list[Order]) -> Job:
+        """Let a job hold nothing, by no plan of the policy's."""
+        service = service_at(self.cluster, job, at)
+        self._vacate(job)
+        moved = lifecycle.moved(job, at, step, service, words)
+        if job.desired is not None:
+            orders.append(Release(moved.id, moved.generation))
+        self._store(moved)
+        return moved
+
+    def _end(self, at: float, job: Job, step: Step, orders: list[Order]) -> None:
+        """A job is over: it shrinks to how it ended, and those that waited for it are told."""
+        phase = lifecycle.next_phase(job, step)
+        self._vacate(job)
+        del self.jobs[job.spec.id]
+        self.ended[job.spec.id] = phase
+        for dependent in self._dependents.pop(job.spec.id, ()):
+            other = self.jobs.get(dependent)
+            if other is None or other.phase is not Phase.BLOCKED:
+                continue
+            if phase is not Phase.FINISHED:
+                self._fail_blocked(other, f"it waited for job {job.id!r}, which {phase}")
+            elif all(self.ended.get(needed) is Phase.FINISHED for needed in other.spec.after):
+                service = other.service
+                self._store(lifecycle.moved(other, at, Step.ADMIT, service, "has what it waited for"))
+
+    def _fail_blocked(self, job: Job, error: str) -> None:
+        """A blocked job will never be admitted, and neither will those that wait for it: a loop, as chains are long."""
+        doomed = [(job, error)]
+        while doomed:
+            job, error = doomed.pop()
+            if self.jobs.pop(job.id, None) is None:
+                continue
+            self.ended[job.id] = lifecycle.next_phase(job, Step.FAIL)
+            self.followed.append(JobFailed(job.id, job.generation, error))
+            waited = [other for other in self._dependents.pop(job.id, ()) if other in self.jobs]
+            doomed += [(self.jobs[other], f"it waited for job {job.id!r}, which failed") for other in waited]
+
+    # ------------------------------------------------------------------------------------------------------------ facts
+    # Each handler returns whether the fact counted.
+    def _on_submitted(self, at: float, fact: JobSubmitted, orders: list[Order]) -> bool:
+        spec = fact.spec
+        blocked = False
+        for needed in spec.after:
+            if self.ended.get(needed) is not Phase.FINISHED:
+                self._dependents.setdefault(needed, []).append(spec.id)
+                blocked = True
+        job = lifecycle.submitted(spec, self._num_submitted, at, blocked=blocked)
+        self._num_submitted += 1
+        self._store(job)
+        for needed in spec.after:
+            if self.ended.get(needed, Phase.FINISHED) is not Phase.FINISHED:
+                self._fail_blocked(job, f"it waited for job {needed!r}, which {self.ended[needed]}")
+        return True
+
+    def _on_cancelled(self, at: float, fact: JobCancelled, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None:
+            return False
+        if job.desired is not None:
+            orders.append(Release(job.id, job.generation + 1))
+        self._end(at, job, Step.CANCEL, orders)
+        return True
+
+    def _on_paused(self, at: float, fact: JobPaused, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or job.phase not in (Phase.WAITING, Phase.RUNNING):
+            return False
+        self._take_off(at, job, Step.PAUSE, "was paused", orders)
+        return True
+
+    def _on_resumed(self, at: float, fact: JobResumed, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or job.phase is not Phase.PAUSED:
+            return False
+        self._store(lifecycle.moved(job, at, Step.RESUME, job.service, "was resumed"))
+        return True
+
+    def _on_assign_applied(self, at: float, fact: AssignApplied, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or not counts(job, fact.generation):
+            return False
+        rate = job.believed if fact.generation == job.generation else job.rate
+        service = service_at(self.occupancy.cluster, job, at)
+        self._store(lifecycle.observed(job, at, fact.generation, fact.done, rate, service))
+        return True
+
+    def _on_release_applied(self, at: float, fact: ReleaseApplied, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or not counts(job, fact.generation):
+            return False
+        service = service_at(self.cluster, job, at)
+        self._store(lifecycle.vacated(job, at, fact.generation, fact.done, service))
+        return True
+
+    def _on_progress(self, at: float, fact: ProgressReported, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or not counts(job, fact.generation):
+            return False
+        seen = lifecycle.observed(job, at, fact.generation, fact.done, fact.rate, service_at(self.cluster, job, at))
+        if seen.observed is None:
+            return False  # of an allocation that is no longer known
+        if fact.generation in (job.applied, job.generation):
+            self._estimator.learn(at, job if job.applied == fact.generation else seen, fact)
+        self._store(seen)
+        return True
+
+    def _on_finished(self, at: float, fact: JobFinished, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or not counts(job, fact.generation):
+            return False
+        self._end(at, job, Step.FINISH, orders)
+        return True
+
+    def _on_failed(self, at: float, fact: JobFailed, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or not counts(job, fact.generation):
+            return False
+        self._end(at, job, Step.FAIL, orders)
+        return True
+
+    def _on_crashed(self, at: float, fact: JobCrashed, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or job.desired is None or not counts(job, fact.generation):
+            return False
+        service = service_at(self.cluster, job, at)
+        crashed = lifecycle.vacated(job, at, fact.generation, fact.done, service, crashed=True)
+        if crashed.crashes > job.spec.retries:
+            orders.append(Release(job.id, job.generation + 1))
+            error = f"crashed {crashed.crashes} times without progress, the last time: {fact.error}"
+            self.followed.append(JobFailed(job.id, fact.generation, error))
+            self._end(at, crashed, Step.FAIL, orders)
+        else:
+            self._take_off(at, crashed, Step.CRASH, f"crashed: {fact.error}", orders)
+        return True
+
+    def _on_node_joined(self, at: float, fact: NodeJoined, orders: list[Order]) -> bool:
+        known = self._node_named(fact.name)
+        if known is None:
+            self.occupancy.join(self.cluster.joined(fact.name, fact.banks))
+            return True
+        if known.id not in self.occupancy.lost:
+            return False
+        self.occupancy.regain(known)
+        return True
+
+    def _on_node_lost(self, at: float, fact: NodeLost, orders: list[Order]) -> bool:
+        if fact.node >= len(self.cluster.nodes) or fact.node in self.occupancy.lost:
+            return False
+        node = self.cluster.nodes[fact.node]
+        for job in self.occupancy.jobs_on(node):
+            self._take_off(at, self.jobs[job], Step.CRASH, f"lost node {node.name}", orders)
+        self.occupancy.lose(node)
+        return True
+
+    def _node_named(self, name: str) -> Node | None:
+        return next((node for node in self.cluster.nodes if node.name == name), None)
