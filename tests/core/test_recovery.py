@@ -1,12 +1,15 @@
 """The journal is the only durable truth: replayed and recovered schedulers are the ones that wrote it."""
 
 import io
+import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carpool.core.balance import balance_from_json, balance_to_json
 from carpool.core.draft import Draft
+from carpool.core.errors import JournalError
 from carpool.core.journal import Header, JournalWriter, read_journal
 from carpool.core.messages import Assign, JobSubmitted, Order, Record, Release
 from carpool.core.model import Allocation, JobId, JobSpec
@@ -93,6 +96,38 @@ def test_recovery_never_decides(policy: Policy, ground: Ground, data: st.DataObj
     assert state(recovered) == state(lived)
     pending = [job for job in lived.jobs.values() if job.applied < job.generation]
     assert [order.job for order in orders] == [job.id for job in sorted(pending, key=lambda job: job.seq)]
+
+
+@pytest.mark.parametrize("policy", [Fifo(bypass=True), Turns()])
+@settings(max_examples=25)
+@given(ground=grounds(), data=st.data())
+def test_a_balance_stands_for_the_records_before_it(policy: Policy, ground: Ground, data: st.DataObject) -> None:
+    driven, text = run(ground, policy)
+    records = list(read_journal(text.splitlines())[1])
+    cut = data.draw(st.integers(0, len(records)), label="balance after")
+    end = data.draw(st.integers(cut, len(records)), label="records until")
+    lived = Scheduler(ground.cluster, policy)
+    for record in driven.records[:cut]:
+        lived.handle(record.at, record.facts)
+    written = json.dumps(balance_to_json(lived.balance()))
+    balance = balance_from_json(json.loads(written))
+    for record in driven.records[cut:end]:
+        lived.handle(record.at, record.facts)
+    reopened = Scheduler(balance.cluster, Mute())
+    orders = reopened.reopen(balance)
+    assert reopened.balance() == balance
+    if end > cut:
+        orders = reopened.recover(records[cut:end])
+    check_books(reopened)
+    assert state(reopened) == state(lived)
+    pending = [job for job in lived.jobs.values() if job.applied < job.generation]
+    assert [order.job for order in orders] == [job.id for job in sorted(pending, key=lambda job: job.seq)]
+
+
+def test_a_balance_of_a_newer_version_is_refused() -> None:
+    balance = balance_to_json(Scheduler(CALM["one job"].cluster, Fifo()).balance())
+    with pytest.raises(JournalError, match="schema 2 is not one this version reads"):
+        balance_from_json({**balance, "schema": 2})
 
 
 @pytest.mark.parametrize("ground", [*CALM.values(), *TROUBLE.values()])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from carpool.core import lifecycle
+from carpool.core.balance import Balance
 from carpool.core.errors import CarpoolError, InputError, Overbooked
 from carpool.core.estimates import Estimator
 from carpool.core.lifecycle import Step
@@ -30,7 +31,7 @@ from carpool.core.messages import (
     ReleaseApplied,
     Woke,
 )
-from carpool.core.model import Job, JobId, Phase
+from carpool.core.model import Job, JobId, JobSpec, Phase
 from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Policy, service_at
 from carpool.core.queue import Queue, Roster
@@ -103,6 +104,30 @@ class Books:
                     new.add(name)
             elif type(fact) is NodeJoined and not fact.banks and self._node_named(fact.name) is None:
                 raise InputError(f"node {fact.name!r} is new but brings no devices", way_out="Name its banks.")
+
+    # --------------------------------------------------------------------------------------------------------- balances
+    def closed(self) -> Balance:
+        """The books as values, at no particular instant."""
+        jobs = tuple(sorted(self.jobs.values(), key=lambda job: job.seq))
+        running = tuple(self.roster)
+        return Balance(0.0, self.cluster, jobs, self.occupancy.lost, running, dict(self.ended), self._num_submitted)
+
+    def reopen(self, balance: Balance) -> None:
+        """Enter a balance into books that are empty; their cluster is the balance's."""
+        assert not self._num_submitted, "a balance is entered first"
+        assert self.cluster == balance.cluster, "the books were opened for another cluster"
+        for node in balance.lost:
+            self.occupancy.lose(self.cluster.nodes[node])
+        self.ended.update(balance.ended)
+        self._num_submitted = balance.num_submitted
+        jobs = {job.id: job for job in balance.jobs}
+        for name in (*balance.running, *(job for job in jobs if jobs[job].desired is None)):
+            job = jobs[name]
+            if job.desired is not None:
+                self.occupancy.take(job.spec, job.desired, self._policy.max_virtual)
+            elif job.phase is Phase.BLOCKED:
+                self._await(job.spec)
+            self._store(job)
 
     # ------------------------------------------------------------------------------------------------------------ plans
     def adopt(self, at: float, planned: Planned, orders: list[Order]) -> None:
@@ -210,6 +235,15 @@ class Books:
                 service = other.service
                 self._store(lifecycle.moved(other, at, Step.ADMIT, service, "has what it waited for"))
 
+    def _await(self, spec: JobSpec) -> bool:
+        """Have a job told when those it waits for are over; whether there are any."""
+        if not spec.after:
+            return False
+        needed = [name for name in spec.after if self.ended.get(name) is not Phase.FINISHED]
+        for name in needed:
+            self._dependents.setdefault(name, []).append(spec.id)
+        return bool(needed)
+
     def _fail_blocked(self, job: Job, error: str) -> None:
         """A blocked job will never be admitted, and neither will those that wait for it: a loop, as chains are long."""
         doomed = [(job, error)]
@@ -226,12 +260,7 @@ class Books:
     # Each handler returns whether the fact counted.
     def _on_submitted(self, at: float, fact: JobSubmitted, orders: list[Order]) -> bool:
         spec = fact.spec
-        blocked = False
-        for needed in spec.after:
-            if self.ended.get(needed) is not Phase.FINISHED:
-                self._dependents.setdefault(needed, []).append(spec.id)
-                blocked = True
-        job = lifecycle.submitted(spec, self._num_submitted, at, blocked=blocked)
+        job = lifecycle.submitted(spec, self._num_submitted, at, blocked=self._await(spec))
         self._num_submitted += 1
         self._store(job)
         for needed in spec.after:

@@ -6,6 +6,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from math import floor
 
+from carpool.core.balance import Balance
 from carpool.core.books import Books
 from carpool.core.errors import CarpoolError
 from carpool.core.estimates import Declared, Estimator
@@ -130,6 +131,26 @@ class Scheduler:
         self._is_triggered = True
         self.wake_at = self._next_wake(self.at)
         return orders_to_close(self._books.jobs.values())
+
+    def balance(self) -> Balance:
+        """Where everything stands, between two calls of `handle`."""
+        books, view = self._books, self._view
+        return books.closed()._replace(
+            at=self.at, planned_at=self._planned_at, wake_at=self._plan_wake_at, note=view.note
+        )
+
+    def reopen(self, balance: Balance) -> list[Order]:
+        """Begin where a balance stands, in place of the records up to it; the orders that may have been lost.
+
+        For a scheduler that has handled nothing yet, made with the balance's cluster. Records that came after the
+        balance follow by `recover`.
+        """
+        self.at = balance.at
+        self._books.reopen(balance)
+        self._planned_at = balance.planned_at
+        self._plan_wake_at = balance.wake_at
+        self._view.note = balance.note
+        return self.recover(())
 
     def _fold(self, at: float, facts: Sequence[Fact], orders: list[Order]) -> Sequence[int]:
         """Take facts in, in the order given; the places of those that did not count."""
