@@ -1,0 +1,274 @@
+"""The durable truth of a daemon, kept twice: records in SQLite and in the accept log, made durable in one commit."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from carpool.core.balance import Balance, balance_from_json, balance_to_json
+from carpool.core.errors import JournalError
+from carpool.core.journal import Header, header_from_json, header_to_json, record_from_json, record_to_json
+from carpool.core.messages import JobSubmitted, Record
+from carpool.core.model import JobId
+from carpool.service.accept_log import AcceptLog, Line, Reading, read_log, sync_folder
+from carpool.service.database import MIGRATIONS, Database
+from carpool.service.findings import Findings, find_lost
+
+DATABASE = "journal.sqlite"
+LOG = "accepted.log"
+
+_BALANCES_KEPT = 2  # the newest, and one in case it is damaged
+
+Details = Mapping[JobId, Mapping[str, Any]]  # what a job is made of besides its spec, as JSON values
+
+
+class Entry(NamedTuple):
+    """A record as it is kept."""
+
+    number: int
+    record: Record
+    details: Details  # of the jobs it accepts
+
+
+class Store:
+    """Records, balances and the header of one daemon, in a folder. Implements the JournalStore port.
+
+    `record` takes a record in, `commit` makes all that was taken in durable, in both copies; only then may anybody be
+    told that something was accepted. Opening a store puts right what one copy has lost from the other; `findings`
+    says what it came upon.
+    """
+
+    def __init__(self, folder: Path, head: Head, database: Database, log: AcceptLog, state: _State) -> None:
+        self.folder = folder
+        self.header = head.header
+        self.findings = state.findings
+        self.balance = state.balance  # the newest that is sound, with the number of the last record in it
+        self._database = database
+        self._log = log
+        self._first = head.first
+        self._next = state.next
+        self._before = state.accepted  # by the newest record
+        self._pending: list[Line] = []
+        self._details: dict[JobId, Mapping[str, Any]] = {}
+
+    @classmethod
+    def open(cls, folder: Path, header: Header) -> Store:
+        """The store in a folder, begun there if none is; `header` is for a new one, or for one that lost its own.
+
+        JournalError only where a newer version of carpool wrote it.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / LOG
+        reading = read_log(path.read_bytes() if path.is_file() else b"")
+        database, rows, set_aside = _open_database(folder / DATABASE, reading)
+        lines = {**rows, **reading.lines}
+        is_new = not lines and not reading.damaged and set_aside is None
+        header_lost = 0 not in lines and not is_new
+        head = Head.read(lines[0]) if 0 in lines else Head(header, _oldest(database, lines))
+        lines[0] = head.line()
+        lines = {number: line for number, line in lines.items() if number >= head.first or number == 0}
+        findings = Findings(
+            from_log=tuple(sorted(lines.keys() & reading.lines.keys() - rows.keys() - {0})),
+            from_database=tuple(sorted(lines.keys() & rows.keys() - reading.lines.keys() - {0})),
+            lost=find_lost(lines, head.first, reading),
+            set_aside=set_aside,
+            cut=reading.cut,
+            header_lost=header_lost,
+        )
+        log = _repaired(database, rows, path, reading, lines)
+        last = max(lines)
+        state = _State(findings, _balance_of(database, head, last), last + 1, _accepted(lines[last]))
+        return cls(folder, head, database, log, state)
+
+    # -------------------------------------------------------------------------------------------------------- writing
+    def detail(self, job: JobId, details: Mapping[str, Any]) -> None:
+        """Keep with the record that submits a job what it is made of."""
+        self._details[job] = details
+
+    def record(self, record: Record) -> None:
+        """Take a record in; it is durable after the next `commit`."""
+        accepted = [fact.spec.id for fact in record.facts if isinstance(fact, JobSubmitted)]
+        body: dict[str, Any] = {"before": self._before} if self._before else {}
+        body["record"] = record_to_json(record)
+        details = {job: self._details.pop(job) for job in accepted if job in self._details}
+        if details:
+            body["details"] = details
+        before = self._pending[-1].crc if self._pending else self._log.last_crc
+        self._pending.append(Line.after(before, self._next, _text(body)))
+        self._next += 1
+        self._before = accepted
+
+    def commit(self) -> int:
+        """Make durable, in both copies or in none, what was taken in; the number of the last record."""
+        if self._pending:
+            end = self._log.end
+            self._log.add(self._pending)
+            try:
+                self._database.add(self._pending)
+            except sqlite3.Error:
+                self._log.rewind(*end)
+                raise
+            self._pending.clear()
+        return self._next - 1
+
+    def keep_balance(self, balance: Balance) -> None:
+        """Keep where everything stood after the last committed record, so that a start need not fold what is older."""
+        assert not self._pending, "a balance is of what is committed"
+        body = _text(balance_to_json(balance))
+        self._database.add_balance(self._next - 1, crc32(body.encode("ascii")), body, _BALANCES_KEPT)
+        self.balance = (self._next - 1, balance)
+
+    def forget_before(self, number: int) -> None:
+        """Drop records older than a number, at most those that the newest balance stands for.
+
+        The log keeps that balance too: of what is dropped nothing else is left.
+        """
+        if self.balance is None:
+            return
+        self._first = max(self._first, min(number, self.balance[0] + 1))
+        line = Head(self.header, self._first, self.balance).line()
+        kept = [kept for kept in self._database.lines() if kept.is_sound and kept.number >= self._first]
+        self._log.close()
+        self._log = AcceptLog.write_anew(self.folder / LOG, [line, *kept])
+        self._database.add([line])
+        self._database.retain({kept.number for kept in (line, *kept)})
+
+    # -------------------------------------------------------------------------------------------------------- reading
+    def entries(self, after: int = 0) -> Iterator[Entry]:
+        """What is kept of the records behind a number, oldest first."""
+        for line in self._database.lines():
+            if line.number > after and line.is_sound:
+                yield entry_of(line)
+
+    def records(self) -> Iterator[Record]:
+        """Every record kept, oldest first."""
+        return (entry.record for entry in self.entries())
+
+    def close(self) -> None:
+        """Commit and let go."""
+        self.commit()
+        self._log.close()
+        self._database.close()
+
+
+class Head(NamedTuple):
+    """The line before the first record: what the journal is about, where it begins, and what stands for the rest."""
+
+    header: Header
+    first: int = 1  # the oldest record that should be there
+    balance: tuple[int, Balance] | None = None  # kept here when records were dropped
+
+    def line(self) -> Line:
+        """The head as line 0."""
+        body: dict[str, Any] = {"header": header_to_json(self.header), "store": len(MIGRATIONS), "first": self.first}
+        if self.balance is not None:
+            body["balance"] = [self.balance[0], balance_to_json(self.balance[1])]
+        return Line.after(0, 0, _text(body))
+
+    @classmethod
+    def read(cls, line: Line) -> Head:
+        """The inverse of `line`."""
+        body = json.loads(line.body)
+        number, balance = body.get("balance", (0, None))
+        kept = None if balance is None else (number, balance_from_json(balance))
+        return cls(header_from_json(body["header"]), body["first"], kept)
+
+
+class _State(NamedTuple):
+    findings: Findings
+    balance: tuple[int, Balance] | None
+    next: int
+    accepted: list[JobId]  # by the newest record
+
+
+def entry_of(line: Line) -> Entry:
+    """A sound line read."""
+    body = json.loads(line.body)
+    return Entry(line.number, record_from_json(body["record"]), body.get("details", {}))
+
+
+def _open_database(path: Path, reading: Reading) -> tuple[Database, dict[int, Line], Path | None]:
+    """The database and its sound lines; a damaged one is set aside and a new one begun with what could be read."""
+    rows: dict[int, Line] = {}
+    try:
+        database = Database(path)
+        _refuse_newer(database, reading)
+        for line in database.lines():
+            if line.is_sound:
+                rows[line.number] = line
+        if database.is_sound:
+            return database, rows, None
+        database.close()
+    except sqlite3.Error:
+        pass  # rows holds what could be read
+    aside = _set_aside(path)
+    database = Database(path)
+    database.add(rows.values())
+    return database, rows, aside
+
+
+def _oldest(database: Database, lines: Mapping[int, Line]) -> int:
+    """The oldest record that should be there, where the head is lost: older ones were dropped only behind a balance."""
+    return min(lines, default=1) if any(database.balances()) else 1
+
+
+def _refuse_newer(database: Database, reading: Reading) -> None:
+    """JournalError for a store of a newer carpool, unless the log says that the number in the database is damage."""
+    if database.version <= len(MIGRATIONS):
+        return
+    if 0 in reading.lines and json.loads(reading.lines[0].body).get("store", 0) <= len(MIGRATIONS):
+        database.close()
+        raise sqlite3.DatabaseError("the version in the database is damaged")
+    raise JournalError(
+        f"the store is of version {database.version}, this carpool reads up to {len(MIGRATIONS)}. "
+        "Start the newer carpool, or restore an older backup."
+    )
+
+
+def _set_aside(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    for suffix in ("", "-wal", "-shm"):
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.replace(aside.with_name(aside.name + suffix))
+    sync_folder(path.parent)
+    return aside
+
+
+def _repaired(
+    database: Database, rows: Mapping[int, Line], path: Path, reading: Reading, lines: Mapping[int, Line]
+) -> AcceptLog:
+    """Both copies hold all lines there are; the log is written anew unless it was whole."""
+    ordered = [lines[number] for number in sorted(lines)]
+    missing = [line for line in ordered if rows.get(line.number) != line]
+    if missing:
+        database.add(missing)
+    database.retain(lines.keys())  # a row that is not sound must not be read as one later
+    is_whole = reading.is_ended and not reading.damaged and reading.lines == lines
+    if is_whole:
+        return AcceptLog.extend(path, ordered[-1].crc)
+    return AcceptLog.write_anew(path, ordered)
+
+
+def _balance_of(database: Database, head: Head, last: int) -> tuple[int, Balance] | None:
+    """The newest balance that is sound and not ahead of the records; the head's where the database has none."""
+    for number, crc, body in database.balances():
+        if number <= last and crc32(body.encode("ascii")) == crc:
+            return number, balance_from_json(json.loads(body))
+    return head.balance
+
+
+def _accepted(line: Line) -> list[JobId]:
+    if line.number == 0:
+        return []
+    return [fact.spec.id for fact in entry_of(line).record.facts if isinstance(fact, JobSubmitted)]
+
+
+def _text(body: Mapping[str, Any]) -> str:
+    return json.dumps(body, separators=(",", ":"))  # ASCII, in one line

@@ -1,0 +1,330 @@
+"""Nothing acknowledged is lost: both copies, damage to either, and by name what damage to both has taken."""
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from carpool.core.errors import JournalError
+from carpool.core.journal import Header
+from carpool.core.messages import JobCancelled, JobSubmitted, Record
+from carpool.core.model import JobId, JobSpec
+from carpool.core.scheduler import Scheduler
+from carpool.core.topology import Cluster
+from carpool.policies.fifo import Fifo
+from carpool.service.accept_log import read_log
+from carpool.service.database import MIGRATIONS
+from carpool.service.store import DATABASE, LOG, Store
+
+HEADER = Header("1", "fifo", Cluster.build([(1, 2, "cpu")]))
+NUM_RECORDS = 12
+
+
+def submission(number: int) -> Record:
+    return Record(float(number), (JobSubmitted(JobSpec(JobId(f"job-{number}"), weight=float(number))),))
+
+
+Opening = Callable[[Path], Store]
+
+
+@pytest.fixture
+def opened() -> Iterator[Opening]:
+    """Opens stores and lets go of all of them in the end; a store that is opened twice was killed in between."""
+    with ExitStack() as stack:
+        yield lambda folder: stack.enter_context(closing(Store.open(folder, HEADER)))
+
+
+def fill(store: Store, count: int = NUM_RECORDS) -> Store:
+    for number in range(1, count + 1):
+        store.record(submission(number))
+        store.commit()
+    return store
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that was killed: its write-ahead log has not been taken back into the database."""
+    lived = tmp_path_factory.mktemp("lived")
+    store = fill(Store.open(lived, HEADER))
+    killed = tmp_path_factory.mktemp("killed") / "store"
+    shutil.copytree(lived, killed)
+    store.close()
+    return killed
+
+
+@pytest.fixture(scope="module")
+def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that was closed: all of it is in the pages of the database, which have no checksums."""
+    folder = tmp_path_factory.mktemp("settled")
+    fill(Store.open(folder, HEADER)).close()
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "store"))
+
+
+def records_in(store: Store) -> list[Record]:
+    return [entry.record._replace(facts=tuple(entry.record.facts), ignored=()) for entry in store.entries()]
+
+
+EXPECTED = [submission(number) for number in range(1, NUM_RECORDS + 1)]
+
+
+def flip(path: Path, place: int, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] ^= 1 << bit
+    path.write_bytes(content)
+
+
+# -------------------------------------------------------------------------------------------------------- undisturbed
+def test_a_killed_store_has_all_it_committed(folder: Path, opened: Opening) -> None:
+    store = opened(folder)
+    assert records_in(store) == EXPECTED
+    assert store.findings.tell() == ()
+    assert store.header == HEADER
+
+
+def test_what_was_not_committed_was_never_accepted(tmp_path: Path, opened: Opening) -> None:
+    store = fill(opened(tmp_path), 2)
+    store.record(submission(3))
+    again = opened(tmp_path)
+    assert records_in(again) == EXPECTED[:2]
+
+
+def test_records_after_a_reopening_follow_those_before(folder: Path, opened: Opening) -> None:
+    store = opened(folder)
+    store.record(submission(13))
+    assert store.commit() == 13
+    store.close()
+    again = opened(folder)
+    assert records_in(again) == [*EXPECTED, submission(13)]
+    assert again.findings.tell() == ()
+
+
+def test_what_a_job_is_made_of_is_kept_with_it(tmp_path: Path, opened: Opening) -> None:
+    store = opened(tmp_path)
+    store.detail(JobId("job-1"), {"entry": "digits.py:mlp", "args": {"lr": 0.1}})
+    store.record(submission(1))
+    store.record(submission(2))
+    store.close()
+    first, second = opened(tmp_path).entries()
+    assert (first.number, first.details) == (1, {"job-1": {"entry": "digits.py:mlp", "args": {"lr": 0.1}}})
+    assert second.details == {}
+
+
+def test_a_new_store_says_nothing_of_losses(tmp_path: Path, opened: Opening) -> None:
+    assert opened(tmp_path / "deep" / "down").findings.tell() == ()
+
+
+# ------------------------------------------------------------------------------------------------------------- damage
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(name=st.sampled_from([DATABASE, DATABASE + "-wal", LOG]), place=st.integers(0, 10**6), bit=st.integers(0, 7))
+def test_a_flipped_bit_in_any_file_loses_nothing(
+    whole: Path, tmp_path_factory: pytest.TempPathFactory, name: str, place: int, bit: int
+) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path_factory.mktemp("flip") / "store"))
+    flip(folder / name, place, bit)
+    store = Store.open(folder, HEADER)
+    assert records_in(store) == EXPECTED
+    assert store.findings.is_sound
+    store.close()
+    again = Store.open(folder, HEADER)  # what was put right is right on the disk
+    assert (records_in(again), again.findings.tell()) == (EXPECTED, ())
+    again.close()
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(name=st.sampled_from([DATABASE, DATABASE + "-wal", LOG]), size=st.integers(0, 10**6))
+def test_either_copy_may_be_cut_anywhere(
+    whole: Path, tmp_path_factory: pytest.TempPathFactory, name: str, size: int
+) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path_factory.mktemp("cut") / "store"))
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: size % len(content)])
+    store = Store.open(folder, HEADER)
+    assert records_in(store) == EXPECTED
+    assert store.findings.is_sound
+    store.close()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    places=st.lists(st.tuples(st.sampled_from([DATABASE, DATABASE + "-wal", LOG]), st.integers(0, 10**6)), max_size=6)
+)
+def test_whatever_is_damaged_every_job_is_there_or_named(
+    whole: Path, tmp_path_factory: pytest.TempPathFactory, places: list[tuple[str, int]]
+) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path_factory.mktemp("flips") / "store"))
+    for name, place in places:
+        flip(folder / name, place, place % 8)
+    store = Store.open(folder, HEADER)
+    numbers = [entry.number for entry in store.entries()]
+    lost = [number for number, _ in store.findings.lost]
+    assert records_in(store) == [EXPECTED[number - 1] for number in numbers], "nothing that was never accepted"
+    assert set(range(1, NUM_RECORDS + 1)) <= {*numbers, *lost}
+    store.close()
+
+
+def test_a_record_lost_in_both_copies_is_named(folder: Path, opened: Opening) -> None:
+    content = (folder / LOG).read_bytes()
+    flip(folder / LOG, content.index(b'"job-5","weight"') + 1, 3)
+    with sqlite3.connect(folder / DATABASE) as database:
+        database.execute("DELETE FROM lines WHERE number = 5")
+    database.close()
+    store = opened(folder)
+    assert store.findings.lost == ((5, ("job-5",)),), "the line after it has the name"
+    assert store.findings.tell() == ("Record 5 is lost: damaged in the log and in the database. It accepted 'job-5'.",)
+    assert [record.at for record in records_in(store)] == [float(n) for n in range(1, 13) if n != 5]
+
+
+def test_the_newest_record_lost_in_both_copies_is_named_from_its_remains(folder: Path, opened: Opening) -> None:
+    content = (folder / LOG).read_bytes()
+    flip(folder / LOG, content.rindex(b'"weight"'), 3)
+    with sqlite3.connect(folder / DATABASE) as database:
+        database.execute("DELETE FROM lines WHERE number = 12")
+    database.close()
+    store = opened(folder)
+    assert store.findings.lost == ((12, ("job-12",)),)
+
+
+def test_an_unreadable_database_is_set_aside_and_built_anew(folder: Path, opened: Opening) -> None:
+    (folder / f"{DATABASE}-wal").unlink()
+    (folder / DATABASE).write_bytes(b"this is no database" * 100)
+    store = opened(folder)
+    assert records_in(store) == EXPECTED
+    assert store.findings.set_aside == folder / f"{DATABASE}.damaged-1"
+    assert "Records 1–12 were missing in the database; the log had them." in store.findings.tell()
+
+
+def test_a_missing_log_is_written_anew(folder: Path, opened: Opening) -> None:
+    (folder / LOG).unlink()
+    store = opened(folder)
+    assert records_in(store) == EXPECTED
+    assert store.findings.tell() == ("Records 1–12 were damaged in the log; the database had them.",)
+    assert len(read_log((folder / LOG).read_bytes()).lines) == NUM_RECORDS + 1
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(number=st.integers(1, NUM_RECORDS), places=st.lists(st.integers(0, 10**6), min_size=1, max_size=6))
+def test_altered_text_in_the_database_is_never_taken_for_what_was_accepted(
+    settled: Path, tmp_path_factory: pytest.TempPathFactory, number: int, places: list[int]
+) -> None:
+    folder = Path(shutil.copytree(settled, tmp_path_factory.mktemp("altered") / "store"))
+    row = (folder / DATABASE).read_bytes().rindex(f'"job-{number}"'.encode())
+    flip(folder / DATABASE, row + 5, 1)
+    log = (folder / LOG).read_bytes().splitlines(keepends=True)
+    log[number] = b"gone" + log[number][4:]
+    (folder / LOG).write_bytes(b"".join(log))
+    for place in places:
+        flip(folder / DATABASE, place, place % 8)
+    with closing(Store.open(folder, HEADER)) as store:
+        kept = [entry.number for entry in store.entries()]
+        assert records_in(store) == [EXPECTED[place - 1] for place in kept]
+        assert {number} <= {place for place, _ in store.findings.lost} or number in kept
+
+
+def test_a_line_cut_short_was_never_acknowledged(folder: Path, opened: Opening) -> None:
+    with (folder / LOG).open("ab") as stream:
+        stream.write(b"0123abcd 0123abcd 13 {")
+    store = opened(folder)
+    assert records_in(store) == EXPECTED
+    assert store.findings.tell() == (
+        "The log ended in the middle of a line; it was never acknowledged and is dropped.",
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- full disks
+def test_a_commit_that_fails_leaves_both_copies_as_they_were(folder: Path, opened: Opening) -> None:
+    store = opened(folder)
+    other = sqlite3.connect(folder / DATABASE, isolation_level=None)
+    other.execute("PRAGMA busy_timeout = 0")
+    store._database._connection.execute("PRAGMA busy_timeout = 0")
+    other.execute("BEGIN IMMEDIATE")  # somebody else writes: the commit cannot
+    store.record(submission(13))
+    with pytest.raises(sqlite3.OperationalError):
+        store.commit()
+    assert len(read_log((folder / LOG).read_bytes()).lines) == NUM_RECORDS + 1
+    other.execute("ROLLBACK")
+    other.close()
+    assert store.commit() == 13
+    store.close()
+    assert records_in(opened(folder)) == [*EXPECTED, submission(13)]
+
+
+# ----------------------------------------------------------------------------------------------- balances, retention
+def lived(store: Store, upto: int) -> Scheduler:
+    scheduler = Scheduler(HEADER.cluster, Fifo())
+    for record in EXPECTED[:upto]:
+        scheduler.handle(record.at, record.facts)
+    return scheduler
+
+
+def test_a_start_folds_only_what_follows_the_newest_balance(tmp_path: Path, opened: Opening) -> None:
+    store = fill(opened(tmp_path), 6)
+    store.keep_balance(lived(store, 6).balance())
+    store.record(Record(7.0, (JobCancelled(JobId("job-2")),)))
+    store.close()
+    again = opened(tmp_path)
+    assert again.balance is not None
+    number, balance = again.balance
+    assert (number, len(balance.jobs)) == (6, 6)
+    assert [entry.number for entry in again.entries(after=number)] == [7]
+
+
+def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Opening) -> None:
+    store = fill(opened(tmp_path), 6)
+    store.forget_before(5)
+    assert len(records_in(store)) == 6, "nothing stands for them yet"
+    balance = lived(store, 6).balance()
+    store.keep_balance(balance)
+    store.forget_before(4)
+    store.record(submission(7))
+    store.close()
+    again = opened(tmp_path)
+    assert records_in(again) == [submission(number) for number in range(4, 8)]
+    assert (again.findings.tell(), again.balance) == ((), (6, balance))
+    again.forget_before(1000)
+    again.close()
+    last = opened(tmp_path)
+    assert records_in(last) == [submission(7)], "only what the balance stands for"
+    last.close()
+    (tmp_path / DATABASE).unlink()
+    rebuilt = opened(tmp_path)
+    assert (records_in(rebuilt), rebuilt.balance) == ([submission(7)], (6, balance)), "the log has the balance too"
+
+
+def test_a_crash_in_the_middle_of_forgetting(tmp_path: Path, opened: Opening) -> None:
+    store = fill(opened(tmp_path / "store"), 6)
+    store.keep_balance(lived(store, 6).balance())
+    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    store.forget_before(4)
+    shutil.copy(tmp_path / "store" / LOG, tmp_path / "copy" / LOG)  # the log is new, the database still old
+    again = opened(tmp_path / "copy")
+    assert records_in(again) == [submission(number) for number in range(4, 7)]
+    assert again.findings.tell() == ()
+
+
+# ----------------------------------------------------------------------------------------------------------- versions
+def test_a_store_of_a_newer_version_is_refused(folder: Path, opened: Opening) -> None:
+    (folder / LOG).unlink()
+    with sqlite3.connect(folder / DATABASE) as database:
+        database.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    database.close()
+    with pytest.raises(JournalError, match=r"the store is of version 2, this carpool reads up to 1"):
+        opened(folder)
+
+
+def test_a_damaged_version_number_is_no_newer_version(folder: Path, opened: Opening) -> None:
+    with sqlite3.connect(folder / DATABASE) as database:
+        database.execute("PRAGMA user_version = 7340033")
+    database.close()
+    store = opened(folder)
+    assert records_in(store) == EXPECTED
+    assert store.findings.set_aside is not None
