@@ -101,7 +101,6 @@ def test_what_was_not_committed_was_never_accepted(tmp_path: Path, opened: Openi
 def test_records_after_a_reopening_follow_those_before(folder: Path, opened: Opening) -> None:
     store = opened(folder)
     store.record(submission(13))
-    assert store.commit() == 13
     store.close()
     again = opened(folder)
     assert records_in(again) == [*EXPECTED, submission(13)]
@@ -253,7 +252,6 @@ def test_a_commit_that_fails_leaves_both_copies_as_they_were(folder: Path, opene
     assert len(read_log((folder / LOG).read_bytes()).lines) == NUM_RECORDS + 1
     other.execute("ROLLBACK")
     other.close()
-    assert store.commit() == 13
     store.close()
     assert records_in(opened(folder)) == [*EXPECTED, submission(13)]
 
@@ -273,9 +271,8 @@ def test_a_start_folds_only_what_follows_the_newest_balance(tmp_path: Path, open
     store.close()
     again = opened(tmp_path)
     assert again.balance is not None
-    number, balance = again.balance
-    assert (number, len(balance.jobs)) == (6, 6)
-    assert [entry.number for entry in again.entries(after=number)] == [7]
+    assert (again.balance.number, len(again.balance.balance.jobs)) == (6, 6)
+    assert [entry.number for entry in again.entries(after=6)] == [7]
 
 
 def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Opening) -> None:
@@ -283,13 +280,14 @@ def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Open
     store.forget_before(5)
     assert len(records_in(store)) == 6, "nothing stands for them yet"
     balance = lived(store, 6).balance()
-    store.keep_balance(balance)
+    details = {JobId("job-1"): {"entry": "digits.py:mlp"}}
+    store.keep_balance(balance, details)
     store.forget_before(4)
     store.record(submission(7))
     store.close()
     again = opened(tmp_path)
     assert records_in(again) == [submission(number) for number in range(4, 8)]
-    assert (again.findings.tell(), again.balance) == ((), (6, balance))
+    assert (again.findings.tell(), again.balance) == ((), (6, balance, details))
     again.forget_before(1000)
     again.close()
     last = opened(tmp_path)
@@ -297,7 +295,9 @@ def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Open
     last.close()
     (tmp_path / DATABASE).unlink()
     rebuilt = opened(tmp_path)
-    assert (records_in(rebuilt), rebuilt.balance) == ([submission(7)], (6, balance)), "the log has the balance too"
+    assert (records_in(rebuilt), rebuilt.balance) == ([submission(7)], (6, balance, details)), (
+        "the log has the balance too"
+    )
 
 
 def test_a_crash_in_the_middle_of_forgetting(tmp_path: Path, opened: Opening) -> None:

@@ -26,6 +26,14 @@ _BALANCES_KEPT = 2  # the newest, and one in case it is damaged
 Details = Mapping[JobId, Mapping[str, Any]]  # what a job is made of besides its spec, as JSON values
 
 
+class Kept(NamedTuple):
+    """A balance as it is kept."""
+
+    number: int  # of the last record in it
+    balance: Balance
+    details: Details  # of the jobs that are not over
+
+
 class Entry(NamedTuple):
     """A record as it is kept."""
 
@@ -46,12 +54,13 @@ class Store:
         self.folder = folder
         self.header = head.header
         self.findings = state.findings
-        self.balance = state.balance  # the newest that is sound, with the number of the last record in it
+        self.balance = state.balance  # the newest that is sound
         self._database = database
         self._log = log
         self._first = head.first
         self._next = state.next
         self._before = state.accepted  # by the newest record
+        self._last_crc = log.last_crc
         self._pending: list[Line] = []
         self._details: dict[JobId, Mapping[str, Any]] = {}
 
@@ -97,30 +106,35 @@ class Store:
         details = {job: self._details.pop(job) for job in accepted if job in self._details}
         if details:
             body["details"] = details
-        before = self._pending[-1].crc if self._pending else self._log.last_crc
-        self._pending.append(Line.after(before, self._next, _text(body)))
+        line = Line.after(self._last_crc, self._next, _text(body))
+        self._pending.append(line)
+        self._last_crc = line.crc
         self._next += 1
         self._before = accepted
 
-    def commit(self) -> int:
-        """Make durable, in both copies or in none, what was taken in; the number of the last record."""
-        if self._pending:
-            end = self._log.end
-            self._log.add(self._pending)
+    def commit(self) -> None:
+        """Make durable, in both copies or in none, what was taken in until now; `record` may go on meanwhile."""
+        batch, self._pending = self._pending, []
+        if not batch:
+            return
+        end = self._log.end
+        try:
+            self._log.add(batch)
             try:
-                self._database.add(self._pending)
+                self._database.add(batch)
             except sqlite3.Error:
                 self._log.rewind(*end)
                 raise
-            self._pending.clear()
-        return self._next - 1
+        except BaseException:
+            self._pending = batch + self._pending
+            raise
 
-    def keep_balance(self, balance: Balance) -> None:
+    def keep_balance(self, balance: Balance, details: Details | None = None) -> None:
         """Keep where everything stood after the last committed record, so that a start need not fold what is older."""
         assert not self._pending, "a balance is of what is committed"
-        body = _text(balance_to_json(balance))
-        self._database.add_balance(self._next - 1, crc32(body.encode("ascii")), body, _BALANCES_KEPT)
-        self.balance = (self._next - 1, balance)
+        self.balance = Kept(self._next - 1, balance, details or {})
+        body = _text(_kept_to_json(self.balance))
+        self._database.add_balance(self.balance.number, crc32(body.encode("ascii")), body, _BALANCES_KEPT)
 
     def forget_before(self, number: int) -> None:
         """Drop records older than a number, at most those that the newest balance stands for.
@@ -129,7 +143,7 @@ class Store:
         """
         if self.balance is None:
             return
-        self._first = max(self._first, min(number, self.balance[0] + 1))
+        self._first = max(self._first, min(number, self.balance.number + 1))
         line = Head(self.header, self._first, self.balance).line()
         kept = [kept for kept in self._database.lines() if kept.is_sound and kept.number >= self._first]
         self._log.close()
@@ -160,27 +174,26 @@ class Head(NamedTuple):
 
     header: Header
     first: int = 1  # the oldest record that should be there
-    balance: tuple[int, Balance] | None = None  # kept here when records were dropped
+    balance: Kept | None = None  # kept here too when records were dropped
 
     def line(self) -> Line:
         """The head as line 0."""
         body: dict[str, Any] = {"header": header_to_json(self.header), "store": len(MIGRATIONS), "first": self.first}
         if self.balance is not None:
-            body["balance"] = [self.balance[0], balance_to_json(self.balance[1])]
+            body["balance"] = _kept_to_json(self.balance)
         return Line.after(0, 0, _text(body))
 
     @classmethod
     def read(cls, line: Line) -> Head:
         """The inverse of `line`."""
         body = json.loads(line.body)
-        number, balance = body.get("balance", (0, None))
-        kept = None if balance is None else (number, balance_from_json(balance))
+        kept = _kept_from_json(body["balance"]) if "balance" in body else None
         return cls(header_from_json(body["header"]), body["first"], kept)
 
 
 class _State(NamedTuple):
     findings: Findings
-    balance: tuple[int, Balance] | None
+    balance: Kept | None
     next: int
     accepted: list[JobId]  # by the newest record
 
@@ -196,19 +209,28 @@ def _open_database(path: Path, reading: Reading) -> tuple[Database, dict[int, Li
     rows: dict[int, Line] = {}
     try:
         database = Database(path)
-        _refuse_newer(database, reading)
-        for line in database.lines():
-            if line.is_sound:
-                rows[line.number] = line
-        if database.is_sound:
-            return database, rows, None
+        try:
+            if _is_readable(database, reading, rows):
+                return database, rows, None
+        except BaseException:
+            database.close()
+            raise
         database.close()
-    except sqlite3.Error:
-        pass  # rows holds what could be read
+    except (sqlite3.Error, UnicodeDecodeError):  # the latter where SQLite quotes damage in its own error
+        pass
     aside = _set_aside(path)
     database = Database(path)
     database.add(rows.values())
     return database, rows, aside
+
+
+def _is_readable(database: Database, reading: Reading, rows: dict[int, Line]) -> bool:
+    """Read the sound lines into `rows`; whether the database is one to go on with."""
+    _refuse_newer(database, reading)
+    for line in database.lines():
+        if line.is_sound:
+            rows[line.number] = line
+    return database.version <= len(MIGRATIONS) and database.is_sound
 
 
 def _oldest(database: Database, lines: Mapping[int, Line]) -> int:
@@ -218,15 +240,12 @@ def _oldest(database: Database, lines: Mapping[int, Line]) -> int:
 
 def _refuse_newer(database: Database, reading: Reading) -> None:
     """JournalError for a store of a newer carpool, unless the log says that the number in the database is damage."""
-    if database.version <= len(MIGRATIONS):
-        return
-    if 0 in reading.lines and json.loads(reading.lines[0].body).get("store", 0) <= len(MIGRATIONS):
-        database.close()
-        raise sqlite3.DatabaseError("the version in the database is damaged")
-    raise JournalError(
-        f"the store is of version {database.version}, this carpool reads up to {len(MIGRATIONS)}. "
-        "Start the newer carpool, or restore an older backup."
-    )
+    logged = json.loads(reading.lines[0].body).get("store", 0) if 0 in reading.lines else database.version
+    if min(database.version, logged) > len(MIGRATIONS):
+        raise JournalError(
+            f"the store is of version {database.version}, this carpool reads up to {len(MIGRATIONS)}. "
+            "Start the newer carpool, or restore an older backup."
+        )
 
 
 def _set_aside(path: Path) -> Path:
@@ -256,11 +275,19 @@ def _repaired(
     return AcceptLog.write_anew(path, ordered)
 
 
-def _balance_of(database: Database, head: Head, last: int) -> tuple[int, Balance] | None:
+def _kept_to_json(kept: Kept) -> dict[str, Any]:
+    return {"number": kept.number, "balance": balance_to_json(kept.balance), "details": kept.details}
+
+
+def _kept_from_json(value: dict[str, Any]) -> Kept:
+    return Kept(value["number"], balance_from_json(value["balance"]), value["details"])
+
+
+def _balance_of(database: Database, head: Head, last: int) -> Kept | None:
     """The newest balance that is sound and not ahead of the records; the head's where the database has none."""
     for number, crc, body in database.balances():
         if number <= last and crc32(body.encode("ascii")) == crc:
-            return number, balance_from_json(json.loads(body))
+            return _kept_from_json(json.loads(body))
     return head.balance
 
 
