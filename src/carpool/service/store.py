@@ -21,6 +21,7 @@ from carpool.service.findings import Findings, find_lost
 DATABASE = "journal.sqlite"
 LOG = "accepted.log"
 
+_FARTHEST = 1000  # a higher version is damage: there will never be so many
 _BALANCES_KEPT = 2  # the newest, and one in case it is damaged
 
 Details = Mapping[JobId, Mapping[str, Any]]  # what a job is made of besides its spec, as JSON values
@@ -241,7 +242,7 @@ def _oldest(database: Database, lines: Mapping[int, Line]) -> int:
 def _refuse_newer(database: Database, reading: Reading) -> None:
     """JournalError for a store of a newer carpool, unless the log says that the number in the database is damage."""
     logged = json.loads(reading.lines[0].body).get("store", 0) if 0 in reading.lines else database.version
-    if min(database.version, logged) > len(MIGRATIONS):
+    if len(MIGRATIONS) < min(database.version, logged) <= _FARTHEST:
         raise JournalError(
             f"the store is of version {database.version}, this carpool reads up to {len(MIGRATIONS)}. "
             "Start the newer carpool, or restore an older backup."

@@ -1,0 +1,212 @@
+"""The loop of a daemon: wishes and reports go in, and nothing is answered or carried out before it is on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from carpool.backends.local import Link, Pace
+from carpool.core.errors import CarpoolError
+from carpool.core.messages import Fact, JobSubmitted, Order, Woke
+from carpool.core.model import JobId
+from carpool.core.scheduler import Scheduler
+from carpool.runtime.jobfile import Listed
+from carpool.runtime.program import Program
+from carpool.runtime.reports import Facts, Gone, Outcome, Report
+from carpool.service.store import Store
+
+Commit = Callable[[Callable[[], None]], Awaitable[None]]
+
+_RECORDS_PER_BALANCE = 1000  # folding so many takes a fraction of a second
+
+
+class Unkept(CarpoolError):
+    """What was asked could not be made durable: it counts as never asked."""
+
+
+class ExecutorLost(CarpoolError):
+    """The executor ended by itself; what it kept on disk can be gone on with."""
+
+
+class Daemon:
+    """Runs a scheduler for as long as somebody wants it, against one executor and one store.
+
+    Facts are folded as they come. The records they leave are made durable in groups, aside, and only then are the
+    orders that follow passed on and those who asked told: after a crash nobody has been promised what the journal
+    does not know. `take` is shown every report, after the scheduler has had the facts in it.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        store: Store,
+        link: Link,
+        pace: Pace,
+        *,
+        programs: Mapping[JobId, Program] | None = None,
+        take: Callable[[float, Report], None] = lambda at, report: None,
+        commit: Commit = asyncio.to_thread,
+    ) -> None:
+        self._scheduler = scheduler
+        self._store = store
+        self._link = link
+        self._pace = pace
+        self._programs = dict(programs or {})  # of jobs that are not over
+        self._take = take
+        self._run_commit = commit
+        self._stopping = asyncio.Event()
+        self._dirty = asyncio.Event()
+        self._newcomers: list[JobId] = []  # submitted, their records not yet durable
+        self._orders: list[Order] = []  # likewise
+        self._kept: asyncio.Future[None] | None = None  # resolved when all that was folded until now is durable
+        self._since_balance = 0
+
+    # ------------------------------------------------------------------------------------------------------- wishes
+    async def submit(self, jobs: Sequence[Listed]) -> None:
+        """Accept jobs, all or none; returns when they can no longer be lost. InputError for a name that is taken."""
+        for spec, program in jobs:
+            self._store.detail(spec.id, {"program": asdict(program)})
+        kept = self._handle([JobSubmitted(spec) for spec, _ in jobs])
+        for spec, program in jobs:
+            self._programs[spec.id] = program
+            self._newcomers.append(spec.id)
+        await kept
+
+    async def wish(self, fact: Fact) -> None:
+        """Take in what a user wants of a job: cancelled, paused, resumed; returns when it can no longer be lost."""
+        await self._handle([fact])
+
+    def stop(self) -> None:
+        """Halt all jobs at a step boundary, with checkpoints, and end."""
+        self._stopping.set()
+
+    # --------------------------------------------------------------------------------------------------------- loop
+    async def run(self, facts: Sequence[Fact] = ()) -> None:
+        """Begin with these facts and go on until `stop`."""
+        committing = asyncio.create_task(self._commit_always())
+        stopping = asyncio.create_task(self._stopping.wait())
+        receiving = asyncio.create_task(self._link.receive())
+        try:
+            if facts:
+                self._handle(facts)
+            while not self._stopping.is_set() and not committing.done():
+                await self._pace.wait({receiving, stopping, committing}, self._scheduler.wake_at)
+                if receiving.done():
+                    self._hear(receiving.result())
+                    receiving = asyncio.create_task(self._link.receive())
+                self._wake()
+            if not committing.done():
+                await self._end(receiving)
+        finally:
+            for task in (stopping, receiving):
+                task.cancel()
+            await self._last_commit(committing)
+
+    def _hear(self, report: Report, *, carry: bool = True) -> None:
+        at = self._now()
+        match report:
+            case Gone(reason=reason):
+                raise ExecutorLost(f"the executor has gone: {reason}")
+            case Facts(facts=facts):
+                self._handle(facts, carry=carry)
+            case Outcome(job=job):
+                self._programs.pop(job, None)
+        self._take(at, report)
+
+    def _handle(self, facts: Sequence[Fact], *, carry: bool = True) -> asyncio.Future[None]:
+        """Fold facts; what follows from them waits for the commit. The future says when they are durable."""
+        orders = self._scheduler.handle(self._now(), facts)
+        if carry:
+            self._orders += orders
+        self._since_balance += 1
+        self._dirty.set()
+        if self._kept is None:
+            self._kept = asyncio.get_running_loop().create_future()
+            self._kept.add_done_callback(_look_at)
+        return self._kept
+
+    def _now(self) -> float:
+        """The time; never before what the scheduler has seen."""
+        return max(self._pace.now(), self._scheduler.at)
+
+    def _wake(self) -> None:
+        wake_at = self._scheduler.wake_at
+        if wake_at is not None and self._now() >= wake_at:
+            self._handle((Woke(),))
+
+    # ---------------------------------------------------------------------------------------------------- committing
+    async def _commit_always(self) -> None:
+        """One commit after the other: whatever is folded during one is in the next."""
+        while True:
+            await self._dirty.wait()
+            await self._commit_once()
+
+    async def _commit_once(self) -> None:
+        self._dirty.clear()
+        newcomers, self._newcomers = self._newcomers, []
+        orders, self._orders = self._orders, []
+        kept, self._kept = self._kept, None
+        try:
+            await self._make_durable()
+            for job in newcomers:
+                if job in self._programs:
+                    self._link.introduce(job, self._programs[job])
+            if orders:
+                self._link.carry(orders)
+        except Exception as error:
+            if kept is not None:
+                kept.set_exception(error)  # whoever asked must not wait for ever
+            raise
+        if kept is not None and not kept.done():
+            kept.set_result(None)
+        if self._since_balance >= _RECORDS_PER_BALANCE and not self._dirty.is_set():
+            self.keep_balance()
+
+    async def _make_durable(self) -> None:
+        try:
+            await self._run_commit(self._store.commit)
+        except (OSError, sqlite3.Error) as error:
+            raise Unkept(f"the journal cannot be written: {error}. Make room on the disk, then start again.") from error
+
+    def keep_balance(self) -> None:
+        """Let the next start begin here."""
+        jobs = self._scheduler.jobs
+        details: dict[JobId, Mapping[str, Any]] = {
+            job: {"program": asdict(program)} for job, program in self._programs.items() if job in jobs
+        }
+        self._store.keep_balance(self._scheduler.balance(), details)
+        self._since_balance = 0
+
+    async def _last_commit(self, committing: asyncio.Task[None]) -> None:
+        """Make durable what is not yet, unless that is what failed."""
+        if committing.done():
+            committing.result()
+            return
+        committing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await committing
+        if self._dirty.is_set():
+            await self._commit_once()
+
+    # -------------------------------------------------------------------------------------------------------- ending
+    async def _end(self, receiving: asyncio.Task[Report]) -> None:
+        """End the executor and hear its last words; what is decided meanwhile is not carried out any more."""
+        halting = asyncio.create_task(self._link.stop(checkpoint=True))
+        with contextlib.suppress(ExecutorLost):
+            while True:
+                await self._pace.wait({receiving, halting} if not halting.done() else {receiving}, None)
+                if receiving.done():
+                    self._hear(receiving.result(), carry=False)
+                    receiving = asyncio.create_task(self._link.receive())
+        receiving.cancel()
+        await halting
+
+
+def _look_at(kept: asyncio.Future[None]) -> None:
+    """A wish whose user has gone fails in silence: the daemon itself tells why."""
+    if not kept.cancelled():
+        kept.exception()

@@ -1,0 +1,199 @@
+"""Nobody is promised what the journal does not know, and a daemon that comes back goes on where it was."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from carpool.core.errors import InputError
+from carpool.core.journal import Header
+from carpool.core.messages import Assign, JobCancelled, JobPaused, JobResumed, NodeJoined, NodeLost
+from carpool.core.model import JobId, JobSpec, NodeId, Phase
+from carpool.core.scheduler import Scheduler
+from carpool.core.topology import Cluster
+from carpool.policies.fifo import Fifo
+from carpool.runtime.jobfile import Listed
+from carpool.runtime.program import Program
+from carpool.service.daemon import Daemon, ExecutorLost, Unkept
+from carpool.service.store import Store
+from carpool.testing.fake_link import FakeMachine
+
+HEADER = Header("1", "fifo", Cluster.build([(1, 1, "cpu")]))
+
+
+def listed(name: str) -> Listed:
+    return Listed(JobSpec(JobId(name)), Program(entry="digits.py:mlp", args={"name": name}))
+
+
+async def inline(commit: Callable[[], None]) -> None:
+    """Virtual time does not wait for threads."""
+    commit()
+
+
+class House:
+    """A daemon with its store and its machine; each `opened` is a start after the last one was killed."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+
+    def opened(self, machine: FakeMachine) -> tuple[Daemon, Store, Scheduler]:
+        store = self._stack.enter_context(closing(Store.open(self._folder, HEADER)))
+        scheduler = Scheduler(HEADER.cluster, Fifo(), observers=(store,))
+        return Daemon(scheduler, store, machine, machine, commit=inline), store, scheduler
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with ExitStack() as stack:
+        yield House(tmp_path, stack)
+
+
+def when_idle(machine: FakeMachine, daemon: Daemon, scheduler: Scheduler) -> None:
+    """Stop the daemon a while after all jobs are over."""
+
+    def look() -> None:
+        if scheduler.jobs:
+            machine.at(machine.now() + 5.0, look)
+        else:
+            daemon.stop()
+
+    machine.at(machine.now() + 5.0, look)
+
+
+def test_jobs_are_accepted_run_and_kept(house: House) -> None:
+    async def main() -> None:
+        machine = FakeMachine({"a": 3, "b": 4})
+        daemon, store, scheduler = house.opened(machine)
+        when_idle(machine, daemon, scheduler)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a"), listed("b")])
+        assert [entry.details[JobId("a")]["program"]["entry"] for entry in store.entries()] == ["digits.py:mlp"]
+        await running
+        assert (scheduler.outcome(JobId("a")), scheduler.outcome(JobId("b"))) == (Phase.FINISHED, Phase.FINISHED)
+        assert machine.stopped == [True]
+        assert len(list(store.entries())) > 4
+
+    asyncio.run(main())
+
+
+def test_orders_wait_for_the_disk(house: House) -> None:
+    async def main() -> None:
+        machine = FakeMachine({"a": 3})
+        committed: list[int] = []
+
+        async def watched(commit: Callable[[], None]) -> None:
+            assert not machine.orders or committed, "an order was carried out before its record was durable"
+            assert not machine.introduced or committed
+            commit()
+            committed.append(1)
+
+        daemon, _, scheduler = house.opened(machine)
+        daemon._run_commit = watched
+        when_idle(machine, daemon, scheduler)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a")])
+        assert committed
+        await running
+        assert isinstance(machine.orders[0], Assign)
+
+    asyncio.run(main())
+
+
+def test_a_name_that_is_taken_is_refused_and_leaves_nothing(house: House) -> None:
+    async def main() -> None:
+        machine = FakeMachine({"a": 3, "b": 1})
+        daemon, store, scheduler = house.opened(machine)
+        when_idle(machine, daemon, scheduler)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a")])
+        with pytest.raises(InputError, match="exists already"):
+            await daemon.submit([listed("b"), listed("a")])
+        await daemon.submit([listed("b")])
+        await running
+        submitted = [job for entry in store.entries() for job in entry.details]
+        assert submitted == ["a", "b"]
+
+    asyncio.run(main())
+
+
+def test_wishes_are_durable_when_they_are_answered(house: House) -> None:
+    async def main() -> None:
+        machine = FakeMachine({"a": 100, "b": 2})
+        daemon, store, scheduler = house.opened(machine)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a"), listed("b")])
+        for wish in (JobPaused(JobId("a")), JobResumed(JobId("a")), JobCancelled(JobId("a"))):
+            await daemon.wish(wish)
+            assert wish in [fact for entry in store.entries() for fact in entry.record.facts]
+        when_idle(machine, daemon, scheduler)
+        await running
+        assert scheduler.outcome(JobId("a")) is Phase.CANCELLED
+        assert scheduler.outcome(JobId("b")) is Phase.FINISHED
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_kept_is_refused_and_the_daemon_ends(house: House) -> None:
+    async def main() -> None:
+        machine = FakeMachine({"a": 3})
+        daemon, store, _ = house.opened(machine)
+
+        async def full(commit: Callable[[], None]) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        daemon._run_commit = full
+        running = asyncio.create_task(daemon.run())
+        with pytest.raises(Unkept, match="database or disk is full"):
+            await daemon.submit([listed("a")])
+        with pytest.raises(Unkept):
+            await running
+        assert not machine.orders
+        assert not list(store.entries())
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_a_killed_daemon_goes_on_where_it_was(house: House, balanced: bool) -> None:
+    async def first(kept: dict[JobId, float]) -> None:
+        machine = FakeMachine({"a": 10, "b": 10, "c": 10}, kept=kept)
+        daemon, _, _ = house.opened(machine)
+        machine.at(13.0, machine.report_progress)
+        machine.at(14.0, machine.die)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a"), listed("b"), listed("c")])
+        if balanced:
+            daemon.keep_balance()
+        with pytest.raises(ExecutorLost):
+            await running
+
+    async def second(kept: dict[JobId, float]) -> None:
+        machine = FakeMachine({"b": 10, "c": 10}, start=20.0, kept=kept)
+        daemon, store, scheduler = house.opened(machine)
+        after = 0
+        programs: dict[str, Program] = {}
+        if store.balance is not None:
+            scheduler.reopen(store.balance.balance)
+            after = store.balance.number
+            programs = {job: Program(**detail["program"]) for job, detail in store.balance.details.items()}
+        assert (after > 0) == balanced
+        entries = list(store.entries(after))
+        scheduler.recover([entry.record for entry in entries])
+        for entry in entries:
+            programs |= {job: Program(**detail["program"]) for job, detail in entry.details.items()}
+        assert set(programs) == {"a", "b", "c"}
+        assert set(scheduler.jobs) == {"b", "c"}
+        for job in scheduler.jobs:
+            machine.introduce(job, programs[job], resume=True)
+        when_idle(machine, daemon, scheduler)
+        await daemon.run([NodeLost(NodeId(0)), NodeJoined("n0")])
+        assert {scheduler.outcome(JobId(job)) for job in "abc"} == {Phase.FINISHED}
+        assert machine.now() == 40.0, "the three steps that b had reported were not done again"
+
+    kept: dict[JobId, float] = {}
+    asyncio.run(first(kept))
+    asyncio.run(second(kept))
