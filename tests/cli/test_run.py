@@ -41,10 +41,10 @@ class Machine:
         self.fails: dict[str, str] = {}
         self.interrupts = False
         self.started: list[FakeMachine] = []
-        self.lanes = ""
+        self.lanes, self.warm = "", -1
 
-    async def start(self, devices: Sequence[LocalDevice], state: Path, *, lanes: str) -> FakeMachine:
-        self.lanes = lanes
+    async def start(self, devices: Sequence[LocalDevice], state: Path, *, lanes: str, warm: int) -> FakeMachine:
+        self.lanes, self.warm = lanes, warm
         kept = self.started[-1].kept if self.started else None
         steps = {"a": 10, "b": 20, "c": 5}
         machine = FakeMachine(steps, fails=self.fails, kept=kept, at_once=not self.interrupts)
@@ -68,8 +68,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["run", "jobs.toml", "--devices", "cpu:2", "--policy", "fifo", "--lanes", "slice", "--json"]) == 0
-    assert machine.lanes == "slice"
+    assert (
+        run(["run", "jobs.toml", "--devices", "cpu:2", "--policy", "fifo", "--lanes", "slice", "--warm", "2", "--json"])
+        == 0
+    )
+    assert (machine.lanes, machine.warm) == ("slice", 2)
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     assert list(document) == TOP

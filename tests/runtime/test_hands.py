@@ -27,6 +27,8 @@ from carpool.runtime.protocol import (
     Published,
     Ready,
     Stepped,
+    Warm,
+    Warmed,
 )
 from carpool.runtime.reports import Facts, Report, Sized, Told
 from carpool.runtime.staff import Key
@@ -44,6 +46,18 @@ class FakeStaff:
         self.killed: list[Key] = []
         self.environments: dict[Key, dict[str, str]] = {}
         self.sent: list[tuple[Key, Message]] = []
+        self.seated: dict[Key, dict[str, str]] = {}
+        self.moved: dict[Key, Key] = {}
+
+    def seat(self, key: Key, warm: Warm) -> None:
+        self.seated[key] = dict(warm.environment)
+
+    def hand_over(self, seat: Key, key: Key, begin: Begin, log: int, counter: int) -> None:
+        self.moved[seat] = key
+        self.begin(key, begin, log, counter)
+
+    def silent_for(self, seconds: float) -> list[Key]:
+        return []
 
     def begin(self, key: Key, begin: Begin, log: int, counter: int) -> None:
         self.begun.append(key)
@@ -99,10 +113,11 @@ class Gpu:
 
     def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.staff = FakeStaff()
+        self.now = 0.0
         self.reports: list[Report] = []
         monkeypatch.setattr(hands, "Staff", lambda *_: self.staff)
         devices = [LocalDevice(0, "cuda:0", "H200", (), 0)]
-        self.executor = hands.Executor(devices, state, ExecutorOptions(), self.reports.append, clock=lambda: 0.0)
+        self.executor = hands.Executor(devices, state, ExecutorOptions(), self.reports.append, clock=lambda: self.now)
         self.executor._gate._mps = FakeMps()  # type: ignore[assignment]
 
     def run(self, job: str, fraction: float, generation: int = 1, *, exact: bool = False) -> Key:
@@ -110,7 +125,7 @@ class Gpu:
         if generation == 1:
             self.executor.introduce(JobId(job), Program(entry="jobs.py:tiny", exact=exact), resume=False)
         self.executor.carry([Assign(JobId(job), Allocation.of(0, fraction=fraction), generation)])
-        return self.staff.begun[-1]
+        return self.staff.begun[-1] if self.staff.begun else (job, 0)
 
     def says(self, key: Key, *messages: Message) -> None:
         for message in messages:
@@ -230,3 +245,84 @@ def test_where_a_training_ends_is_reported_when_it_is_loaded(tmp_path: Path, mon
     executor.carry([Assign(JobId("a"), Allocation.of(0), 1)])
     executor.heard(staff.begun[0], replace(READY, target_loss=0.05, window=5))
     assert Sized(JobId("a"), 9, 8, 80, target_loss=0.05, window=5) in told
+
+
+# -- seats that are kept warm, and lanes that were not given ----------------------------------------------------------
+
+
+def test_a_fault_takes_the_warm_seats_along_and_nobody_starts_before_they_are_gone(gpu: Gpu) -> None:
+    gpu.now = 5.0
+    gpu.executor.tick()
+    (seat,) = gpu.staff.seated
+    assert gpu.staff.seated[seat] == {"percent": "100"}
+    gpu.says(seat, Warmed(2.0))
+    a = gpu.run("a", 0.4)
+    gpu.says(a, READY, Broke("device", "CUDA error: an illegal memory access was encountered", 0))
+    assert gpu.staff.killed == [a, seat] or gpu.staff.killed == [seat, a]
+    gpu.executor.ended(a, "killed by SIGKILL")
+    assert gpu.staff.begun == [a]  # the seat is a client of the broken server as well
+    gpu.executor.ended(seat, "killed by SIGKILL")
+    assert [key[0] for key in gpu.staff.begun] == ["a", "a"]
+
+
+def test_a_seat_of_the_right_lane_becomes_the_worker(gpu: Gpu) -> None:
+    gpu.now = 5.0
+    gpu.executor.tick()
+    (seat,) = gpu.staff.seated
+    gpu.says(seat, Warmed(2.0, 512 << 20))
+    a = gpu.run("a", 1.0)
+    assert gpu.staff.moved == {seat: a}
+    stories = [report.words for report in gpu.reports if isinstance(report, Told)]
+    assert stories == ["started in a process that was kept warm on cuda:0, which held 512 MiB of the GPU"]
+
+
+def test_whoever_needs_all_memory_gets_that_of_the_seats_too(gpu: Gpu) -> None:
+    a = gpu.run("a", 0.4)
+    gpu.now = 5.0
+    gpu.executor.tick()
+    (seat,) = gpu.staff.seated
+    gpu.says(a, READY, Broke("memory", "CUDA out of memory", 0))
+    assert gpu.staff.killed == [seat]
+
+
+def test_a_worker_that_sees_the_whole_gpu_starts_again_and_it_is_nobodys_fault(gpu: Gpu) -> None:
+    words = "40 % were asked, 132 of 132 multiprocessors are seen: NVIDIA's MPS was not found"
+    mps = gpu.executor._gate._mps
+    assert mps is not None
+    mps.is_alive = False  # type: ignore[misc]
+    key = gpu.run("a", 0.4)
+    assert gpu.staff.begun == []
+    mps.is_alive = True  # type: ignore[misc]
+    gpu.executor._reopen()
+    key = gpu.staff.begun[-1]
+    mps.is_alive = False  # type: ignore[misc]
+    gpu.says(key, Broke("lane", words))
+    gpu.executor.ended(key, "exit code 3")
+    assert len(gpu.staff.begun) == 1  # nobody would put it on its lane now
+    mps.is_alive = True  # type: ignore[misc]
+    gpu.executor._reopen()
+    assert len(gpu.staff.begun) == 2
+    stories = [report.words for report in gpu.reports if isinstance(report, Told)]
+    assert stories == [f"the worker on cuda:0 was not put on its lane ({words}) before it could join and is replaced"]
+
+
+def test_where_lanes_are_never_given_jobs_take_turns(gpu: Gpu) -> None:
+    for job in ("a", "b"):
+        gpu.run(job, 0.4)
+    for _ in range(3):
+        key = next(key for key in reversed(gpu.staff.begun) if key[0] == "a")
+        gpu.says(key, Broke("lane", "40 % were asked"))
+        gpu.executor.ended(key, "exit code 3")
+    last = gpu.staff.begun[-1]
+    assert last[0] == "a"
+    assert gpu.staff.environments[last] == {}
+    b = next(key for key in gpu.staff.begun if key[0] == "b")
+    gpu.says(b, READY)
+    gpu.says(last, READY)
+    proceeds = {key[0]: message for key, message in gpu.staff.sent if isinstance(message, Proceed)}
+    assert [proceeds[job].by_token for job in ("a", "b")] == [True, True]
+    stories = [report.words for report in gpu.reports if isinstance(report, Told) and report.job == "b"]
+    assert stories[0] == (
+        "jobs that share a GPU take turns from here on: processes do not get their lanes (40 % were asked)"
+    )
+    assert not any(isinstance(f, JobFailed) for r in gpu.reports if isinstance(r, Facts) for f in r.facts)

@@ -59,6 +59,13 @@ Examples:
     show_default=True,
     help="auto: jobs that share a GPU compute at the same time where that can be; slice: they take turns.",
 )
+@click.option(
+    "--warm",
+    type=click.IntRange(0, 8),
+    default=1,
+    show_default=True,
+    help="Processes kept ready on each GPU, so that a job starts within a second; each takes up a CUDA context there.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 def command(
     jobs: str | None,
@@ -69,6 +76,7 @@ def command(
     journal: str | None,
     oversubscribe: bool,
     lanes: str,
+    warm: int,
     as_json: bool,
 ) -> int:
     """Run all jobs of a file on this machine.
@@ -91,7 +99,7 @@ def command(
         click.echo(f"carpool: {note}", err=True)
     run = prepare(given, found, policy or given.policy or default_policy(), journal)
     try:
-        ending = watch(run, choose_board(run, as_json=as_json), partial(start_executor, lanes=lanes))
+        ending = watch(run, choose_board(run, as_json=as_json), partial(start_executor, lanes=lanes, warm=warm))
     finally:
         given.folder.let_go()
     if as_json:
@@ -160,11 +168,11 @@ def _interrupt(run: LocalRun) -> None:
     run.interrupt()
 
 
-async def start_executor(devices: Sequence[LocalDevice], state: Path, *, lanes: str = "auto") -> Link:
+async def start_executor(devices: Sequence[LocalDevice], state: Path, *, lanes: str = "auto", warm: int = 1) -> Link:
     """The executor process of this machine."""
     from carpool.runtime.link import ExecutorLink, ExecutorOptions
 
-    return await ExecutorLink.start(devices, state, options=ExecutorOptions(mps=lanes == "auto"))
+    return await ExecutorLink.start(devices, state, options=ExecutorOptions(mps=lanes == "auto", warm=warm))
 
 
 def exit_code(run: LocalRun, ending: Ending) -> int:

@@ -15,3 +15,15 @@ class Diverged(TrainingError):
 
 class CheckpointError(CarpoolError):
     """A checkpoint that cannot be written or read."""
+
+
+class NoLane(CarpoolError):
+    """A process is not on the lane it was started with, and must not compute."""
+
+
+class Left(CarpoolError):
+    """A worker was told to leave."""
+
+
+class Torn(CarpoolError):
+    """An update failed half-way, or the GPU is lost: another process has to go on from a mirror."""

@@ -3,8 +3,9 @@
     CARPOOL_FAULTS='[{"job": "a", "step": 5, "kind": "kill", "once": "/some/folder/mark"}]'
 
 ``step`` counts steps done before it; kinds are ``kill`` and ``stop`` (signals, in the middle of the step), ``memory``
-and ``raise`` (exceptions there), ``disk`` (no checkpoint can be written from that step on). ``rank`` narrows it to one
-rank, ``above`` makes ``memory`` strike at every step from that one on whose longest pass holds more samples than that,
+and ``raise`` (exceptions there), ``disk`` (no checkpoint can be written from that step on); on a GPU also ``kernel`` (a
+kill while a kernel runs) and ``illegal`` (a write to memory that is not there). ``rank`` narrows it to one rank,
+``above`` makes ``memory`` strike at every step from that one on whose longest pass holds more samples than that,
 ``once`` names a file that is made when the fault strikes and keeps it from striking again, in whatever process.
 """
 
@@ -17,6 +18,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from carpool.runtime.mischief import die_in_a_kernel, write_nowhere
 from carpool.runtime.passes import Step
 
 VARIABLE = "CARPOOL_FAULTS"
@@ -59,6 +61,10 @@ class Faults:
                 continue
             if fault.kind in {"kill", "stop"}:
                 os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+            elif fault.kind == "kernel":
+                die_in_a_kernel()
+            elif fault.kind == "illegal":
+                write_nowhere()
             elif fault.kind == "memory":
                 raise MemoryError("a fault on purpose")
             else:

@@ -14,6 +14,8 @@ from carpool.runtime.lanes import Probation
 from carpool.runtime.mps import Mps, NoMps
 from carpool.runtime.staff import Key
 
+_MOST_MISSED = 3  # lanes that workers did not get, while the daemon was up
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -45,6 +47,7 @@ class Gate:
         self._mps: Mps | None = None
         self._starting: asyncio.Task[None] | None = None
         self.waiting: list[Waiting] = []
+        self._missed = 0  # workers that were not put on their lanes
         self.why_not = "" if wanted else "it is turned off"  # why there are no lanes, for people
 
     @property
@@ -66,7 +69,15 @@ class Gate:
 
     def environment(self, device: int, lane: int) -> dict[str, str]:
         """What makes a worker a client with this lane."""
-        return self._mps.environment(lane) if self._mps is not None and device in self._gpus else {}
+        if self._mps is None or device not in self._gpus or not self.has_lanes:
+            return {}
+        return self._mps.environment(lane)
+
+    def is_calm(self, device: int) -> bool:
+        """Whether processes may be on a device that nobody has asked for."""
+        if not self.has_lanes or device not in self._gpus:
+            return True
+        return self._is_up and not self._probations[device].is_on
 
     def may_start(self, who: Waiting) -> bool:
         """Whether a worker may start now; else it waits here."""
@@ -113,6 +124,17 @@ class Gate:
             return False
         self._probations[device].passed(job, steps)
         return True
+
+    def missed(self, words: str) -> None:
+        """A worker was not put on its lane, though the daemon was there; often enough there are no lanes.
+
+        A daemon that has just died explains it: the worker starts again when the next one is up.
+        """
+        self._missed += self._is_up
+        if self._missed >= _MOST_MISSED and self.has_lanes:
+            self.why_not = f"processes do not get their lanes ({words})"
+            self._tell(f"jobs that share a GPU take turns from here on: {self.why_not}")
+            self._on_change()
 
     def over(self, job: str) -> None:
         """A job has ended."""

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from carpool.core.messages import Fact, JobFailed, Order
@@ -34,6 +33,7 @@ from carpool.runtime.actions import (
 from carpool.runtime.command import Command
 from carpool.runtime.crew import Seat, as_wish
 from carpool.runtime.devices import LocalDevice
+from carpool.runtime.entrance import Entrance
 from carpool.runtime.gate import Gate, Waiting
 from carpool.runtime.holding import Training, rules_of
 from carpool.runtime.jobfolder import JobFolder
@@ -43,7 +43,6 @@ from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Alive,
     Asked,
-    Begin,
     Broke,
     Contributed,
     Done,
@@ -85,7 +84,9 @@ class Executor:
         self._commands: dict[JobId, Command] = {}
         self._turns = {device: Turns[Key](options.max_wait_s, options.quantum_s) for device in self._devices}
         self._parking = Parking(self._trainings, self._do, clock)
-        self._gate = Gate(devices, wanted=options.mps, on_change=self._let_in, tell=self._tell_sharers)
+        self._gate = Gate(devices, wanted=options.mps, on_change=self._reopen, tell=self._tell_sharers)
+        known = (self._devices, self._trainings, self._staff, self._gate)
+        self._entrance = Entrance(*known, options, report, clock)
         self._facts: list[Fact] = []
         self._ticked_at = clock()
         self._stopping: bool | None = None
@@ -165,7 +166,7 @@ class Executor:
 
     def heard(self, who: Key, message: Message) -> None:
         """A worker said something."""
-        if isinstance(message, Alive):
+        if isinstance(message, Alive) or self._entrance.heard(who, message):
             return
         job, worker = JobId(who[0]), who[1]
         training = self._trainings[job]
@@ -181,6 +182,8 @@ class Executor:
         if isinstance(message, Broke) and message.kind == "device" and self._gate.has_lanes:
             self._faulted(at, device, who, message.error)
             return
+        if isinstance(message, Broke) and message.kind == "lane":
+            self._gate.missed(message.error)
         is_first = isinstance(message, Ready) and training.team.ready is None
         self._do(training, training.team.said(at, worker, message))
         if is_first and isinstance(message, Ready):
@@ -189,12 +192,14 @@ class Executor:
         elif isinstance(message, Evaluated):
             self._report(Evaluation(job, message.step, message.metrics))
         if self._gate.progressed(device, job, training.team.done):
-            self._let_in()
+            self._entrance.let_in()
         self._grant(at, device)
         self._flush()
 
     def ended(self, who: Key, why: str) -> None:
         """A worker's process is gone."""
+        if self._entrance.ended(who):
+            return
         training = self._trainings[JobId(who[0])]
         at = self._clock()
         device, steps = training.devices[who[1]], training.counted(who[1])
@@ -204,7 +209,7 @@ class Executor:
             training.drop_segment()  # a job that is off its devices takes no memory but its mirror
         self._gate.gone(device, who)
         self._do(training, training.team.died(at, who[1], why, steps))
-        self._let_in()
+        self._entrance.let_in()
         self._grant(at, device)
         self._flush()
 
@@ -217,11 +222,12 @@ class Executor:
             self._do(training, training.team.tick(at))
         for command in list(self._commands.values()):
             command.tick(at)
-        self._gate.tick()
+        self._entrance.tick()
         if not was_late:  # else what the workers said meanwhile has not been read yet
             for job, worker in self._staff.silent_for(self._options.hang_s):
-                training = self._trainings[JobId(job)]
-                self._do(training, training.team.silent(at, worker, training.counted(worker)))
+                if not self._entrance.silent((job, worker)):
+                    training = self._trainings[JobId(job)]
+                    self._do(training, training.team.silent(at, worker, training.counted(worker)))
         self._flush()
 
     # -- what is to be done -------------------------------------------------------------------------------------------
@@ -232,9 +238,7 @@ class Executor:
                 case Start(worker, device, threads, lane):
                     training.devices[worker] = device
                     training.count(worker)
-                    waiting = Waiting((training.job, worker), device, lane, threads)
-                    if self._gate.may_start(waiting):
-                        self._start(waiting)
+                    self._entrance.admit(Waiting((training.job, worker), device, lane, threads))
                 case Send():
                     self._send(training, action)
                 case Kill(worker):
@@ -246,6 +250,7 @@ class Executor:
                 case Emit(fact):
                     self._emit(fact)
                 case Park(device):
+                    self._entrance.make_room(device)
                     self._parking.ask(training.job, device)
                 case Unpark():
                     self._parking.leave(training.job)
@@ -255,20 +260,6 @@ class Executor:
                 case Ended() | Stopped():
                     self._conclude(training, action)
         self._parking.see_to()
-
-    def _start(self, who: Waiting) -> None:
-        training, place = self._trainings[JobId(who.key[0])], self._devices[who.device]
-        begin = Begin(
-            training.job,
-            asdict(training.program),
-            device="cpu" if place.cuda is None else f"cuda:{place.cuda}",
-            cores=place.cores,
-            threads=who.threads,
-            checkpoints=str(training.folder.checkpoints),
-            heartbeat_s=min(self._options.heartbeat_s, self._options.hang_s / 4),
-            environment=self._gate.environment(who.device, who.lane),
-        )
-        self._staff.begin(who.key, begin, training.folder.log(), training.counters[who.key[1]])
 
     def _kill(self, key: Key) -> None:
         if self._gate.give_up(key):  # it never started; its team hears of its end like of any other
@@ -385,17 +376,18 @@ class Executor:
             return
         here = [training for training in self._trainings.values() if device in training.devices.values()]
         clients = [(t.job, worker) for t in here for worker, place in t.devices.items() if place == device]
-        counts = self._gate.fault(device, clients, [(t.job, t.team.done) for t in here])
+        counts = self._entrance.fault(device, clients, [(t.job, t.team.done) for t in here])
         how = f"lost its GPU ({error})" if counts else f"was on a GPU that failed under all of its jobs ({error})"
         for training in here:
             for worker in [worker for job, worker in clients if job == training.job]:
                 self._do(training, training.team.faulted(at, worker, how, counts=counts))
         self._flush()
 
-    def _let_in(self) -> None:
-        """Start whoever has been waiting and may."""
-        for who in self._gate.admitted():
-            self._start(who)
+    def _reopen(self) -> None:
+        """The gate has opened, or there are no lanes any more."""
+        self._share_out(self._clock())
+        self._entrance.let_in()
+        self._flush()
 
     def _tell_sharers(self, words: str, *jobs: Training) -> None:
         """Say something to all jobs, or to some, that have a worker on a GPU."""

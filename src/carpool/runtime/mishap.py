@@ -10,7 +10,7 @@ import torch
 
 import carpool
 from carpool.core.errors import CarpoolError
-from carpool.runtime.errors import CheckpointError, Diverged
+from carpool.runtime.errors import CheckpointError, Diverged, NoLane
 from carpool.runtime.protocol import Broke
 
 _NOT_THE_USERS = (
@@ -29,6 +29,8 @@ def broke(error: BaseException, step: int) -> Broke:
         return Broke("diverged", str(error), step)
     if is_memory(error):
         return Broke("memory", f"{type(error).__name__}: {error}".strip(": "), step)
+    if isinstance(error, NoLane):
+        return Broke("lane", str(error), step)
     if is_device(error):
         return Broke("device", str(error).partition("\n")[0], step)
     if isinstance(error, CheckpointError) and isinstance(error.__cause__, OSError):
@@ -46,6 +48,11 @@ def is_memory(error: BaseException) -> bool:
 def is_device(error: BaseException) -> bool:
     """Whether the GPU failed, or what stands between it and this process: the process is of no use any more."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _GPU_FAULTS)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether another process might get further than this one, which cannot go on."""
+    return is_memory(error) or is_device(error) or isinstance(error, NoLane)
 
 
 def told(error: BaseException) -> str:

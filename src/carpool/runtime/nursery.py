@@ -213,7 +213,7 @@ class _Server:
                 os.dup2(fds[1], 2)
             self._channel.close()  # also takes its number from the socket, which must not close another's later
             _close_all_but(fds[0])
-            from carpool.runtime.worker import main as work
+            from carpool.runtime.life import main as work
 
             return work(Channel(socket.socket(fileno=fds[0])))
         except BaseException:  # noqa: BLE001 - nothing may climb into the nursery's own frames
@@ -243,7 +243,7 @@ def _warm_up() -> None:
     """Import all that workers need, without ever computing (that would start threads) or touching CUDA."""
     import torch
 
-    importlib.import_module("carpool.runtime.worker")
+    importlib.import_module("carpool.runtime.life")
     # The first optimizer a process builds imports some 800 modules of torch.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     threads = len(list(Path("/proc/self/task").iterdir()))

@@ -12,11 +12,13 @@ import torch
 from carpool.runtime.deathbed import call_oneself
 from carpool.runtime.digest import digest
 from carpool.runtime.entry import load_training
+from carpool.runtime.errors import NoLane
 from carpool.runtime.exchange import may_be_split
 from carpool.runtime.mps import PERCENTAGE
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import Begin, Ready
 from carpool.runtime.seeding import settle
+from carpool.runtime.seen import lane_note, lane_problem, look
 from carpool.runtime.segment import contribution_bytes
 from carpool.runtime.trainer import Trainer
 
@@ -40,6 +42,7 @@ def settle_in(begin: Begin, program: Program, fds: tuple[int, ...]) -> None:
     torch.set_num_threads(begin.threads)
     os.environ.update(program.environment)
     os.environ.update(begin.environment)
+    settle(deterministic=program.deterministic)  # before anything starts CUDA
     if program.folder:
         os.chdir(program.folder)
         sys.path.insert(0, program.folder)
@@ -68,7 +71,6 @@ def _give_freed_memory_back() -> None:
 
 def make_trainer(begin: Begin, program: Program) -> Trainer:
     """Load the entry and put its training on the device."""
-    settle(deterministic=program.deterministic)  # before the entry may start CUDA
     device = torch.device(begin.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -97,13 +99,16 @@ def _cap_memory(device: torch.device, num_bytes: int) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
 
 
-def lane_note(begin: Begin) -> str:
-    """What a process was given of its GPU, in words; nothing where it has no lane."""
+def take_lane(begin: Begin) -> str:
+    """Start CUDA on the lane, if there is one; what was given, in words. `NoLane` if it is not what was asked for."""
     asked = begin.environment.get(PERCENTAGE)
     if asked is None:
         return ""
-    seen = torch.cuda.get_device_properties(torch.device(begin.device)).multi_processor_count
-    return f"a lane of {asked} % on {begin.device}: {seen} multiprocessors seen"
+    device = torch.device(begin.device)
+    seen = look(device)
+    if problem := lane_problem(int(asked), seen):
+        raise NoLane(problem)
+    return lane_note(int(asked), device, seen)
 
 
 def ready(trainer: Trainer, program: Program) -> Ready:

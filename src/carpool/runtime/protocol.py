@@ -2,6 +2,7 @@
 
 The life of a worker:
 
+0. It may be forked ahead of any job: then `Warm` comes first, answered by `Warmed`, and the rest when a job does.
 1. It is forked, gets `Begin`, loads the entry, answers `Ready`. If it joins a running job it gets `Load` with the state
    in a memory file and answers `Loaded`.
 2. `Proceed` puts it into a *formation*: who takes which pieces of every step. Alone (size 1) it makes steps freely and
@@ -43,6 +44,16 @@ class Begin(Message):
     checkpoints: str = ""  # folder for checkpoints and final weights
     heartbeat_s: float = 0.5
     environment: Mapping[str, str] = field(default_factory=dict)  # of its lane; set before CUDA starts
+
+
+@dataclass(frozen=True, slots=True)
+class Warm(Message):
+    """Be ready on a device for a job that is not known yet: its `Begin` may come any time later."""
+
+    device: str
+    cores: tuple[int, ...] = ()
+    heartbeat_s: float = 0.5
+    environment: Mapping[str, str] = field(default_factory=dict)  # of its lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +138,14 @@ class Leave(Message):
 
 
 # ------------------------------------------------------------------------------------------------ worker to executor
+@dataclass(frozen=True, slots=True)
+class Warmed(Message):
+    """All that can be done before a job is known is done."""
+
+    seconds: float  # that took
+    memory_bytes: int = 0  # of the GPU that this takes up; 0: not known
+
+
 @dataclass(frozen=True, slots=True)
 class Ready(Message):
     """The entry is loaded; every worker of a job must give the same digest."""
@@ -264,7 +283,9 @@ class Done(Message):
 class Broke(Message):
     """Something went wrong in this worker."""
 
-    kind: str  # user, diverged, memory (can be tried again), disk (training goes on), device (process lost), input
+    # user, diverged, memory (can be tried again), disk (training goes on), device (process lost), lane (not the one it
+    # was started with), input
+    kind: str
     error: str
     step: int = 0
     samples: int = 0  # of the step in this worker, where its pass ran out of memory

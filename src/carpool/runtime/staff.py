@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from carpool.core.errors import CarpoolError
 from carpool.runtime.channel import AsyncChannel, Closed, close_all, pair
 from carpool.runtime.nursery import Nursery, NurseryGone
-from carpool.runtime.protocol import Begin, Exited, Message
+from carpool.runtime.protocol import Begin, Exited, Message, Warm
 
 Key = tuple[str, int]  # job and number of a worker
 
@@ -66,10 +66,23 @@ class Staff:
 
     def begin(self, key: Key, begin: Begin, log: int, counter: int) -> None:
         """Start a worker, with the descriptors of its log and of its step counter."""
+        self._hire(key, begin, log, [log, counter])
+
+    def seat(self, key: Key, warm: Warm) -> None:
+        """Start a process for a job that is not known yet."""
+        self._hire(key, warm)
+
+    def hand_over(self, seat: Key, key: Key, begin: Begin, log: int, counter: int) -> None:
+        """Make a seated process a worker."""
+        process = self._processes[key] = self._processes.pop(seat)
+        process.key = key
+        process.channel.send(begin, [log, counter])
+
+    def _hire(self, key: Key, first: Begin | Warm, log: int | None = None, fds: Sequence[int] = ()) -> None:
         ours, theirs = pair()
         process = _Process(key, AsyncChannel(ours), self._clock())
         self._processes[key] = process
-        process.channel.send(begin, [log, counter])
+        process.channel.send(first, fds)
         process.tasks.append(asyncio.create_task(self._fork(process, theirs, log)))
         process.tasks.append(asyncio.create_task(self._listen(process)))
 
@@ -105,7 +118,7 @@ class Staff:
                 task.cancel()
             process.channel.close()
 
-    async def _fork(self, process: _Process, theirs: socket.socket, log: int) -> None:
+    async def _fork(self, process: _Process, theirs: socket.socket, log: int | None) -> None:
         with theirs:
             try:
                 while self._nursery is None:

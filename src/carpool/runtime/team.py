@@ -234,6 +234,8 @@ class Team(Settling):
             self._actions += self._safe.given_up(who.id)
             if was_publishing and self.is_still:  # others wait for just this state
                 self._fail(f"its state could not be handed on: {said.error}")
+        elif said.kind == "lane":
+            self._kill(at, who, f"was not put on its lane ({said.error})", counts=False)
         elif said.kind == "device":
             self._kill(at, who, f"lost its GPU ({said.error})")
         elif said.kind == "memory" and who.mode in AT_WORK:

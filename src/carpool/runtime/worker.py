@@ -8,30 +8,27 @@ once. The one exception is the exchange of updated weights, which defers what it
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 import traceback
 from dataclasses import replace
-from typing import NoReturn
 
 import torch
 
 from carpool.core.errors import CarpoolError
 from carpool.runtime.channel import Channel, Closed, Received, close_all
-from carpool.runtime.counter import StepCounter, new_counter
+from carpool.runtime.counter import StepCounter
 from carpool.runtime.digest import digest
-from carpool.runtime.errors import CheckpointError
+from carpool.runtime.errors import CheckpointError, Left, Torn
 from carpool.runtime.exchange import Exchange
 from carpool.runtime.faults import Faults
 from carpool.runtime.flat import Contribution, Sums
-from carpool.runtime.heartbeat import Heartbeat
 from carpool.runtime.keeping import Keeper, publish, take_over
-from carpool.runtime.mishap import broke, is_device, is_memory, told
+from carpool.runtime.mishap import broke, is_device, is_memory
 from carpool.runtime.pace import Pace
 from carpool.runtime.passes import Step
 from carpool.runtime.place import Place
-from carpool.runtime.prepare import lane_note, make_trainer, ready, settle_in
+from carpool.runtime.prepare import ready
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Apply,
@@ -66,16 +63,6 @@ from carpool.runtime.room import make_room, most_taken
 from carpool.runtime.segment import Segment, contribution_bytes
 from carpool.runtime.slots import Slots, owners_of
 from carpool.runtime.trainer import Trainer
-
-TORN = 3  # exit code of a worker with nothing to go on with: out of memory while loading or in an update, GPU lost
-
-
-class Left(CarpoolError):
-    """The worker was told to leave."""
-
-
-class Torn(CarpoolError):
-    """An update failed half-way, or the GPU is lost: another process has to go on from a mirror."""
 
 
 class Worker:
@@ -364,39 +351,3 @@ class Worker:
         except CheckpointError as error:
             self._channel.send(broke(error, self._trainer.cursor.step))
             return None
-
-
-def main(channel: Channel) -> int:
-    """Live the life of a worker at this end of a channel; the exit code."""
-    with contextlib.suppress(Closed, Left):
-        received = channel.receive()
-        assert received is not None
-        assert isinstance(received.message, Begin), f"a worker's life starts with Begin, not {received.message}"
-        begin = received.message
-        program = Program(**begin.program)
-        try:
-            settle_in(begin, program, received.fds[:1])
-            Heartbeat(channel, begin.heartbeat_s).start()
-            trainer = make_trainer(begin, program)
-            counter = StepCounter(received.fds[1] if received.fds[1:] else new_counter(begin.job))
-            if note := lane_note(begin):
-                channel.send(Noted(note))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - an entry may raise anything
-            traceback.print_exc()
-            if is_memory(error) or is_device(error):
-                channel.send(broke(error, 0))
-                return TORN
-            channel.send(Broke("input", told(error)))
-            _await_dismissal(channel)
-        try:
-            Worker(channel, begin, program, trainer, counter).run()
-        except Torn:
-            return TORN
-    return 0
-
-
-def _await_dismissal(channel: Channel) -> NoReturn:
-    while True:
-        received = channel.receive()
-        if received is not None and isinstance(received.message, Leave):
-            raise Left

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from carpool.runtime.entry import load_training
+from carpool.runtime.life import TORN
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import Broke, Done, Load, Publish, Save, Saved
-from carpool.runtime.worker import TORN
 from carpool.testing import plain_loop
 
 HERE = Path(__file__).parent

@@ -15,6 +15,7 @@ from carpool.runtime.checkpoint import Checkpoints
 from carpool.runtime.digest import digest
 from carpool.runtime.division import stretches
 from carpool.runtime.entry import load_training
+from carpool.runtime.life import TORN
 from carpool.runtime.memory import Mirrors
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
@@ -38,7 +39,6 @@ from carpool.runtime.protocol import (
     Updated,
 )
 from carpool.runtime.trainer import Trainer
-from carpool.runtime.worker import TORN
 from carpool.testing import plain_loop
 
 EXACT = {"exact": True, "shards": 8}

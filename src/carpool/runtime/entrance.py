@@ -1,0 +1,110 @@
+"""How workers come onto devices: past the gate, and then on a warm seat or in a new process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from carpool.core.model import JobId
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.gate import Gate, Waiting
+from carpool.runtime.holding import Training
+from carpool.runtime.outsiders import Lookout
+from carpool.runtime.pool import Pool
+from carpool.runtime.protocol import Begin, Message
+from carpool.runtime.reports import Report, Told
+from carpool.runtime.staff import Key, Staff
+from carpool.runtime.wire import ExecutorOptions
+
+
+class Entrance:
+    """Starts the workers of one node's jobs."""
+
+    def __init__(
+        self,
+        devices: Mapping[int, LocalDevice],
+        trainings: Mapping[JobId, Training],
+        staff: Staff,
+        gate: Gate,
+        options: ExecutorOptions,
+        report: Callable[[Report], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._devices = devices
+        self._trainings = trainings
+        self._gate = gate
+        self._report = report
+        self._heartbeat_s = min(options.heartbeat_s, options.hang_s / 4)
+        gpus = {number: device for number, device in devices.items() if device.cuda is not None}
+        self._lookout = Lookout(gpus, clock)
+        is_open = (self._gate.environment, self._may_sit)
+        self._pool = Pool(staff, gpus, options.warm, *is_open, clock, self._heartbeat_s)
+
+    def admit(self, who: Waiting) -> None:
+        """Start a worker as soon as it may."""
+        if self._gate.may_start(who):
+            self._start(who)
+
+    def let_in(self) -> None:
+        """Start whoever has been waiting and may."""
+        for who in self._gate.admitted():
+            self._start(who)
+
+    def tick(self) -> None:
+        """Time has passed: the daemon, the seats and other people's programs are looked at."""
+        self._gate.tick()
+        self._pool.tick()
+        here = {device for training in self._trainings.values() for device in training.devices.values()}
+        for device, words in self._lookout.tick(here):
+            for training in self._trainings.values():
+                if device in training.devices.values():
+                    self._report(Told(training.job, words))
+
+    def fault(self, device: int, clients: Sequence[Key], jobs: Sequence[tuple[str, int]]) -> bool:
+        """A fault on a GPU: all on it have to leave, seats as well. Whether the jobs are to blame."""
+        return self._gate.fault(device, [*clients, *self._pool.drop(device)], jobs)
+
+    def make_room(self, device: int) -> None:
+        """Somebody needs all of a device's memory."""
+        self._pool.drop(device)
+
+    def heard(self, key: Key, message: Message) -> bool:
+        """Somebody said something; whether it was a seat, and nobody's worker."""
+        if self._pool.owns(key):
+            self._pool.heard(key, message)
+            return True
+        return False
+
+    def silent(self, key: Key) -> bool:
+        """Somebody has given no sign of life for too long; whether it was a seat."""
+        if self._pool.owns(key):
+            self._pool.silent(key)
+            return True
+        return False
+
+    def ended(self, key: Key) -> bool:
+        """A process has ended; whether it was a seat."""
+        device = self._pool.ended(key)
+        if device is not None:
+            self._gate.gone(device, key)
+            self.let_in()
+        return self._pool.owns(key)
+
+    def _may_sit(self, device: int) -> bool:
+        return self._gate.is_calm(device) and not self._lookout.has_outsiders(device)
+
+    def _start(self, who: Waiting) -> None:
+        training, place = self._trainings[JobId(who.key[0])], self._devices[who.device]
+        begin = Begin(
+            training.job,
+            asdict(training.program),
+            device="cpu" if place.cuda is None else f"cuda:{place.cuda}",
+            cores=place.cores,
+            threads=who.threads,
+            checkpoints=str(training.folder.checkpoints),
+            heartbeat_s=self._heartbeat_s,
+            environment=self._gate.environment(who.device, who.lane),
+        )
+        log, counter = training.folder.log(), training.counters[who.key[1]]
+        if words := self._pool.begin(who.key, who.device, who.lane, begin, log, counter):
+            self._report(Told(training.job, words))

@@ -1,0 +1,60 @@
+"""A worker process, from its first word to its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from typing import NoReturn
+
+from carpool.runtime.channel import Channel, Closed
+from carpool.runtime.counter import StepCounter, new_counter
+from carpool.runtime.errors import Left, Torn
+from carpool.runtime.heartbeat import Heartbeat
+from carpool.runtime.mishap import broke, is_lost, told
+from carpool.runtime.prepare import make_trainer, settle_in, take_lane
+from carpool.runtime.program import Program
+from carpool.runtime.protocol import Begin, Broke, Leave, Noted, Warm
+from carpool.runtime.warming import sit
+from carpool.runtime.worker import Worker
+
+TORN = 3  # exit code of a worker with nothing to go on with: out of memory while loading or in an update, GPU lost
+
+
+def main(channel: Channel) -> int:
+    """Live the life of a worker at this end of a channel; the exit code."""
+    with contextlib.suppress(Closed, Left):
+        received = channel.receive()
+        assert received is not None
+        was_warm = isinstance(received.message, Warm)
+        if isinstance(received.message, Warm):
+            received = sit(channel, received.message)
+        assert isinstance(received.message, Begin), f"a worker's life starts with Begin, not {received.message}"
+        begin = received.message
+        program = Program(**begin.program)
+        try:
+            settle_in(begin, program, received.fds[:1])
+            if not was_warm:
+                Heartbeat(channel, begin.heartbeat_s).start()
+            if note := take_lane(begin):
+                channel.send(Noted(note))
+            trainer = make_trainer(begin, program)
+            counter = StepCounter(received.fds[1] if received.fds[1:] else new_counter(begin.job))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an entry may raise anything
+            traceback.print_exc()
+            if is_lost(error):
+                channel.send(broke(error, 0))
+                return TORN
+            channel.send(Broke("input", told(error)))
+            _await_dismissal(channel)
+        try:
+            Worker(channel, begin, program, trainer, counter).run()
+        except Torn:
+            return TORN
+    return 0
+
+
+def _await_dismissal(channel: Channel) -> NoReturn:
+    while True:
+        received = channel.receive()
+        if received is not None and isinstance(received.message, Leave):
+            raise Left

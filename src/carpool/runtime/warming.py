@@ -1,0 +1,163 @@
+"""A warm seat: a process that has done everything that can be done before its job is known.
+
+On a GPU that is most of a start: CUDA's context, the libraries behind matrix products, convolutions and attention, and
+the kernels that nearly every training uses, which are loaded when they are used first. So a tiny training of each sort
+is made, one step of it, and thrown away. What it leaves behind is the context, and no memory of torch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+from carpool.runtime.channel import Channel, Received
+from carpool.runtime.datasets.tensors import TensorData
+from carpool.runtime.deathbed import call_oneself
+from carpool.runtime.digest import digest
+from carpool.runtime.errors import Left
+from carpool.runtime.goals import Stop
+from carpool.runtime.heartbeat import Heartbeat
+from carpool.runtime.mishap import broke
+from carpool.runtime.nvml import Nvml
+from carpool.runtime.protocol import Leave, Warm, Warmed
+from carpool.runtime.seeding import settle
+from carpool.runtime.trainer import Trainer
+from carpool.runtime.training import Training
+
+_BATCH = 64
+_WORDS, _LENGTH, _WIDTH = 256, 16, 64
+_OFTEN_IMPORTED = ("sklearn.datasets",)  # what our own data sets are read with
+
+
+def sit(channel: Channel, warm: Warm) -> Received:
+    """Warm up, say so, and wait: for the job's `Begin`, or for the end."""
+    Heartbeat(channel, warm.heartbeat_s).start()
+    call_oneself("carpool-seat")
+    if warm.cores:
+        os.sched_setaffinity(0, warm.cores)
+    os.environ.update(warm.environment)
+    began = time.perf_counter()
+    try:
+        warm_up(torch.device(warm.device))
+    except Exception as error:
+        channel.send(broke(error, 0))
+        raise Left from error
+    channel.send(Warmed(time.perf_counter() - began, _held_bytes(torch.device(warm.device))))
+    received = channel.receive()
+    assert received is not None, "without a timeout there is a message or an end"
+    if isinstance(received.message, Leave):
+        raise Left
+    return received
+
+
+def warm_up(device: torch.device) -> None:
+    """Use whatever a training is likely to use."""
+    settle()  # before CUDA starts
+    for name in _OFTEN_IMPORTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for training in (_pictures(), _pictures(channels_last=True), _sentences()):
+            _try_out(training, device)
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch._C._cuda_clearCublasWorkspaces()  # else they stay in the allocator for ever
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _try_out(training: Training, device: torch.device) -> None:
+    trainer = Trainer(training, device=device, graph=False)
+    for _ in trainer.steps():
+        pass
+    digest(training.model)
+
+
+def _held_bytes(device: torch.device) -> int:
+    """Memory of the GPU that this process takes up."""
+    nvml = Nvml.open() if device.type == "cuda" else None
+    if nvml is None:
+        return 0
+    rows = [row for place in range(nvml.count()) for row in nvml.computing(place) or ()]
+    return sum(row.memory_bytes for row in rows if row.pid == os.getpid())
+
+
+# -- tiny trainings of each sort --------------------------------------------------------------------------------------
+
+
+def _class_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
+    return cross_entropy(model(batch[0]), batch[1])
+
+
+def _conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    return [
+        nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+    ]
+
+
+def _pictures(*, channels_last: bool = False) -> Training:
+    """Convolutions of the usual sizes, at the size of CIFAR's pictures."""
+    model = nn.Sequential(
+        *[*_conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)],
+        *[*_conv(64, 128, 3), *_conv(128, 128, 3, 2), *_conv(128, 128, 3, groups=128), *_conv(128, 256, 1)],
+        *[nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(256, 10)],
+    )
+    if channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Training(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        dataset=TensorData(torch.zeros(_BATCH, 3, 32, 32), torch.zeros(_BATCH, dtype=torch.int64)),
+        loss=_class_loss,
+        batch_size=_BATCH,
+        stop=Stop(steps=1),
+    )
+
+
+class _Attention(nn.Module):
+    """A block of a transformer that says the next word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(_WORDS, _WIDTH)
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.mix = nn.Linear(_WIDTH, 3 * _WIDTH)
+        self.body = nn.Sequential(
+            nn.Linear(_WIDTH, 4 * _WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * _WIDTH, _WORDS)
+        )
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Logits of the next words."""
+        mixed = self.mix(self.norm(self.words(numbers))).unflatten(-1, (3, 4, _WIDTH // 4)).permute(2, 0, 3, 1, 4)
+        said = scaled_dot_product_attention(mixed[0], mixed[1], mixed[2], is_causal=True)
+        logits: Tensor = self.body(said.transpose(1, 2).flatten(-2)).flatten(0, 1)
+        return logits
+
+
+def _sentences() -> Training:
+    model = _Attention()
+    numbers = torch.zeros(_BATCH, _LENGTH, dtype=torch.int64)
+    return Training(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.001),
+        dataset=TensorData(numbers, numbers),
+        loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1].flatten()),
+        batch_size=_BATCH,
+        stop=Stop(steps=1),
+        clip_norm=1.0,
+    )
