@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.runtime.echo import REPLAYED, learned, recorded
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -17,70 +17,8 @@ from carpool.runtime.datasets.tensors import TensorData
 from carpool.runtime.digest import digest
 from carpool.runtime.errors import Diverged
 from carpool.runtime.goals import Stop
-from carpool.runtime.graphs import Graphs
-from carpool.runtime.proof import copies, put, tensors_in
-from carpool.runtime.recorder import Replay
 from carpool.runtime.still import NotStill, fill, outline, still
 from carpool.runtime.trainer import Trainer
-from carpool.runtime.training import Training
-
-REPLAYED = "steps are replayed as CUDA graphs, checked bit for bit against the code"
-
-
-class Echo:
-    """Does again what was recorded by calling it again, with the gradients where they were when it was recorded."""
-
-    def __init__(self, training: Training, *, wrong: float = 0.0) -> None:
-        self._training = training
-        self._parameters = list(training.model.parameters())
-        self._wrong = wrong  # what a bad recording adds to every gradient
-        self.records = self.replays = 0
-
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        yield
-
-    def record(self, work: Callable[[], None]) -> Replay:
-        self.records += 1
-        hung = [parameter.grad for parameter in self._parameters]
-        model, optimizer = self._training.model, self._training.optimizer
-        state = [*self._parameters, *model.buffers(), *tensors_in(optimizer), *(g for g in hung if g is not None)]
-        before = copies(state)
-        work()
-        made = [parameter.grad for parameter in self._parameters]
-        put([tensor.data for tensor in state], before)  # autograd must not notice
-
-        def replay() -> None:
-            self.replays += 1
-            for parameter, gradient in zip(self._parameters, hung, strict=True):
-                parameter.grad = gradient
-            work()
-            for parameter, target in zip(self._parameters, made, strict=True):
-                if target is not None and parameter.grad is not None and parameter.grad is not target:
-                    target.copy_(parameter.grad).add_(self._wrong)
-                parameter.grad = None
-
-        return replay
-
-    def start_over(self) -> None: ...
-
-    def mark(self) -> None: ...
-
-    def wait(self) -> None: ...
-
-
-def recorded(training: Training, **options: Any) -> tuple[Trainer, Echo, Graphs]:
-    trainer = Trainer(training)
-    echo = Echo(training, **options)
-    trainer.graphs = trainer.recorded_by(echo)
-    return trainer, echo, trainer.graphs
-
-
-def learned(trainer: Trainer) -> tuple[str, list[float], list[float]]:
-    losses = [done.loss for done in trainer.steps()]
-    remembered = [tensor.double().sum().item() for tensor in tensors_in(trainer.training.optimizer)]
-    return digest(trainer.training.model), losses, remembered
-
 
 CASES: dict[str, dict[str, Any]] = {
     "adam": {},

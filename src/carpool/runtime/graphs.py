@@ -34,6 +34,7 @@ from carpool.runtime.update import Update
 
 _PROOFS = 2  # steps made both ways before a recording is trusted
 _MOST_OUTLINES = 4  # whole batches, last partial ones, and what a change of the batch size brings
+_MOST_MOVES = 8  # before any recording could be trusted
 _MOST_UPDATES = 32  # recordings of the update for settings that changed
 
 
@@ -83,6 +84,7 @@ class Graphs:
         self._takes: dict[Outline, _Take | None] = {}  # None: seen, not recorded yet
         self._now: _Take | None = None  # whose gradients the next update takes
         self._addresses: list[int] = []
+        self._moves = 0  # of weights or buffers, since a recording was trusted last
         self._settings: Settings | None = None
         self._updates = 0
         self._told: set[str] = set()
@@ -95,6 +97,10 @@ class Graphs:
         self._takes.clear()
         self._now = None
         self._recorder.start_over()
+
+    def pass_by(self, why: str) -> None:
+        """A step is made without asking here; why, in words."""
+        self._tell(f"steps are made without CUDA graphs: {why}")
 
     def take_news(self) -> list[str]:
         """What has not been told yet."""
@@ -127,6 +133,10 @@ class Graphs:
         if addresses != self._addresses:
             self.forget()
             self._addresses = addresses
+            self._moves += 1
+            if self._moves > _MOST_MOVES:
+                self._refuse("the pass replaces a weight or a buffer of the model by another tensor")
+                return None
         if key in self._takes:
             take = self._takes[key]
             if take is None:
@@ -175,7 +185,7 @@ class Graphs:
         if drawn:
             problem = "the pass draws random numbers on the host"
         elif any(now is not then for now, then in zip(layout.buffers(), kept, strict=True)):
-            problem = "the pass replaces a buffer of the model by another tensor"
+            problem = "the pass replaces a weight or a buffer of the model by another tensor"
         else:
             passes.clear()
             problem = self._try_pass(take, batch, number, before, loss, wanted, after)
@@ -186,6 +196,7 @@ class Graphs:
             return loss
         take.proofs += 1
         if take.proofs == _PROOFS:
+            self._moves = 0
             how = "closely" if self._compares_loosely else "bit for bit"
             self._tell(f"steps are replayed as CUDA graphs, checked {how} against the code")
         self._now = take

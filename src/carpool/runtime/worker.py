@@ -156,6 +156,7 @@ class Worker:
             loss = trainer.pass_whole(step)
             self._torn = True
             return trainer.apply_whole(step, loss)
+        self._tell_unrecorded(f"each of them is {len(step.bounds)} passes" if len(step.bounds) > 1 else "")
         total = trainer.combine(step, trainer.contribute(step, range(len(step.bounds))))
         self._torn = True
         return trainer.apply(step, total)
@@ -163,6 +164,7 @@ class Worker:
     def _in_company(self, step: Step, place: Place, reducer: Reducer) -> Sums | None:
         """Contribute to a step, wait for the others, and make new weights of the sum; None: the step was given up."""
         began = time.perf_counter()
+        self._tell_unrecorded("several devices share them")
         places = reducer.places(step, place.said.rank)
         reducer.write(step, self._trainer.contribute(step, place.pieces, places))
         self._faults.strike(step, place.said.rank, place.pieces)
@@ -177,6 +179,10 @@ class Worker:
                     place.halting = halt
                     return self._update(step, place, reducer)
         return None
+
+    def _tell_unrecorded(self, why: str) -> None:
+        if why and self._trainer.graphs is not None:
+            self._trainer.graphs.pass_by(why)
 
     def _update(self, step: Step, place: Place, reducer: Reducer) -> Sums | None:
         """New weights of the sum of all contributions; None if the step was given up while they were exchanged."""
