@@ -14,18 +14,20 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from measured import RESULTS, conditions
+from measured import RESULTS, ROOT, conditions
 from torch import nn
 from torch.optim import lr_scheduler
 
 from carpool.runtime.datasets import synthetic
 from carpool.runtime.digest import digest
+from carpool.runtime.entry import load_training
 from carpool.runtime.goals import Stop
 from carpool.runtime.seeding import seed_entry
 from carpool.runtime.trainer import Trainer
@@ -33,6 +35,7 @@ from carpool.runtime.training import Training
 from carpool.runtime.zoo import MODELS, trainings
 
 BATCH = {"bert_base": 8, "bert_small": 8, "deepspeech": 8, "transformer": 32, "yolo": 8, "ncf": 1024, "gcn": 140}
+EXAMPLES = {"examples/digits cnn": "digits.py:cnn", "examples/cifar10 cnn": "cifar10_cnn.py:cnn"}
 _LIMIT_S = 120.0
 _WARM = 10  # steps before the clock starts
 
@@ -43,6 +46,16 @@ def zoo(name: str, steps: int) -> Callable[[], Training]:
     return lambda: trainings.training(name, batch_size, seed=0, samples=2 * batch_size + batch_size // 2, steps=steps)
 
 
+def example(name: str, steps: int) -> Callable[[], Training]:
+    """A CNN of the examples, as it is, for so many steps."""
+
+    def make() -> Training:
+        training = load_training(EXAMPLES[name], {}, seed=0, folder=ROOT / "examples")
+        return replace(training, stop=Stop(steps=steps), evaluate=None, best="")
+
+    return make
+
+
 def small(steps: int, **changes: Any) -> Training:
     """A small CNN with dropout in which anything can be replaced."""
     seed_entry(0)
@@ -51,6 +64,7 @@ def small(steps: int, **changes: Any) -> Training:
         nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Dropout(0.2),
         nn.Flatten(), nn.Linear(512, 10),
     )  # fmt: skip
+    model = changes.pop("model", lambda: model)()
     optimizer = changes.pop("optimizer", lambda p: torch.optim.Adam(p, lr=0.01))(model.parameters())
     if "schedule" in changes:
         changes["schedule"] = changes["schedule"](optimizer)
@@ -79,6 +93,21 @@ def dynamic(model: nn.Module, batch: Any) -> Any:
     """A shape that hangs on the data."""
     kept = batch[1] > 2
     return nn.functional.cross_entropy(model(batch[0])[kept], batch[1][kept])
+
+
+class Replacing(nn.Module):
+    """Puts another tensor in the place of a buffer, as code that keeps a running mean may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(3))
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
+
+    def forward(self, images: torch.Tensor) -> Any:
+        """Keep the mean, and classify."""
+        self.mean = 0.9 * self.mean + 0.1 * images.detach().mean((0, 2, 3))
+        return self.body(images - self.mean[:, None, None])
 
 
 class Counting(torch.optim.SGD):
@@ -112,13 +141,14 @@ SMALL: dict[str, dict[str, Any]] = {
     ".item() in the loss": {"loss": item_in_loss},
     "random.random() in the loss": {"loss": host_random},
     "shape by data": {"loss": dynamic},
+    "buffer replaced": {"model": Replacing},
     "optimizer counts in Python": {"optimizer": lambda p: Counting(p, lr=0.1, momentum=0.9)},
 }
 
 
-def made(training: Training, *, graph: bool) -> dict[str, Any]:
+def made(training: Training, device: str, *, graph: bool) -> dict[str, Any]:
     """Train to the end; what was learned, and how long a step took after the first few."""
-    trainer = Trainer(training, device="cuda", graph=graph)
+    trainer = Trainer(training, device=device, graph=graph)
     news: list[str] = []
     losses = []
     began = time.perf_counter()
@@ -129,12 +159,12 @@ def made(training: Training, *, graph: bool) -> dict[str, Any]:
             news += trainer.graphs.news
             trainer.graphs.news.clear()
         if done.step == _WARM:
-            torch.cuda.synchronize()
+            trainer.await_device()
             since = time.perf_counter()
         counted = done.step - _WARM
         if trainer.evaluation_due:
             break
-    torch.cuda.synchronize()
+    trainer.await_device()
     seconds = time.perf_counter() - since
     return {
         "digest": digest(training.model),
@@ -146,10 +176,10 @@ def made(training: Training, *, graph: bool) -> dict[str, Any]:
     }
 
 
-def compared(name: str, make: Callable[[], Training]) -> dict[str, Any]:
+def compared(name: str, make: Callable[[], Training], device: str = "cuda") -> dict[str, Any]:
     """Both ways; a row of the table."""
     try:
-        code, graph = made(make(), graph=False), made(make(), graph=True)
+        code, graph = made(make(), device, graph=False), made(make(), device, graph=True)
     except Exception as error:  # noqa: BLE001 - one row of the table is lost, not the others
         traceback.print_exc()
         return {"name": name, "error": f"{type(error).__name__}: {error}"[:300]}
@@ -176,45 +206,70 @@ def compared(name: str, make: Callable[[], Training]) -> dict[str, Any]:
     return row
 
 
-def side_by_side(names: list[str], steps: int) -> list[dict[str, Any]]:
+def side_by_side(names: list[str], steps: int, folder: Path) -> dict[str, tuple[subprocess.Popen[bytes], Path]]:
     """Each model in a process of its own, all at once: bits do not hang on that, times do and are left out."""
-    with tempfile.TemporaryDirectory() as folder:
-        children = {}
-        for name in names:
-            out = Path(folder) / f"{name}.json"
-            command = [sys.executable, __file__, "--steps", str(steps), "--only", name, "--out", str(out)]
-            children[name] = (subprocess.Popen(command), out)
-        rows = []
-        for name, (child, out) in children.items():
-            try:
-                child.wait(_LIMIT_S)
-                rows += json.loads(out.read_text(encoding="utf-8"))["results"]
-            except (subprocess.TimeoutExpired, OSError, ValueError) as error:
-                child.kill()
-                rows.append({"name": name, "error": f"{type(error).__name__}: {error}"[:200]})
-    untimed = ("code_step_ms", "graph_step_ms", "wall_s")
-    return [{key: value for key, value in row.items() if key not in untimed} for row in rows]
+    children = {}
+    for number, name in enumerate(names):
+        out = folder / f"{number}.json"
+        command = [sys.executable, __file__, "--steps", str(steps), "--only", name, "--out", str(out)]
+        children[name] = (subprocess.Popen(command), out)
+    return children
+
+
+def collected(children: dict[str, tuple[subprocess.Popen[bytes], Path]]) -> Iterator[dict[str, Any]]:
+    """What they found, as it comes."""
+    until = time.monotonic() + _LIMIT_S
+    for name, (child, out) in children.items():
+        try:
+            child.wait(max(1.0, until - time.monotonic()))
+            rows = json.loads(out.read_text(encoding="utf-8"))["results"]
+        except (subprocess.TimeoutExpired, OSError, ValueError) as error:
+            child.kill()
+            rows = [{"name": name, "error": f"{type(error).__name__}: {error}"[:200]}]
+        for row in rows:
+            yield {key: value for key, value in row.items() if key not in ("code_step_ms", "graph_step_ms", "wall_s")}
+
+
+class Results:
+    """Rows, written as they come: a run that is cut short leaves what it found."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._path = path
+        self._about = {"schema": 1, "benchmark": "gpu_graphs", **conditions(), "steps": steps}
+
+    def add(self, row: dict[str, Any]) -> None:
+        """One more."""
+        self.rows.append(row)
+        document = {**self._about, "results": self.rows}
+        self._path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    """Every model of the zoo, then what can and cannot be recorded."""
+    """Every model of the zoo and of the examples, then what can and cannot be recorded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--only", default="", help="models, by name, divided by commas")
+    parser.add_argument("--only", default="", help="models, by name, divided by commas; 'small': the other cases")
     parser.add_argument("--at-once", action="store_true", help="all models at once, without times")
+    parser.add_argument("--device", default="cuda", help="cpu: a rehearsal, in which nothing is recorded")
     parser.add_argument("--out", default="", help=f"write JSON here instead of {RESULTS.name}/gpu_graphs.json")
     options = parser.parse_args()
-    names = options.only.split(",") if options.only else list(MODELS)
-    models = [name for name in names if name in MODELS]
-    if options.at_once:
-        rows = side_by_side(models, options.steps)
-    else:
-        rows = [compared(name, zoo(name, options.steps)) for name in models]
-    if not options.only or "small" in names:
-        rows += [compared(name, partial(small, options.steps, **case)) for name, case in SMALL.items()]
-    document = {"schema": 1, "benchmark": "gpu_graphs", **conditions(), "steps": options.steps, "results": rows}
-    path = Path(options.out) if options.out else RESULTS / "gpu_graphs.json"
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    known: dict[str, Callable[[int], Callable[[], Training]]] = {name: partial(zoo, name) for name in MODELS}
+    known |= {name: partial(example, name) for name in EXAMPLES}
+    names = options.only.split(",") if options.only else list(known)
+    models = [name for name in names if name in known]
+    results = Results(Path(options.out) if options.out else RESULTS / "gpu_graphs.json", options.steps)
+    with tempfile.TemporaryDirectory() as folder:
+        children = side_by_side(models, options.steps, Path(folder)) if options.at_once else {}
+        for name in models if not options.at_once else []:
+            results.add(compared(name, known[name](options.steps), options.device))
+        if not options.only or "small" in names:
+            for name, case in SMALL.items():
+                results.add(compared(name, partial(small, options.steps, **case), options.device))
+        for row in collected(children):
+            results.add(row)
+    unlike = [row["name"] for row in results.rows if not (row.get("same_weights") and row.get("same_losses"))]
+    print(f"{len(results.rows) - len(unlike)} of {len(results.rows)} equal; not: {unlike}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,140 @@
+"""How soon after its `Assign` a job's first step is done: on a warm seat, in a forked process, in a fresh one.
+
+Usage: PYTHONPATH=src python benchmarks/gpu_warm.py [--models resnet18,…] [--devices cuda:0] [--out FILE]
+
+``carpool run`` gives one GPU to one job after another (`fifo`). The clock starts when the order leaves the scheduler
+and stops when the device has done the first step (by the code: nothing is recorded yet), so importing the entry, making
+data and model, and moving both to the GPU are in it. The first job finds no seat yet: it is forked from a process that
+has torch imported, as all are with ``--warm 0``. Fresh processes, as a script would be, are started all at once at the
+end. JSON after each row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from measured import RESULTS, conditions
+from trials.jobfile import BATCH, entry_of, job_file, story
+
+from carpool.cli.main import run as carpool_run
+from carpool.core.messages import Assign, Order
+from carpool.runtime.link import ExecutorLink
+
+CHOSEN = "resnet18,vgg16,mobilenet_v3,resnet50,transformer,examples/digits.py:cnn,examples/cifar10_cnn.py:cnn"
+LIMIT_S = 120.0
+GOAL_S = 1.0
+
+
+class Orders:
+    """When each job was first assigned, seen where orders leave the scheduler's process."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, float] = {}
+        self._carry = ExecutorLink.carry
+
+    def __enter__(self) -> Orders:
+        seen, carry = self, self._carry
+
+        def stamp(link: ExecutorLink, orders: Sequence[Order]) -> None:
+            for order in orders:
+                if isinstance(order, Assign):
+                    seen.at.setdefault(order.job, time.monotonic())
+            carry(link, orders)
+
+        ExecutorLink.carry = stamp  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ExecutorLink.carry = self._carry  # type: ignore[method-assign]
+
+
+def one_after_another(
+    models: Sequence[str], devices: str, warm: int, seconds: float, keep: Callable[[dict[str, Any]], None]
+) -> None:
+    """Run them by ``carpool run``; a row for each."""
+    with tempfile.TemporaryDirectory() as work:
+        folder, state = Path(work), Path(work) / "state"
+        jobs = {f"job{number}": model for number, model in enumerate(models)}
+        path = job_file(folder, jobs, steps=10, pause_s=seconds / 10)
+        words = ["run", str(path), "--devices", devices, "--policy", "fifo", "--warm", str(warm), "--state", str(state)]
+        with Orders() as orders:
+            code = carpool_run(words)
+        for name, model in jobs.items():
+            told = [words for words in story(state, name) if "kept warm" in words]
+            row: dict[str, Any] = {"model": model, "start": "warm seat" if told else "forked", "code": code}
+            if told:
+                row["told"] = told[0]
+            if (folder / name).exists() and name in orders.at:
+                row["first_step_s"] = round(float((folder / name).read_text(encoding="ascii")) - orders.at[name], 3)
+            keep(row)
+
+
+def fresh(models: Sequence[str], device: str, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Each in a process of its own that imports torch first; all at once."""
+    program = (
+        "import sys, json, time\n"
+        "from trials.stamped import stamped\n"
+        "from carpool.runtime.trainer import Trainer\n"
+        "trainer = Trainer(stamped(**json.loads(sys.argv[1])), device=sys.argv[2], graph=False)\n"
+        "trainer.step()\n"
+    )
+    with tempfile.TemporaryDirectory() as work:
+        children = []
+        for number, model in enumerate(models):
+            out = Path(work) / str(number)
+            given = json.dumps({**entry_of(model), "out": str(out), "steps": 1})
+            began = time.monotonic()
+            child = subprocess.Popen([sys.executable, "-c", program, given, device], cwd=Path(__file__).parent)
+            children.append((model, out, began, child))
+        for model, out, began, child in children:
+            row: dict[str, Any] = {"model": model, "start": "fresh process"}
+            try:
+                row["code"] = child.wait(LIMIT_S)
+                row["first_step_s"] = round(float(out.read_text(encoding="ascii")) - began, 3)
+            except (subprocess.TimeoutExpired, OSError, ValueError) as error:
+                child.kill()
+                row["error"] = f"{type(error).__name__}: {error}"[:200]
+            keep(row)
+
+
+def main() -> None:
+    """All three ways."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=CHOSEN)
+    parser.add_argument("--devices", default="cuda:0")
+    parser.add_argument(
+        "--seconds", type=float, default=6.0, help="that each job lasts: the next seat warms up meanwhile"
+    )
+    parser.add_argument("--forked", default="", help="models to run with --warm 0 as well")
+    parser.add_argument("--out", default="", help=f"write JSON here instead of {RESULTS.name}/gpu_warm.json")
+    options = parser.parse_args()
+    path = Path(options.out) if options.out else RESULTS / "gpu_warm.json"
+    rows: list[dict[str, Any]] = []
+    about = {"schema": 1, "benchmark": "gpu_warm", **conditions(), "batch": BATCH, "goal_s": GOAL_S}
+
+    def keep(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(f"{row['start']:16} {row['model']:32} {row.get('first_step_s', row.get('error'))} s", flush=True)
+        path.write_text(json.dumps({**about, "results": rows}, indent=1) + "\n", encoding="utf-8")
+
+    models = options.models.split(",")
+    one_after_another([models[0], *models], options.devices, 1, options.seconds, keep)
+    if options.forked:
+        one_after_another(options.forked.split(","), options.devices, 0, 0.0, keep)
+    fresh(models, "cpu" if options.devices.startswith("cpu") else "cuda", keep)
+    warm = [row["first_step_s"] for row in rows if row["start"] == "warm seat" and "first_step_s" in row]
+    print(
+        f"warm: {sum(each <= GOAL_S for each in warm)} of {len(warm)} within {GOAL_S} s; worst {max(warm, default=0)} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

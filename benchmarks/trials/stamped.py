@@ -1,0 +1,44 @@
+"""An entry for benchmarks: a training whose worker writes down when it had made some step, and takes its time then.
+
+The instant is that of the machine's monotonic clock, which all processes share; the device has done the step by then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import carpool
+from carpool.runtime.entry import load_training
+
+ENTRY = f"{Path(__file__).resolve()}:stamped"
+
+
+def stamped(
+    entry: str,
+    out: str,
+    steps: int,
+    args: Mapping[str, Any] | None = None,
+    folder: str = "",
+    step: int = 1,
+    pause_s: float = 0.0,
+) -> carpool.Training:
+    """``out`` is the file that is written after step ``step``; ``pause_s`` is slept after every step."""
+    training = load_training(entry, dict(args or {}), seed=0, folder=Path(folder) if folder else None)
+
+    def after_update(model: nn.Module, done: int) -> None:
+        if done == step:
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.synchronize()
+            Path(out).write_text(str(time.monotonic()), encoding="ascii")
+        if pause_s:
+            time.sleep(pause_s)
+
+    stop = carpool.Stop(steps=steps)
+    return replace(training, stop=stop, evaluate=None, best="", schedule=None, after_update=after_update)

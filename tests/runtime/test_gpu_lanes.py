@@ -1,0 +1,82 @@
+"""Lanes, seats and neighbours as NVIDIA's driver shows them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.mps import Mps
+from carpool.runtime.outsiders import EVERY_S, Lookout, asker
+from carpool.runtime.seen import Seen, lane_problem
+
+pytestmark = pytest.mark.gpu
+
+LOOK = """
+import json, sys, torch
+from carpool.runtime.seen import look
+print(json.dumps(look(torch.device("cuda:0"))), flush=True)
+sys.stdin.read()
+"""
+
+
+def seen_in(environment: Mapping[str, str]) -> Seen:
+    """What a process with this environment sees."""
+    told = subprocess.run(
+        [sys.executable, "-c", LOOK], input="", capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    return Seen(*json.loads(told.stdout))
+
+
+def test_a_lane_is_seen_and_a_missing_daemon_is_noticed(tmp_path: Path) -> None:
+    async def with_daemon() -> Seen:
+        mps = Mps()
+        await mps.start()
+        try:
+            return await asyncio.to_thread(seen_in, mps.environment(40))
+        finally:
+            await mps.quit()
+
+    given = asyncio.run(with_daemon())
+    print(f"with a daemon {given}")
+    assert given.whole is not None
+    assert given.is_client is True
+    assert lane_problem(40, given) == ""
+    nobody = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40"}
+    alone = seen_in(nobody)
+    print(f"without {alone}")
+    assert alone.is_client is False
+    assert lane_problem(40, alone)
+    assert lane_problem(40, alone._replace(whole=None))
+
+
+def test_somebody_else_on_a_gpu_is_found() -> None:
+    """A process that is none of ours: it is pretended that nobody is."""
+    now = 0.0
+    lookout = Lookout({0: LocalDevice(0, "cuda:0", "H200", (), 0)}, lambda: now, None, lambda pid: False)
+    other = subprocess.Popen([sys.executable, "-c", LOOK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        began = time.perf_counter()
+        rows: Any = asker()(0)
+        print(f"{rows}, {other.pid}, after {1e3 * (time.perf_counter() - began):.1f} ms")
+        now += EVERY_S
+        told = lookout.tick([])
+        began = time.perf_counter()
+        now += EVERY_S
+        assert lookout.tick([]) == []
+        print(f"{told}, looking again took {1e3 * (time.perf_counter() - began):.2f} ms")
+        assert lookout.has_outsiders(0)
+    finally:
+        other.communicate("")
