@@ -23,6 +23,7 @@ from typing import Any
 
 from measured import RESULTS, conditions
 from trials.jobfile import BATCH, entry_of, job_file, story
+from trials.stamped import stamps
 
 from carpool.cli.main import run as carpool_run
 from carpool.core.messages import Assign, Order
@@ -56,6 +57,13 @@ class Orders:
         ExecutorLink.carry = self._carry  # type: ignore[method-assign]
 
 
+def timed(out: Path, began: float) -> dict[str, float]:
+    """How long it took to the first step, and to the stations before it."""
+    called, made, done = stamps(out)
+    spans = {"to_entry_s": called - began, "entry_s": made - called, "first_step_s": done - began}
+    return {name: round(seconds, 3) for name, seconds in spans.items()}
+
+
 def one_after_another(
     models: Sequence[str], devices: str, warm: int, seconds: float, keep: Callable[[dict[str, Any]], None]
 ) -> None:
@@ -73,7 +81,7 @@ def one_after_another(
             if told:
                 row["told"] = told[0]
             if (folder / name).exists() and name in orders.at:
-                row["first_step_s"] = round(float((folder / name).read_text(encoding="ascii")) - orders.at[name], 3)
+                row |= timed(folder / name, orders.at[name])
             keep(row)
 
 
@@ -98,7 +106,7 @@ def fresh(models: Sequence[str], device: str, keep: Callable[[dict[str, Any]], N
             row: dict[str, Any] = {"model": model, "start": "fresh process"}
             try:
                 row["code"] = child.wait(LIMIT_S)
-                row["first_step_s"] = round(float(out.read_text(encoding="ascii")) - began, 3)
+                row |= timed(out, began)
             except (subprocess.TimeoutExpired, OSError, ValueError) as error:
                 child.kill()
                 row["error"] = f"{type(error).__name__}: {error}"[:200]
@@ -122,7 +130,11 @@ def main() -> None:
 
     def keep(row: dict[str, Any]) -> None:
         rows.append(row)
-        print(f"{row['start']:16} {row['model']:32} {row.get('first_step_s', row.get('error'))} s", flush=True)
+        print(
+            f"{row['start']:16} {row['model']:32} {row.get('first_step_s', row.get('error'))} s, "
+            f"entry called after {row.get('to_entry_s')} s and done in {row.get('entry_s')} s; {row.get('told', '')}",
+            flush=True,
+        )
         path.write_text(json.dumps({**about, "results": rows}, indent=1) + "\n", encoding="utf-8")
 
     models = options.models.split(",")

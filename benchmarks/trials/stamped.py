@@ -1,6 +1,6 @@
-"""An entry for benchmarks: a training whose worker writes down when it had made some step, and takes its time then.
+"""An entry for benchmarks: a training whose worker writes down when it was called, when it was made, and when some step.
 
-The instant is that of the machine's monotonic clock, which all processes share; the device has done the step by then.
+Instants are those of the machine's monotonic clock, which all processes share; the device has done the step by then.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ from carpool.runtime.entry import load_training
 ENTRY = f"{Path(__file__).resolve()}:stamped"
 
 
+def stamps(out: Path) -> tuple[float, float, float]:
+    """When the entry was called, when the training was made, and when the step was done."""
+    called, made, done = map(float, out.read_text(encoding="ascii").split())
+    return called, made, done
+
+
 def stamped(
     entry: str,
     out: str,
@@ -30,13 +36,15 @@ def stamped(
     pause_s: float = 0.0,
 ) -> carpool.Training:
     """``out`` is the file that is written after step ``step``; ``pause_s`` is slept after every step."""
+    called = time.monotonic()
     training = load_training(entry, dict(args or {}), seed=0, folder=Path(folder) if folder else None)
+    made = time.monotonic()
 
     def after_update(model: nn.Module, done: int) -> None:
         if done == step:
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.synchronize()
-            Path(out).write_text(str(time.monotonic()), encoding="ascii")
+            Path(out).write_text(f"{called} {made} {time.monotonic()}", encoding="ascii")
         if pause_s:
             time.sleep(pause_s)
 
