@@ -1,4 +1,4 @@
-"""An entry for benchmarks: a training whose worker writes down when it was called, when it was made, and when some step.
+"""An entry for benchmarks: its worker writes down when it was called, when the training was made, and when some step.
 
 Instants are those of the machine's monotonic clock, which all processes share; the device has done the step by then.
 """
