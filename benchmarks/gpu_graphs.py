@@ -206,28 +206,38 @@ def compared(name: str, make: Callable[[], Training], device: str = "cuda") -> d
     return row
 
 
-def side_by_side(names: list[str], steps: int, folder: Path) -> dict[str, tuple[subprocess.Popen[bytes], Path]]:
-    """Each model in a process of its own, all at once: bits do not hang on that, times do and are left out."""
-    children = {}
-    for number, name in enumerate(names):
-        out = folder / f"{number}.json"
-        command = [sys.executable, __file__, "--steps", str(steps), "--only", name, "--out", str(out)]
-        children[name] = (subprocess.Popen(command), out)
+Children = list[tuple[subprocess.Popen[bytes], Path]]
+
+
+def side_by_side(names: list[str], steps: int, processes: int, folder: Path) -> Children:
+    """Models dealt to processes that run at once: bits do not hang on that, times do and are left out."""
+    children = []
+    for number in range(min(processes, len(names))):
+        out, dealt = folder / f"{number}.json", ",".join(names[number::processes])
+        command = [sys.executable, __file__, "--steps", str(steps), "--only", dealt, "--out", str(out)]
+        children.append((subprocess.Popen(command), out))
     return children
 
 
-def collected(children: dict[str, tuple[subprocess.Popen[bytes], Path]]) -> Iterator[dict[str, Any]]:
-    """What they found, as it comes."""
-    until = time.monotonic() + _LIMIT_S
-    for name, (child, out) in children.items():
-        try:
-            child.wait(max(1.0, until - time.monotonic()))
-            rows = json.loads(out.read_text(encoding="utf-8"))["results"]
-        except (subprocess.TimeoutExpired, OSError, ValueError) as error:
-            child.kill()
-            rows = [{"name": name, "error": f"{type(error).__name__}: {error}"[:200]}]
-        for row in rows:
-            yield {key: value for key, value in row.items() if key not in ("code_step_ms", "graph_step_ms", "wall_s")}
+def collected(children: Children) -> Iterator[dict[str, Any]]:
+    """What they have found so far, again and again, until they have ended."""
+    until, taken = time.monotonic() + _LIMIT_S, [0] * len(children)
+    untimed = ("code_step_ms", "graph_step_ms", "wall_s")
+    while True:
+        are_over = all(child.poll() is not None for child, _ in children) or time.monotonic() > until
+        for number, (_, out) in enumerate(children):
+            try:
+                rows = json.loads(out.read_text(encoding="utf-8"))["results"]
+            except (OSError, ValueError):  # not yet, or just being written
+                continue
+            for row in rows[taken[number] :]:
+                yield {key: value for key, value in row.items() if key not in untimed}
+            taken[number] = len(rows)
+        if are_over:
+            break
+        time.sleep(0.5)
+    for child, _ in children:
+        child.kill()
 
 
 class Results:
@@ -250,7 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--only", default="", help="models, by name, divided by commas; 'small': the other cases")
-    parser.add_argument("--at-once", action="store_true", help="all models at once, without times")
+    parser.add_argument("--processes", type=int, default=0, help="so many models at once, without times")
     parser.add_argument("--device", default="cuda", help="cpu: a rehearsal, in which nothing is recorded")
     parser.add_argument("--out", default="", help=f"write JSON here instead of {RESULTS.name}/gpu_graphs.json")
     options = parser.parse_args()
@@ -260,8 +270,8 @@ def main() -> None:
     models = [name for name in names if name in known]
     results = Results(Path(options.out) if options.out else RESULTS / "gpu_graphs.json", options.steps)
     with tempfile.TemporaryDirectory() as folder:
-        children = side_by_side(models, options.steps, Path(folder)) if options.at_once else {}
-        for name in models if not options.at_once else []:
+        children = side_by_side(models, options.steps, options.processes, Path(folder))
+        for name in models if not options.processes else []:
             results.add(compared(name, known[name](options.steps), options.device))
         if not options.only or "small" in names:
             for name, case in SMALL.items():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from measured import RESULTS, conditions
+from measured import RESULTS, ROOT, conditions
 from trials.jobfile import BATCH, entry_of, job_file, story
 from trials.stamped import stamps
 
@@ -78,8 +79,7 @@ def one_after_another(
         for name, model in jobs.items():
             told = [words for words in story(state, name) if "kept warm" in words]
             row: dict[str, Any] = {"model": model, "start": "warm seat" if told else "forked", "code": code}
-            if told:
-                row["told"] = told[0]
+            row["story"] = story(state, name)
             if (folder / name).exists() and name in orders.at:
                 row |= timed(folder / name, orders.at[name])
             keep(row)
@@ -94,13 +94,14 @@ def fresh(models: Sequence[str], device: str, keep: Callable[[dict[str, Any]], N
         "trainer = Trainer(stamped(**json.loads(sys.argv[1])), device=sys.argv[2], graph=False)\n"
         "trainer.step()\n"
     )
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with tempfile.TemporaryDirectory() as work:
         children = []
         for number, model in enumerate(models):
             out = Path(work) / str(number)
             given = json.dumps({**entry_of(model), "out": str(out), "steps": 1})
             began = time.monotonic()
-            child = subprocess.Popen([sys.executable, "-c", program, given, device], cwd=Path(__file__).parent)
+            child = subprocess.Popen([sys.executable, "-c", program, given, device], cwd=Path(__file__).parent, env=env)
             children.append((model, out, began, child))
         for model, out, began, child in children:
             row: dict[str, Any] = {"model": model, "start": "fresh process"}
@@ -132,7 +133,8 @@ def main() -> None:
         rows.append(row)
         print(
             f"{row['start']:16} {row['model']:32} {row.get('first_step_s', row.get('error'))} s, "
-            f"entry called after {row.get('to_entry_s')} s and done in {row.get('entry_s')} s; {row.get('told', '')}",
+            f"entry called after {row.get('to_entry_s')} s and done in {row.get('entry_s')} s; "
+            f"{[words for words in row.get('story', ()) if 'warm' in words or 'somebody' in words]}",
             flush=True,
         )
         path.write_text(json.dumps({**about, "results": rows}, indent=1) + "\n", encoding="utf-8")

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.gpu
 LOOK = """
 import json, sys, torch
 from carpool.runtime.seen import look
+torch.zeros(1, device="cuda:0")
 print(json.dumps(look(torch.device("cuda:0"))), flush=True)
 sys.stdin.read()
 """

@@ -273,7 +273,7 @@ def test_a_seat_of_the_right_lane_becomes_the_worker(gpu: Gpu) -> None:
     a = gpu.run("a", 1.0)
     assert gpu.staff.moved == {seat: a}
     stories = [report.words for report in gpu.reports if isinstance(report, Told)]
-    assert stories == ["started in a process that was kept warm on cuda:0, which held 512 MiB of the GPU"]
+    assert stories == ["started in a process that was kept warm on cuda:0, which took 512 MiB of it and 2.0 s"]
 
 
 def test_whoever_needs_all_memory_gets_that_of_the_seats_too(gpu: Gpu) -> None:

@@ -76,7 +76,7 @@ def test_a_job_gets_the_warm_seat_and_another_is_made_behind_it() -> None:
     world = World()
     world.later(1.0)
     seat = world.warmed()
-    assert world.start("a") == "started in a process that was kept warm on cuda:0, which held 500 MiB of the GPU"
+    assert world.start("a") == "started in a process that was kept warm on cuda:0, which took 500 MiB of it and 2.0 s"
     assert world.starter.moved == [(seat, ("a", 1))]
     assert world.starter.forked == []
     world.later(0.5)
@@ -117,7 +117,7 @@ def test_a_seat_fits_one_lane_and_gives_way_to_the_lane_that_is_asked_for() -> N
     world.later(5.0)
     assert world.starter.killed == [seat]
     assert world.lanes() == ["100"]  # the old one has not gone yet
-    assert world.pool.ended(seat) == 0
+    assert world.pool.ended(seat, "killed by SIGKILL") == (0, "")
     world.later(0.1)
     assert world.lanes() == ["100", "40"]
     world.warmed()
@@ -133,7 +133,7 @@ def test_a_fault_or_a_lack_of_memory_ends_all_seats_for_a_while() -> None:
     seats = list(world.starter.seated)
     assert world.pool.drop(0) == seats
     assert world.starter.killed == seats
-    assert [world.pool.ended(seat) for seat in seats] == [0, 0]
+    assert [world.pool.ended(seat, "killed") for seat in seats] == [(0, ""), (0, "")]
     world.later(29.0)
     assert len(world.starter.seated) == 2
     world.later(2.0)
@@ -149,7 +149,7 @@ def test_there_is_no_seat_where_none_may_be_nor_one_of_a_daemon_that_is_gone() -
     assert world.starter.killed == [seat]
     world.start("a")
     assert world.starter.forked == [("a", 1)]
-    world.pool.ended(seat)
+    world.pool.ended(seat, "killed")
     world.later(2.0)
     assert len(world.starter.seated) == 2
     world.is_open = False
@@ -158,13 +158,24 @@ def test_there_is_no_seat_where_none_may_be_nor_one_of_a_daemon_that_is_gone() -
 
 
 def test_seats_that_fail_are_not_tried_for_ever() -> None:
-    world = World()
+    world, told = World(), []
     for _ in range(10):
         world.later(20.0)
         for seat in list(world.starter.seated)[-1:]:
-            world.pool.heard(seat, Broke("device", "CUDA error: no"))
-            world.pool.ended(seat)
+            told.append(world.pool.heard(seat, Broke("device", "CUDA error: no")))
+            world.pool.ended(seat, "exit code 0")
     assert len(world.starter.seated) == 3
+    assert told[2] == (0, "no process is kept warm on cuda:0: CUDA error: no")
+    assert [words for _, words in told[:2]] == ["", ""]
+
+
+def test_a_seat_that_dies_without_a_word_is_told_as_well() -> None:
+    world = World()
+    ends = []
+    for _ in range(3):
+        world.later(20.0)
+        ends.append(world.pool.ended(list(world.starter.seated)[-1], "killed by SIGSEGV"))
+    assert ends == [(0, ""), (0, ""), (0, "no process is kept warm on cuda:0: killed by SIGSEGV")]
 
 
 def test_a_silent_seat_is_ended_and_nobody_elses_process_is_taken_for_one() -> None:
@@ -175,7 +186,7 @@ def test_a_silent_seat_is_ended_and_nobody_elses_process_is_taken_for_one() -> N
     assert not world.pool.owns(("a", 1))
     world.pool.silent(seat)
     assert world.starter.killed == [seat]
-    assert world.pool.ended(("a", 1)) is None
+    assert world.pool.ended(("a", 1), "exit code 0") is None
 
 
 def test_none_are_kept_where_none_are_wanted() -> None:
@@ -207,7 +218,7 @@ def test_never_are_more_seats_kept_than_are_wanted_nor_one_given_twice(events: l
         elif event == "warm" and world.starter.seated:
             world.warmed()
         elif event == "end" and alive:
-            world.pool.ended(alive[-1])
+            world.pool.ended(alive[-1], "killed")
         elif event == "drop":
             world.pool.drop(0)
         place = world.pool._places[0]

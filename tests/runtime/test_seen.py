@@ -76,6 +76,7 @@ def test_the_driver_is_asked_in_its_own_language() -> None:
     assert nvml.uuid(0) == "GPU-1-2"
     assert nvml.computing(0) == [Computing(11, 7), Computing(12, 0)]
     assert nvml.multiprocessors(0) == 132
+    assert nvml.clients(0) is None  # it does not know the question
     assert nvml.computing(1) is None  # there is no such GPU
 
 

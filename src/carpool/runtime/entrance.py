@@ -56,9 +56,7 @@ class Entrance:
         self._pool.tick()
         here = {device for training in self._trainings.values() for device in training.devices.values()}
         for device, words in self._lookout.tick(here):
-            for training in self._trainings.values():
-                if device in training.devices.values():
-                    self._report(Told(training.job, words))
+            self._tell_on(device, words)
 
     def fault(self, device: int, clients: Sequence[Key], jobs: Sequence[tuple[str, int]]) -> bool:
         """A fault on a GPU: all on it have to leave, seats as well. Whether the jobs are to blame."""
@@ -71,7 +69,7 @@ class Entrance:
     def heard(self, key: Key, message: Message) -> bool:
         """Somebody said something; whether it was a seat, and nobody's worker."""
         if self._pool.owns(key):
-            self._pool.heard(key, message)
+            self._tell_on(*self._pool.heard(key, message))
             return True
         return False
 
@@ -82,13 +80,20 @@ class Entrance:
             return True
         return False
 
-    def ended(self, key: Key) -> bool:
+    def ended(self, key: Key, why: str) -> bool:
         """A process has ended; whether it was a seat."""
-        device = self._pool.ended(key)
-        if device is not None:
-            self._gate.gone(device, key)
+        seat = self._pool.ended(key, why)
+        if seat is not None:
+            self._gate.gone(seat[0], key)
+            self._tell_on(*seat)
             self.let_in()
         return self._pool.owns(key)
+
+    def _tell_on(self, device: int, words: str) -> None:
+        """Say something to all jobs on a device."""
+        for training in self._trainings.values():
+            if words and device in training.devices.values():
+                self._report(Told(training.job, words))
 
     def _may_sit(self, device: int) -> bool:
         return self._gate.is_calm(device) and not self._lookout.has_outsiders(device)

@@ -198,7 +198,7 @@ class Executor:
 
     def ended(self, who: Key, why: str) -> None:
         """A worker's process is gone."""
-        if self._entrance.ended(who):
+        if self._entrance.ended(who, why):
             return
         training = self._trainings[JobId(who[0])]
         at = self._clock()

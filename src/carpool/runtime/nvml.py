@@ -63,8 +63,15 @@ class Nvml:
 
     def computing(self, place: int) -> list[Computing] | None:
         """The processes that compute on a GPU; None if it is not told."""
+        return self._listed(place, "nvmlDeviceGetComputeRunningProcesses_v3")
+
+    def clients(self, place: int) -> list[Computing] | None:
+        """Those of them that are clients of MPS; None if it is not told."""
+        return self._listed(place, "nvmlDeviceGetMPSComputeRunningProcesses_v3")
+
+    def _listed(self, place: int, question: str) -> list[Computing] | None:
         number, rows = ctypes.c_uint(_MOST_PROCESSES), (_ProcessInfo * _MOST_PROCESSES)()
-        if not self._ask_of(place, "nvmlDeviceGetComputeRunningProcesses_v3", ctypes.byref(number), rows):
+        if not self._ask_of(place, question, ctypes.byref(number), rows):
             return None
         return [
             Computing(int(row.pid), 0 if row.used_bytes == _UNKNOWN_BYTES else int(row.used_bytes))

@@ -29,7 +29,7 @@ class Lookout:
         self._gpus = gpus
         self._clock = clock
         self._ask = ask
-        self._is_ours = is_ours or is_descendant
+        self._is_ours = is_ours or _is_ours
         self._next_at = clock() + EVERY_S
         self._found: dict[int, frozenset[int]] = {}
 
@@ -78,6 +78,22 @@ def asker() -> Ask:
         return driver.computing(places.index(seen[index].uuid)) if index < len(seen) else None
 
     return ask
+
+
+def _is_ours(pid: int) -> bool:
+    return is_descendant(pid) or _serves_us(pid)
+
+
+def _serves_us(pid: int) -> bool:
+    """Whether a process is a server of the MPS daemon that this one started: it may have left its parents."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    folders = [
+        each.partition(b"=")[2].decode(errors="replace") for each in variables if each.startswith(b"CUDA_MPS_PIPE")
+    ]
+    return any(Path(folder).parent.name.partition(".")[0] == str(os.getpid()) for folder in folders)
 
 
 def is_descendant(pid: int) -> bool:

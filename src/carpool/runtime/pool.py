@@ -53,7 +53,7 @@ class _Seat:
     environment: Mapping[str, str]
     is_warm: bool = False
     is_leaving: bool = False
-    memory_bytes: int = 0
+    held: str = ""  # what it holds and how long that took, in words
 
 
 @dataclass(slots=True, eq=False)
@@ -112,8 +112,7 @@ class Pool:
             return ""
         place.seats.remove(seat)
         self._starter.hand_over(seat.key, key, begin, log, counter)
-        holds = f", which held {seat.memory_bytes / 2**20:.0f} MiB of the GPU" if seat.memory_bytes else ""
-        return f"started in a process that was kept warm on {place.device.name}{holds}"
+        return f"started in a process that was kept warm on {place.device.name}, {seat.held}"
 
     def tick(self) -> None:
         """Time has passed: give up seats that fit nobody, and make one that is missing."""
@@ -139,30 +138,29 @@ class Pool:
         """Whether this is a seat, and nobody's worker."""
         return key[0] == _NOBODY
 
-    def heard(self, key: Key, message: Message) -> None:
-        """A seat said something."""
-        for place in self._places.values():
+    def heard(self, key: Key, message: Message) -> tuple[int, str]:
+        """A seat said something; a device and what its jobs should know of it, if there is anything."""
+        for number, place in self._places.items():
             for seat in place.seats:
                 if seat.key == key and isinstance(message, Warmed):
-                    seat.is_warm, seat.memory_bytes, place.failures = True, message.memory_bytes, 0
+                    seat.is_warm, seat.held, place.failures = True, _held(message), 0
                 elif seat.key == key and isinstance(message, Broke) and not seat.is_leaving:
                     seat.is_leaving = True  # by itself
-                    self._failed(place)
+                    return number, self._failed(place, message.error)
+        return -1, ""
 
     def silent(self, key: Key) -> None:
         """A seat has given no sign of life for too long."""
         self._dismiss([seat for place in self._places.values() for seat in place.seats if seat.key == key])
 
-    def ended(self, key: Key) -> int | None:
-        """A process has ended; the device, if it was a seat of ours."""
+    def ended(self, key: Key, why: str) -> tuple[int, str] | None:
+        """A process has ended; if it was a seat, its device and what jobs there should know, as in `heard`."""
         for number, place in self._places.items():
             place.workers.discard(key)
             for seat in place.seats:
                 if seat.key == key:
                     place.seats.remove(seat)
-                    if not seat.is_leaving:
-                        self._failed(place)
-                    return number
+                    return number, "" if seat.is_leaving else self._failed(place, why)
         return None
 
     def _lane(self, device: int, lane: int) -> Mapping[str, str]:
@@ -201,11 +199,18 @@ class Pool:
         if len(place.seats) + len(place.workers) > MOST_CLIENTS:
             self._dismiss(place.staying()[:1])
 
-    def _failed(self, place: _Place) -> None:
+    def _failed(self, place: _Place, why: str) -> str:
         place.failures += 1
         place.busy_until = self._clock() + _CHANGE_S
+        is_last = place.failures == _MOST_FAILURES
+        return f"no process is kept warm on {place.device.name}: {why}" if is_last else ""
 
     def _dismiss(self, seats: list[_Seat]) -> None:
         for seat in seats:
             seat.is_leaving = True
             self._starter.kill(seat.key)
+
+
+def _held(said: Warmed) -> str:
+    memory = f"which took {said.memory_bytes / 2**20:.0f} MiB of it and " if said.memory_bytes else "which took "
+    return f"{memory}{said.seconds:.1f} s" + "".join(f"; without {each}" for each in said.left_out)

@@ -144,6 +144,7 @@ class Warmed(Message):
 
     seconds: float  # that took
     memory_bytes: int = 0  # of the GPU that this takes up; 0: not known
+    left_out: tuple[str, ...] = ()  # what could not be done, and why
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,11 @@ is made, one step of it, and thrown away. What it leaves behind is the context, 
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import importlib
 import os
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from carpool.runtime.digest import digest
 from carpool.runtime.errors import Left
 from carpool.runtime.goals import Stop
 from carpool.runtime.heartbeat import Heartbeat
-from carpool.runtime.mishap import broke
+from carpool.runtime.mishap import broke, is_lost
 from carpool.runtime.nvml import Nvml
 from carpool.runtime.protocol import Leave, Warm, Warmed
 from carpool.runtime.seeding import settle
@@ -35,7 +34,6 @@ from carpool.runtime.training import Training
 
 _BATCH = 64
 _WORDS, _LENGTH, _WIDTH = 256, 16, 64
-_OFTEN_IMPORTED = ("sklearn.datasets",)  # what our own data sets are read with
 
 
 def sit(channel: Channel, warm: Warm) -> Received:
@@ -46,12 +44,13 @@ def sit(channel: Channel, warm: Warm) -> Received:
         os.sched_setaffinity(0, warm.cores)
     os.environ.update(warm.environment)
     began = time.perf_counter()
+    device = torch.device(warm.device)
     try:
-        warm_up(torch.device(warm.device))
+        left_out = warm_up(device)
     except Exception as error:
         channel.send(broke(error, 0))
         raise Left from error
-    channel.send(Warmed(time.perf_counter() - began, _held_bytes(torch.device(warm.device))))
+    channel.send(Warmed(time.perf_counter() - began, _held_bytes(device), tuple(left_out)))
     received = channel.receive()
     assert received is not None, "without a timeout there is a message or an end"
     if isinstance(received.message, Leave):
@@ -59,24 +58,27 @@ def sit(channel: Channel, warm: Warm) -> Received:
     return received
 
 
-def warm_up(device: torch.device) -> None:
-    """Use whatever a training is likely to use."""
+def warm_up(device: torch.device) -> list[str]:
+    """Use whatever a training is likely to use; what could not be used, in words: a job may not need it."""
     settle()  # before CUDA starts
-    for name in _OFTEN_IMPORTED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    torch.zeros(1, device=device).add_(1).item()  # this has to work
+    left_out = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for training in (_pictures(), _pictures(channels_last=True), _sentences()):
-            _try_out(training, device)
+        for name, work in _LIKELY.items():
+            try:
+                work(device)
+            except Exception as error:
+                if is_lost(error):
+                    raise
+                left_out.append(f"{name}: {type(error).__name__}: {error}"[:200])
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch._C._cuda_clearCublasWorkspaces()  # else they stay in the allocator for ever
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+    return left_out
 
 
 def _try_out(training: Training, device: torch.device) -> None:
@@ -91,8 +93,10 @@ def _held_bytes(device: torch.device) -> int:
     nvml = Nvml.open() if device.type == "cuda" else None
     if nvml is None:
         return 0
-    rows = [row for place in range(nvml.count()) for row in nvml.computing(place) or ()]
-    return sum(row.memory_bytes for row in rows if row.pid == os.getpid())
+    rows = [
+        row for place in range(nvml.count()) for row in (*(nvml.computing(place) or ()), *(nvml.clients(place) or ()))
+    ]
+    return max((row.memory_bytes for row in rows if row.pid == os.getpid()), default=0)
 
 
 # -- tiny trainings of each sort --------------------------------------------------------------------------------------
@@ -161,3 +165,11 @@ def _sentences() -> Training:
         stop=Stop(steps=1),
         clip_norm=1.0,
     )
+
+
+# By the name that a failure is told with.
+_LIKELY: dict[str, Callable[[torch.device], object]] = {
+    "pictures": lambda device: _try_out(_pictures(), device),
+    "pictures, channels last": lambda device: _try_out(_pictures(channels_last=True), device),
+    "sentences": lambda device: _try_out(_sentences(), device),
+}

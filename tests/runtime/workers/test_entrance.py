@@ -1,0 +1,72 @@
+"""A whole executor whose devices have warm seats: jobs start in processes that waited for them, and learn the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from carpool.core.messages import Assign, JobFinished
+from carpool.core.model import Allocation, JobId
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.entry import load_training
+from carpool.runtime.hands import Executor
+from carpool.runtime.pool import Pool
+from carpool.runtime.program import Program
+from carpool.runtime.reports import Facts, Outcome, Report, Told
+from carpool.runtime.wire import ExecutorOptions
+from carpool.testing import plain_loop
+
+HERE = Path(__file__).parent
+MakeProgram = Callable[..., Program]
+WARM = "started in a process that was kept warm on cpu:0"
+
+
+def test_jobs_take_seats_as_they_come(run: Any, program: MakeProgram, tmp_path: Path) -> None:
+    reports: list[Report] = []
+    devices = [LocalDevice(0, "cpu:0", "cpu1", (min(os.sched_getaffinity(0)),))]
+
+    async def work() -> None:
+        news = asyncio.Event()
+
+        def report(each: Report) -> None:
+            reports.append(each)
+            news.set()
+
+        async def until(found: Callable[[], bool]) -> None:
+            while not found():
+                executor.tick()
+                news.clear()
+                try:
+                    await asyncio.wait_for(news.wait(), 0.1)
+                except TimeoutError:
+                    continue
+
+        executor = Executor(devices, tmp_path, ExecutorOptions(hang_s=60.0), report)
+        # A machine without GPUs keeps no seats by itself: here its cores play one.
+        entrance = executor._entrance
+        places = {device.id: device for device in devices}
+        entrance._pool = Pool(executor._staff, places, 1, lambda device, lane: {}, entrance._may_sit, executor._clock)
+        await executor.start()
+        try:
+            for number, job in enumerate(("a", "b")):
+                seats = entrance._pool._places[0].seats
+                await until(lambda seats=seats: any(seat.is_warm for seat in seats))  # type: ignore[misc]
+                executor.introduce(JobId(job), program("mlp"), resume=False)
+                executor.carry([Assign(JobId(job), Allocation.of(0), number + 1)])
+                await until(lambda job=job: job in outcomes())  # type: ignore[misc]
+        finally:
+            await executor.end()
+
+    def outcomes() -> dict[str, str | None]:
+        return {report.job: report.digest for report in reports if isinstance(report, Outcome)}
+
+    run(work())
+    plain = plain_loop(load_training("jobs.py:mlp", {}, seed=0, folder=HERE)).digest
+    assert outcomes() == {"a": plain, "b": plain}
+    told = [report for report in reports if isinstance(report, Told) and report.words.startswith(WARM)]
+    assert [report.job for report in told] == ["a", "b"]
+    facts = [fact for report in reports if isinstance(report, Facts) for fact in report.facts]
+    assert [fact.job for fact in facts if isinstance(fact, JobFinished)] == ["a", "b"]
