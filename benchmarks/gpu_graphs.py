@@ -209,12 +209,13 @@ def compared(name: str, make: Callable[[], Training], device: str = "cuda") -> d
 Children = list[tuple[subprocess.Popen[bytes], Path]]
 
 
-def side_by_side(names: list[str], steps: int, processes: int, folder: Path) -> Children:
+def side_by_side(names: list[str], steps: int, device: str, processes: int, folder: Path) -> Children:
     """Models dealt to processes that run at once: bits do not hang on that, times do and are left out."""
     children = []
     for number in range(min(processes, len(names))):
         out, dealt = folder / f"{number}.json", ",".join(names[number::processes])
-        command = [sys.executable, __file__, "--steps", str(steps), "--only", dealt, "--out", str(out)]
+        command = [sys.executable, __file__, "--steps", str(steps), "--device", device, "--only", dealt]
+        command += ["--out", str(out)]
         children.append((subprocess.Popen(command), out))
     return children
 
@@ -270,7 +271,7 @@ def main() -> None:
     models = [name for name in names if name in known]
     results = Results(Path(options.out) if options.out else RESULTS / "gpu_graphs.json", options.steps)
     with tempfile.TemporaryDirectory() as folder:
-        children = side_by_side(models, options.steps, options.processes, Path(folder))
+        children = side_by_side(models, options.steps, options.device, options.processes, Path(folder))
         for name in models if not options.processes else []:
             results.add(compared(name, known[name](options.steps), options.device))
         if not options.only or "small" in names:
