@@ -178,6 +178,16 @@ def test_a_seat_that_dies_without_a_word_is_told_as_well() -> None:
     assert ends == [(0, ""), (0, ""), (0, "no process is kept warm on cuda:0: killed by SIGSEGV")]
 
 
+def test_a_seat_that_does_not_become_warm_is_given_up() -> None:
+    world = World()
+    world.later(1.0)
+    (seat,) = world.starter.seated
+    world.later(59.0)
+    assert world.starter.killed == []
+    world.later(2.0)
+    assert world.starter.killed == [seat]
+
+
 def test_a_silent_seat_is_ended_and_nobody_elses_process_is_taken_for_one() -> None:
     world = World()
     world.later(1.0)

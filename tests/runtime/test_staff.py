@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Container
 
 import pytest
 
 from carpool.runtime import staff
 from carpool.runtime.nursery import NurseryGone
-from carpool.runtime.protocol import Exited, Message
+from carpool.runtime.protocol import Exited, Message, Warm
 
 
 class Deaf:
@@ -38,6 +39,10 @@ class FakeNursery:
         if len(self.made) in self.stillborn:
             raise NurseryGone("killed by SIGKILL")
 
+    async def fork(self, channel: socket.socket, log: int | None = None) -> int:
+        self.done.append("fork")
+        return 4711
+
     async def stop(self) -> None:
         assert len(self.made) == 1 or self is self.made[-1], "the next one came before this one had gone"
         self.done.append("stop")
@@ -57,6 +62,24 @@ def test_a_dead_nursery_is_stopped_and_replaced(monkeypatch: pytest.MonkeyPatch)
         assert [nursery.done for nursery in FakeNursery.made] == [["start", "stop"], ["start"]]
         await workers.stop()
         assert [nursery.done for nursery in FakeNursery.made] == [["start", "stop"], ["start", "stop"]]
+
+    asyncio.run(go())
+
+
+def test_a_process_that_is_asked_for_before_there_is_a_nursery_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it is never forked, and whoever asked for it waits for ever."""
+    FakeNursery.made, FakeNursery.stillborn = [], ()
+    monkeypatch.setattr(staff, "Nursery", FakeNursery)
+
+    async def go() -> None:
+        workers = staff.Staff(Deaf(), lambda: 0.0)
+        workers.seat(("", 1), Warm("cpu"))
+        await asyncio.sleep(0)
+        await workers.start()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert FakeNursery.made[0].done == ["start", "fork"]
+        await workers.stop()
 
     asyncio.run(go())
 

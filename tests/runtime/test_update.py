@@ -91,6 +91,15 @@ def test_channels_last_weights_keep_their_layout(make_training: Any) -> None:
     trainer.step()
 
 
+def test_what_an_optimizer_remembers_from_its_making_goes_where_the_model_goes() -> None:
+    moved = torch.nn.Parameter(torch.zeros(3, device="meta"))
+    optimizer = torch.optim.Adagrad([moved])
+    optimizer.state[moved] = {"sum": torch.zeros(3), "step": torch.tensor(0.0)}  # as it was made, on the host
+    settle_optimizer(optimizer, torch.device("meta"))
+    assert optimizer.state[moved]["sum"].device.type == "meta"
+    assert optimizer.state[moved]["step"].device.type == "cpu"  # it counts there
+
+
 def test_optimizers_take_one_form() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     adam = torch.optim.Adam([weight], fused=True)

@@ -43,11 +43,12 @@ async def serve(end: socket.socket) -> int:
 
     executor = Executor(devices_from_json(begin["devices"]), Path(begin["state"]), options, report)
     stopping = asyncio.create_task(executor.stopped.wait())
-    ticking = asyncio.create_task(_tick(executor, options.tick_s))
+    ticking: asyncio.Task[None] | None = None
     listening: asyncio.Task[None] | None = None
     try:
         await executor.start()
         writer.write(line({"report": "Started"}))
+        ticking = asyncio.create_task(_tick(executor, options.tick_s))
         listening = asyncio.create_task(_listen(executor, reader))
         ends: set[asyncio.Future[Any]] = {stopping, ticking, listening, executor.broken}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -59,10 +60,10 @@ async def serve(end: socket.socket) -> int:
             return 1
         return 0
     finally:
-        ticking.cancel()
         stopping.cancel()
-        if listening is not None:
-            listening.cancel()
+        for each in (ticking, listening):
+            if each is not None:
+                each.cancel()
         await executor.end()
         with contextlib.suppress(ConnectionError, TimeoutError):
             await asyncio.wait_for(writer.drain(), options.grace_s)

@@ -21,6 +21,7 @@ _NOBODY = ""  # the job of a seat's key: no job has an empty name
 _REFILL_S = 1.0  # after a start on the device: whoever has just started shall not wait for us
 _CHANGE_S = 10.0  # without a start, before a seat gives way to one of another lane: a search tries many
 _REST_S = 30.0  # after seats were given up for somebody's memory
+_WARM_WITHIN_S = 60.0  # else something holds it up that it does not know of
 _MOST_FAILURES = 3  # of a device's seats, one after another
 # What is read when torch, CUDA or its libraries start; a job that sets one of these needs a process of its own.
 _READ_AT_START = ("CUDA", "CUBLAS", "CUDNN", "NCCL", "NVIDIA", "PYTORCH", "TORCH", "OMP_", "MKL_", "LD_")
@@ -51,6 +52,7 @@ class _Seat:
     key: Key
     lane: int
     environment: Mapping[str, str]
+    since: float
     is_warm: bool = False
     is_leaving: bool = False
     held: str = ""  # what it holds and how long that took, in words
@@ -123,6 +125,7 @@ class Pool:
                 self._dismiss(place.staying())
                 continue
             self._dismiss([seat for seat in place.staying() if seat.environment != self._lane(number, seat.lane)])
+            self._lose_patience(place)
             self._refill(number, place)
 
     def drop(self, device: int) -> list[Key]:
@@ -186,9 +189,16 @@ class Pool:
             surplus = Counter(seat.lane for seat in seats) - Counter(place.asked)
             self._dismiss([seat for seat in seats if seat.lane in surplus][:1])
 
+    def _lose_patience(self, place: _Place) -> None:
+        limit = self._clock() - _WARM_WITHIN_S
+        late = [seat for seat in place.staying() if not seat.is_warm and seat.since < limit]
+        for _ in late:
+            self._failed(place, "it did not become warm")
+        self._dismiss(late)
+
     def _add(self, number: int, place: _Place, lane: int) -> None:
         self._numbers += 1
-        seat = _Seat((_NOBODY, self._numbers), lane, self._lane(number, lane))
+        seat = _Seat((_NOBODY, self._numbers), lane, self._lane(number, lane), self._clock())
         place.seats.append(seat)
         device = place.device
         name = "cpu" if device.cuda is None else f"cuda:{device.cuda}"

@@ -53,6 +53,7 @@ class Staff:
         self._by_pid: dict[int, _Process] = {}
         self._early: dict[int, str] = {}  # exits that were reported before the fork was
         self._nursery: Nursery | None = None
+        self._is_there = asyncio.Event()  # the first nursery is, or was
         self._restart: asyncio.Task[None] | None = None
         self._failures = 0
         self._is_stopping = False
@@ -63,6 +64,7 @@ class Staff:
         nursery = Nursery(self._on_exit, self._on_gone)
         await nursery.start()
         self._nursery = nursery
+        self._is_there.set()
 
     def begin(self, key: Key, begin: Begin, log: int, counter: int) -> None:
         """Start a worker, with the descriptors of its log and of its step counter."""
@@ -121,6 +123,7 @@ class Staff:
     async def _fork(self, process: _Process, theirs: socket.socket, log: int | None) -> None:
         with theirs:
             try:
+                await self._is_there.wait()
                 while self._nursery is None:
                     assert self._restart is not None
                     await asyncio.shield(self._restart)

@@ -25,6 +25,7 @@ def settle_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> 
     tensor, so that a graph reads its present value. An optimizer that cannot be captured (SGD) keeps a number: it would
     read the tensor back in every step, and wait for the device to do so.
     """
+    _gather_state(optimizer)
     cuda = device.type == "cuda"
     for group in optimizer.param_groups:
         if "foreach" not in group:  # an optimizer of another kind: it is left as it is
@@ -42,6 +43,17 @@ def settle_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> 
             group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
         elif isinstance(group["lr"], Tensor):
             group["lr"] = group["lr"].item()
+
+
+def _gather_state(optimizer: torch.optim.Optimizer) -> None:
+    """Bring what an optimizer has remembered since it was made (Adagrad's sums) to where its parameters are now.
+
+    Only the count of steps stays: where it belongs hangs on the optimizer's form.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and name != "step" and value.device != parameter.device:
+                state[name] = value.to(parameter.device)
 
 
 class Update:
