@@ -77,10 +77,12 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The commit that was measured; where there is no git, what CARPOOL_COMMIT says."""
+    """The commit that was measured: what CARPOOL_COMMIT says (a copy may lie in another tree), else what git does."""
+    if told := os.environ.get("CARPOOL_COMMIT"):
+        return told
     head = _git("rev-parse", "--short=12", "HEAD")
     changed = _git("status", "--porcelain", "--", "src", "examples", ":(glob)benchmarks/**/*.py")
-    return f"{head}-dirty" if head and changed else head or os.environ.get("CARPOOL_COMMIT", "unknown")
+    return f"{head}-dirty" if head and changed else head or "unknown"
 
 
 def _git(*args: str) -> str:
