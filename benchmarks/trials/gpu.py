@@ -27,7 +27,7 @@ _SETTLED = 20  # steps after a change: first the code's own, then proofs, then r
 async def open_desk(state: Path, *, patience_s: float = 60.0, **options: Any) -> Desk:
     """An executor on the first GPU."""
     mark = new_mark()
-    chosen = ExecutorOptions(environment={MARK: mark}, hang_s=30.0, **options)
+    chosen = ExecutorOptions(environment={MARK: mark}, hang_s=30.0, **{"warm": 0, **options})
     link = await ExecutorLink.start(parse_devices("cuda:0"), state, options=chosen)
     return Desk(link, mark, patience_s)
 

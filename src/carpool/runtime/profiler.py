@@ -173,7 +173,7 @@ class Profiler:
     ) -> _Seen:
         """Run a program to its end, beside the other one if asked to, and read what its processes wrote."""
         if self._link is None:
-            options = ExecutorOptions(mirror_s=_NEVER_S, splits=False)
+            options = ExecutorOptions(mirror_s=_NEVER_S, splits=False, warm=0)
             self._link = await ExecutorLink.start(self._devices, self._state, options=options)
         run = self._to_the_end(self._link, program, Allocation.of(*(device.id for device in devices), fraction=share))
         if is_paired:

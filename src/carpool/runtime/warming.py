@@ -32,7 +32,6 @@ from carpool.runtime.seeding import settle
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.training import Training
 
-_BATCH = 64
 _WORDS, _LENGTH, _WIDTH = 256, 16, 64
 
 
@@ -102,6 +101,11 @@ def _held_bytes(device: torch.device) -> int:
 # -- tiny trainings of each sort --------------------------------------------------------------------------------------
 
 
+def _batch(device: torch.device) -> int:
+    """Libraries choose kernels by size: on a GPU it is a usual one."""
+    return 128 if device.type == "cuda" else 4
+
+
 def _class_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
     return cross_entropy(model(batch[0]), batch[1])
 
@@ -114,7 +118,7 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1
     ]
 
 
-def _pictures(*, channels_last: bool = False) -> Training:
+def _pictures(batch: int, *, channels_last: bool = False) -> Training:
     """Convolutions of the usual sizes, at the size of CIFAR's pictures."""
     model = nn.Sequential(
         *[*_conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)],
@@ -126,9 +130,9 @@ def _pictures(*, channels_last: bool = False) -> Training:
     return Training(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        dataset=TensorData(torch.zeros(_BATCH, 3, 32, 32), torch.zeros(_BATCH, dtype=torch.int64)),
+        dataset=TensorData(torch.zeros(batch, 3, 32, 32), torch.zeros(batch, dtype=torch.int64)),
         loss=_class_loss,
-        batch_size=_BATCH,
+        batch_size=batch,
         stop=Stop(steps=1),
     )
 
@@ -153,15 +157,15 @@ class _Attention(nn.Module):
         return logits
 
 
-def _sentences() -> Training:
+def _sentences(batch: int) -> Training:
     model = _Attention()
-    numbers = torch.zeros(_BATCH, _LENGTH, dtype=torch.int64)
+    numbers = torch.zeros(batch, _LENGTH, dtype=torch.int64)
     return Training(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=0.001),
         dataset=TensorData(numbers, numbers),
         loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1].flatten()),
-        batch_size=_BATCH,
+        batch_size=batch,
         stop=Stop(steps=1),
         clip_norm=1.0,
     )
@@ -169,7 +173,7 @@ def _sentences() -> Training:
 
 # By the name that a failure is told with.
 _LIKELY: dict[str, Callable[[torch.device], object]] = {
-    "pictures": lambda device: _try_out(_pictures(), device),
-    "pictures, channels last": lambda device: _try_out(_pictures(channels_last=True), device),
-    "sentences": lambda device: _try_out(_sentences(), device),
+    "pictures": lambda device: _try_out(_pictures(_batch(device)), device),
+    "pictures, channels last": lambda device: _try_out(_pictures(_batch(device), channels_last=True), device),
+    "sentences": lambda device: _try_out(_sentences(_batch(device)), device),
 }
