@@ -117,7 +117,9 @@ class Gpu:
         self.reports: list[Report] = []
         monkeypatch.setattr(hands, "Staff", lambda *_: self.staff)
         devices = [LocalDevice(0, "cuda:0", "H200", (), 0)]
-        self.executor = hands.Executor(devices, state, ExecutorOptions(), self.reports.append, clock=lambda: self.now)
+        self.executor = hands.Executor(
+            devices, state, ExecutorOptions(warm=1), self.reports.append, clock=lambda: self.now
+        )
         self.executor._gate._mps = FakeMps()  # type: ignore[assignment]
 
     def run(self, job: str, fraction: float, generation: int = 1, *, exact: bool = False) -> Key:

@@ -62,9 +62,9 @@ Examples:
 @click.option(
     "--warm",
     type=click.IntRange(0, 8),
-    default=1,
+    default=0,
     show_default=True,
-    help="Processes kept ready on each GPU, so that a job starts within a second; each takes up a CUDA context there.",
+    help="Processes kept ready on each GPU, so that a job need not wait for CUDA; each takes up a context there.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 def command(
@@ -168,7 +168,7 @@ def _interrupt(run: LocalRun) -> None:
     run.interrupt()
 
 
-async def start_executor(devices: Sequence[LocalDevice], state: Path, *, lanes: str = "auto", warm: int = 1) -> Link:
+async def start_executor(devices: Sequence[LocalDevice], state: Path, *, lanes: str = "auto", warm: int = 0) -> Link:
     """The executor process of this machine."""
     from carpool.runtime.link import ExecutorLink, ExecutorOptions
 

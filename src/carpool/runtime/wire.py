@@ -31,7 +31,7 @@ class ExecutorOptions:
     updates: str = "chosen"  # who updates the parameters of a job on several devices: chosen, all, first or even
     splits: bool = True  # steps that do not fit into memory even alone may become micro-steps
     mps: bool = True  # jobs that share a GPU compute at the same time, where NVIDIA's service is there
-    warm: int = 1  # processes kept ready on each GPU for jobs to come; each takes up a CUDA context there
+    warm: int = 0  # processes kept ready on each GPU for jobs to come; each takes up a CUDA context there
     environment: Mapping[str, str] = field(default_factory=dict)  # for the executor and all it starts
 
 
