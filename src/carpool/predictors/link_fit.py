@@ -1,0 +1,154 @@
+"""Fits link speeds, device kinds and trainings to measured steps, all together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from carpool.predictors.layout import Floats, Ints
+from carpool.predictors.link_speeds import Figures, Steps
+
+_ERROR = 0.05  # relative error of a measured step that counts as usual
+_FITS = 3  # rounds of fitting, and of what members of a group do to each other
+_STEP = 1e-4  # of a difference quotient, in logarithms
+_OFTEN = 3  # measured steps of a batch size before it has a figure of its own
+# how far, in logarithms, figures may be from what is expected of them
+_FAR = {"speed": 3.0, "latency": 2.0, "slowness": 1.0, "fixed": 2.0, "per_sample": 2.0, "hidden": 1.0, "crowding": 0.5, "bytes": 2.0}
+_OWN_FAR, _BATCH_FAR = 0.3, 0.3
+
+
+def fit(steps: Steps, seconds: Floats, expected: Figures) -> Figures:
+    """The figures under which the steps of a layout take the measured seconds, as far as they can."""
+    found = _started(steps, seconds, expected)
+    sheet = _Sheet.of(steps, found)
+    for _ in range(_FITS):
+        _, met = steps.met(found, steps.compute(found)[0])
+        task = _Task(steps, sheet, found, met, np.log(seconds))
+        answer = least_squares(task.errors, sheet.flat(found), task.slopes, loss="soft_l1", max_nfev=40)
+        found = sheet.figures(answer.x)
+        sheet.expect_alike(np.unique(steps.training[steps.layout.stage_member]), found)
+    return found
+
+
+def _started(steps: Steps, seconds: Floats, expected: Figures) -> Figures:
+    """Half of a training's quickest measured time is taken for fixed, half for samples."""
+    samples = steps.most_samples
+    fixed, per_sample = expected.fixed.copy(), expected.per_sample.copy()
+    for training in set(steps.training.tolist()):
+        mine = steps.training == training
+        fixed[training] = np.log(0.5 * seconds[mine].min())
+        per_sample[training] = np.log(0.5 * (seconds[mine] / samples[mine]).min())
+    return replace(expected, fixed=fixed, per_sample=per_sample)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sheet:
+    """Where each figure stands in one long row."""
+
+    names: tuple[str, ...]
+    starts: dict[str, int]
+    own: dict[tuple[int, int], int]
+    batch: dict[tuple[int, float], int]
+    expected: Floats
+    far: Floats
+
+    @classmethod
+    def of(cls, steps: Steps, figures: Figures) -> _Sheet:
+        names = tuple(_FAR)
+        sizes = [len(getattr(figures, name)) for name in names]
+        *firsts, end = accumulate(sizes, initial=0)
+        own_keys = list(dict.fromkeys(steps.own_keys))
+        often = [key for key, count in Counter(steps.batch_keys).items() if count >= _OFTEN]
+        own = {key: end + place for place, key in enumerate(own_keys)}
+        batch = {key: end + len(own) + place for place, key in enumerate(often)}
+        expected = np.concatenate([getattr(figures, name) for name in names] + [np.zeros(len(own) + len(batch))])
+        far = np.repeat([_FAR[name] for name in names], sizes)
+        far = np.concatenate([far, np.full(len(own), _OWN_FAR), np.full(len(batch), _BATCH_FAR)])
+        return cls(names, dict(zip(names, firsts, strict=True)), own, batch, expected, far)
+
+    def expect_alike(self, transferring: Ints, found: Figures) -> None:
+        """A training of which no transfer was seen is expected to hide as much of them as the others do."""
+        if len(transferring):
+            first = self.starts["hidden"]
+            self.expected[first : first + len(found.hidden)] = found.hidden[transferring].mean()
+
+    def flat(self, figures: Figures) -> Floats:
+        """Figures as a row."""
+        more = [figures.own.get(key, 0.0) for key in self.own] + [figures.batch.get(key, 0.0) for key in self.batch]
+        return np.concatenate([*[getattr(figures, name) for name in self.names], np.array(more)])
+
+    def figures(self, row: Floats) -> Figures:
+        """A row as figures."""
+        ends = [*list(self.starts.values())[1:], len(row) - len(self.own) - len(self.batch)]
+        parts = {name: row[first:end] for (name, first), end in zip(self.starts.items(), ends, strict=True)}
+        own = {key: float(row[place]) for key, place in self.own.items()}
+        batch = {key: float(row[place]) for key, place in self.batch.items()}
+        return Figures(**parts, own=own, batch=batch)
+
+
+class _Task:
+    """Errors of the logarithm of step times, in usual ones, and how they change with each figure.
+
+    What members of a group do to each other is held fixed meanwhile.
+    """
+
+    def __init__(self, steps: Steps, sheet: _Sheet, figures: Figures, met: Floats, measured: Floats) -> None:
+        self._steps = steps
+        self._sheet = sheet
+        self._met = met
+        self._measured = measured
+
+    def errors(self, row: Floats) -> Floats:
+        """One for each member, then one for each figure that is not as expected."""
+        figures = self._sheet.figures(row)
+        compute, _ = self._steps.compute(figures)
+        logs = np.log(self._steps.total(figures, compute, self._met))
+        return np.concatenate([(logs - self._measured) / _ERROR, (row - self._sheet.expected) / self._sheet.far])
+
+    def slopes(self, row: Floats) -> Floats:
+        """The errors' derivatives; a handful of differences is enough, as a step hangs on few figures."""
+        steps, sheet = self._steps, self._sheet
+        figures = sheet.figures(row)
+        compute, slowest = steps.compute(figures)
+        now = np.log(steps.total(figures, compute, self._met))
+        num = len(now)
+        found = np.zeros((num + len(row), len(row)))
+        members = np.arange(num)
+
+        def by(changed: Figures, seconds: Floats = compute) -> Floats:
+            return np.asarray((np.log(steps.total(changed, seconds, self._met)) - now) / (_STEP * _ERROR))
+
+        for name in ("speed", "latency", "crowding"):
+            for place in range(len(getattr(figures, name))):
+                found[:num, sheet.starts[name] + place] = by(_moved(figures, name, place))
+        for name in ("hidden", "bytes"):
+            found[members, sheet.starts[name] + steps.training] = by(_moved(figures, name, slice(None)))
+        self._by_compute(found, by(figures, compute * np.exp(_STEP)), figures, slowest)
+        found[num:] = np.diag(1.0 / sheet.far)
+        return found
+
+    def _by_compute(self, found: Floats, slope: Floats, figures: Figures, slowest: Ints) -> None:
+        """Everything that acts through the seconds of computing of a member's slowest device."""
+        steps, sheet = self._steps, self._sheet
+        members, layout = np.arange(len(slope)), steps.layout
+        fixed = np.exp(figures.fixed[steps.training])
+        samples = np.exp(figures.per_sample[steps.training]) * layout.device_samples[slowest]
+        found[members, sheet.starts["fixed"] + steps.training] = slope * fixed / (fixed + samples)
+        found[members, sheet.starts["per_sample"] + steps.training] = slope * samples / (fixed + samples)
+        found[members, sheet.starts["slowness"] + layout.device_kind[slowest]] = slope
+        for member, device in enumerate(slowest.tolist()):
+            found[member, sheet.own[steps.own_keys[device]]] = slope[member]
+            place = sheet.batch.get(steps.batch_keys[device])
+            if place is not None:
+                found[member, place] = slope[member]
+
+
+def _moved(figures: Figures, name: str, place: int | slice) -> Figures:
+    """Figures with one of them, or one of every training, a little larger."""
+    values: Floats = getattr(figures, name).copy()
+    values[place] += _STEP
+    return replace(figures, **{name: values})

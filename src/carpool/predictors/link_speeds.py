@@ -1,0 +1,194 @@
+"""Step time from computing and transfers, with link speeds and each training's own figures fitted to all history.
+
+    C = slowness · (a + b·m) · c(m)        the slowest device; a, b, c by training, slowness by kind of device
+    S = Σ stages repeats · (max over links of portion · bytes / speed · met + Σ latencies of the longest route)
+    T = C + pos(S − o·C)                   what computing does not hide of the transfers; at least the input's time
+
+`met` is what others' transfers on the same link cost: while the other is at it, a link is shared in proportion to the
+flows, or leaves what the other does not take if that is more. How often it is at it follows from its own T and S, so
+that all members of a group are solved together. c(m) is what a batch that was measured differs from a + b·m.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+
+from carpool.predictors.layout import GRADIENTS, INPUT, Floats, Ints, Layout
+
+_SOFT = 0.2  # of S: how much is seen of transfers that are just hidden
+_SHARP = 6.0  # of the maximum over kinds of link
+_ROUNDS = 12  # of what members do to each other
+_SPEED, _LATENCY, _BYTES = np.log(5e9), np.log(2e-5), np.log(1e8)  # expected of what nobody has measured
+_HIDDEN = 0.0  # log odds of the part of computing behind which transfers can hide
+
+_Key = TypeVar("_Key")
+
+
+@dataclass(slots=True)
+class Figures:
+    """Everything fitted, in logarithms unless said otherwise."""
+
+    speed: Floats  # [link kind] bytes per second
+    latency: Floats  # [link kind] seconds
+    slowness: Floats  # [device kind]
+    fixed: Floats  # [training] a, seconds
+    per_sample: Floats  # [training] b, seconds
+    hidden: Floats  # [training] log odds of o
+    crowding: Floats  # [4] powers of devices, places, most and fewest at a place: what the walk leaves out, for all
+    bytes: Floats  # [training] gradients, where they are not declared
+    own: dict[tuple[int, int], float] = field(default_factory=dict)  # [training, device kind] its own slowness
+    batch: dict[tuple[int, float], float] = field(default_factory=dict)  # [training, samples] its own time
+
+    @classmethod
+    def expected(cls, num_links: int, num_kinds: int, num_trainings: int) -> Figures:
+        """Before anything is known."""
+        return cls(
+            np.full(num_links, _SPEED),
+            np.full(num_links, _LATENCY),
+            np.zeros(num_kinds),
+            np.full(num_trainings, np.log(0.05)),
+            np.full(num_trainings, np.log(0.002)),
+            np.full(num_trainings, _HIDDEN),
+            np.zeros(4),
+            np.full(num_trainings, _BYTES),
+        )
+
+    def with_average(self) -> Figures:
+        """With one more training, which is like the average of all."""
+        names = ("fixed", "per_sample", "hidden", "bytes")
+        return replace(self, **{name: np.append(getattr(self, name), getattr(self, name).mean()) for name in names})
+
+
+class Steps:
+    """Step times of a layout for given figures."""
+
+    def __init__(self, layout: Layout, trainings: Sequence[int]) -> None:
+        self.layout = layout
+        self.training: Ints = np.array(trainings, np.intp)  # [member]
+        runners = layout.runners
+        self._declared = np.array([runner.gradient_bytes for runner in runners], np.float64)
+        self._fed = np.array([runner.input_bytes * sum(runner.samples) for runner in runners], np.float64)
+        self._is_fed = layout.stage_stream == INPUT
+        changes = (np.diff(layout.load_stage) != 0) | (np.diff(layout.load_kind) != 0)
+        self._kind_firsts = np.flatnonzero(np.r_[True, changes]) if len(layout.load_stage) else layout.load_firsts
+        self._spread = np.log(layout.spread)
+        firsts = np.flatnonzero(np.r_[True, np.diff(layout.device_member) > 0]) if runners else np.empty(0, np.intp)
+        self.device_firsts = firsts
+        training = self.training[layout.device_member].tolist()
+        self.own_keys: list[tuple[int, int]] = list(zip(training, layout.device_kind.tolist(), strict=True))
+        self.batch_keys: list[tuple[int, float]] = list(zip(training, layout.device_samples.tolist(), strict=True))
+        self._own, self._batch = _unlike(self.own_keys), _unlike(self.batch_keys)
+
+    @property
+    def most_samples(self) -> Floats:
+        """Samples of each member's busiest device."""
+        return np.asarray(np.maximum.reduceat(self.layout.device_samples, self.device_firsts))
+
+    def link_uses(self) -> list[int]:
+        """How many stages use each kind of link."""
+        pairs = set(zip(self.layout.load_stage.tolist(), self.layout.load_kind.tolist(), strict=True))
+        counts = [0] * self.layout.stage_hops.shape[1]
+        for _, kind in pairs:
+            counts[kind] += 1
+        return counts
+
+    # ------------------------------------------------------------------------------------------------------ pieces
+    def compute(self, figures: Figures) -> tuple[Floats, Ints]:
+        """Seconds of computing of each member, and its slowest device."""
+        layout, training = self.layout, self.training[self.layout.device_member]
+        base = np.exp(figures.fixed[training]) + np.exp(figures.per_sample[training]) * layout.device_samples
+        own = np.array([figures.own.get(key, 0.0) for key in self._own[0]])[self._own[1]]
+        batch = np.array([_between(figures.batch, key) for key in self._batch[0]])[self._batch[1]]
+        seconds = base * np.exp(figures.slowness[layout.device_kind] + own + batch)
+        return self._slowest(seconds)
+
+    def _slowest(self, seconds: Floats) -> tuple[Floats, Ints]:
+        most = np.maximum.reduceat(seconds, self.device_firsts)
+        is_most = np.flatnonzero(seconds >= most[self.layout.device_member])
+        _, place = np.unique(self.layout.device_member[is_most], return_index=True)
+        return most, is_most[place]
+
+    def transfers(self, figures: Figures, met: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """Seconds of gradients and of input of each member, of one pass of each stage, and of each load alone."""
+        layout = self.layout
+        learned = np.where(self._declared > 0.0, self._declared, np.exp(figures.bytes[self.training]))
+        amount = np.where(self._is_fed, self._fed[layout.stage_member], learned[layout.stage_member])
+        alone = layout.load_portion * amount[layout.load_stage] / np.exp(figures.speed[layout.load_kind])
+        if not len(alone):
+            none = np.zeros(layout.num_members)
+            return none, none, np.empty(0), alone
+        once = self._bottleneck(alone * met) + layout.stage_hops @ np.exp(figures.latency)
+        once *= np.exp(self._spread @ figures.crowding)[layout.stage_member]
+        whole = once * layout.stage_repeats
+        streams = [
+            np.bincount(layout.stage_member, whole * (layout.stage_stream == stream), layout.num_members)
+            for stream in (GRADIENTS, INPUT)
+        ]
+        return streams[0], streams[1], once, alone
+
+    def _bottleneck(self, seconds: Floats) -> Floats:
+        """The slowest link of each kind counts, and of these the slowest most: they hold each other up a little."""
+        by_kind = np.maximum.reduceat(seconds, self._kind_firsts)
+        scale = np.maximum.reduceat(seconds, self.layout.load_firsts)
+        stage = self.layout.load_stage[self._kind_firsts]
+        return np.asarray(scale * np.bincount(stage, (by_kind / scale[stage]) ** _SHARP) ** (1.0 / _SHARP))
+
+    def met(self, figures: Figures, compute: Floats) -> tuple[Floats, Floats]:
+        """Seconds of each member's step, and by how much loads take longer because of others (1: not at all)."""
+        layout = self.layout
+        met = np.ones(len(layout.load_stage))
+        total = self.total(figures, compute, met)
+        if not len(layout.met_load):
+            return total, met
+        own, other = layout.met_load, layout.met_other
+        crowd = layout.load_flows[other] / layout.load_flows[own]
+        stage = layout.load_stage[other]
+        for _ in range(_ROUNDS):
+            _, _, once, alone = self.transfers(figures, met)
+            busy = np.minimum(1.0, once[stage] * layout.stage_repeats[stage] / total[layout.stage_member[stage]])
+            rate = np.minimum(alone[other] / once[stage], 0.999)  # of the link's speed, while it is at it
+            slower = np.minimum(crowd, rate / (1.0 - rate))
+            wanted = 1.0 + np.bincount(own, busy * slower, len(met))
+            met = 0.5 * (met + wanted)
+            total = self.total(figures, compute, met)
+        return total, met
+
+    def total(self, figures: Figures, compute: Floats, met: Floats) -> Floats:
+        """Seconds of a step."""
+        sync, fed, _, _ = self.transfers(figures, met)
+        over = sync - compute / (1.0 + np.exp(-figures.hidden[self.training]))
+        seen = 0.5 * (over + np.sqrt(over**2 + (_SOFT * sync) ** 2))
+        return np.asarray(np.maximum(compute + seen, fed))
+
+    def seconds(self, figures: Figures) -> Floats:
+        """Seconds of a step of each member, all members of a group together."""
+        compute, _ = self.compute(figures)
+        return self.met(figures, compute)[0]
+
+    def parts(self, figures: Figures) -> tuple[Floats, Floats, Floats]:
+        """Seconds of computing, of gradients in transfer, and of the whole step."""
+        compute, _ = self.compute(figures)
+        total, met = self.met(figures, compute)
+        return compute, self.transfers(figures, met)[0], total
+
+
+def _between(known: dict[tuple[int, float], float], key: tuple[int, float]) -> float:
+    """What is known of a batch, or between the nearest ones that are known."""
+    found = known.get(key)
+    if found is not None:
+        return found
+    sizes = sorted([samples for training, samples in known if training == key[0]])
+    if not sizes or not sizes[0] < key[1] < sizes[-1]:
+        return 0.0
+    values = [known[key[0], samples] for samples in sizes]
+    return float(np.interp(np.log(key[1]), np.log(sizes), values))
+
+
+def _unlike(keys: Sequence[_Key]) -> tuple[list[_Key], Ints]:
+    """The unlike ones among keys, and which of them each is."""
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    return list(places), np.array([places[key] for key in keys], np.intp)

@@ -1,0 +1,195 @@
+"""Seconds of a training step on any devices of a fabric, learned from the steps of all trainings together.
+
+"The system collects data transaction performance from online execution history across multiple jobs over various
+inter-GPU links to be used in future estimations" (Hwang et al., "Efficient Resource Sharing for Distributed Deep
+Learning"): every transfer of a step is walked over the links (`transfers`), link speeds are fitted to everybody's steps
+(`link_fit`), and what a training does beyond that follows a Gaussian process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import hypot
+from pathlib import Path
+
+import numpy as np
+
+from carpool.core.errors import InputError
+from carpool.core.estimates import Estimate
+from carpool.predictors.fabric import Fabric, Wire
+from carpool.predictors.gaussian import GaussianProcess
+from carpool.predictors.layout import Floats, Group, Runner, lay_out
+from carpool.predictors.link_fit import fit
+from carpool.predictors.link_speeds import Figures, Steps
+
+_SCHEMA = 1
+_FEWEST = 12  # steps of a training before its own habits are looked at
+_ROWS = 240  # steps of a training that are looked at for them, at most
+_NOISES = (0.03, 0.1, 0.3, 1.0)
+_GUESSED = 0.5  # least relative spread where a training, a kind of device or a kind of link was never seen
+
+
+class Throughput:
+    """Learns from groups of trainings that ran at the same time, and predicts the step of each in any other group.
+
+    Shared by all: the speed and latency of each kind of link, the slowness of each kind of device. By training: fixed
+    and per-sample time, what computing hides of the transfers, the bytes of the gradients where they are not declared.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+
+    def fit(self, groups: Sequence[Group], seconds: Sequence[Sequence[float]]) -> Throughput:
+        """Learn from scratch; the fit itself is made when it is first asked."""
+        self.groups_: list[tuple[Runner, ...]] = []
+        self.seconds_: list[tuple[float, ...]] = []
+        return self.update(groups, seconds)
+
+    def update(self, groups: Sequence[Group], seconds: Sequence[Sequence[float]]) -> Throughput:
+        """Learn from more groups: the same as having fitted them all at once."""
+        if not hasattr(self, "groups_"):
+            return self.fit(groups, seconds)
+        for group, values in zip(groups, seconds, strict=True):
+            if len(group) != len(values) or min(values, default=0.0) <= 0.0:
+                raise InputError(f"a group of {len(group)} comes with step times {list(values)}")
+            self.groups_.append(tuple(group))
+            self.seconds_.append(tuple(map(float, values)))
+        self._learned: _Learned | None = None
+        return self
+
+    def predict(self, groups: Sequence[Group]) -> list[list[Estimate]]:
+        """Seconds of a step of each member of each group."""
+        learned = self._fitted()
+        answers = iter(learned.answers(self.fabric, groups))
+        return [[next(answers) for _ in group] for group in groups]
+
+    @property
+    def num_steps(self) -> int:
+        """How many measured steps it has learned from."""
+        return sum(map(len, getattr(self, "groups_", ())))
+
+    def link_speeds(self) -> Mapping[str, float]:
+        """Bytes per second of each kind of link, as far as steps tell."""
+        return dict(zip(self.fabric.kinds, np.exp(self._fitted().figures.speed).tolist(), strict=True))
+
+    # --------------------------------------------------------------------------------------------------------- files
+    def save(self, path: str | Path) -> None:
+        """Keep the links and every measured step; what is loaded answers the same."""
+        document = {
+            "schema": _SCHEMA,
+            "wires": self.fabric.wires,
+            "groups": getattr(self, "groups_", []),
+            "seconds": getattr(self, "seconds_", []),
+        }
+        Path(path).write_text(json.dumps(document), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Throughput:
+        """What `save` kept."""
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            fabric = Fabric([Wire((ends[0], ends[1]), kind) for ends, kind in document["wires"]])
+            groups = [[_runner(*runner) for runner in group] for group in document["groups"]]
+            model = cls(fabric)
+            return model.fit(groups, document["seconds"]) if groups else model
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"is no saved model of throughput: {error}", where=str(path)) from None
+
+    # -------------------------------------------------------------------------------------------------------- inside
+    def _fitted(self) -> _Learned:
+        if not self.num_steps:
+            raise InputError("throughput has been learned from no step", way_out="Call fit with measured groups.")
+        if self._learned is None:
+            self._learned = _Learned(self.fabric, self.groups_, self.seconds_)
+        return self._learned
+
+
+class _Learned:
+    """What all steps together say."""
+
+    def __init__(self, fabric: Fabric, groups: Sequence[Group], seconds: Sequence[Sequence[float]]) -> None:
+        runners = [runner for group in groups for runner in group]
+        self._trainings = {name: place for place, name in enumerate(dict.fromkeys(each.model for each in runners))}
+        self._kinds = list(dict.fromkeys(kind for runner in runners for kind in runner.kinds))
+        steps = self._steps(fabric, groups)
+        measured = np.array([value for values in seconds for value in values])
+        expected = Figures.expected(len(fabric.kinds), len(self._kinds), len(self._trainings))
+        self.figures = fit(steps, measured, expected)
+        self._links = {kind for kind, uses in zip(fabric.kinds, steps.link_uses(), strict=True) if uses}
+        compute, sync, total = steps.parts(self.figures)
+        left = np.log(measured / total)
+        self._error = float(np.sqrt(np.mean(left**2)))
+        self._habits = self._learn_habits(steps, _features(steps, compute, sync), left)
+
+    def _learn_habits(self, steps: Steps, features: Floats, left: Floats) -> dict[int, GaussianProcess]:
+        """What is left unexplained of each training that was seen often enough."""
+        habits: dict[int, GaussianProcess] = {}
+        for training in range(len(self._trainings)):
+            mine = np.flatnonzero(steps.training == training)
+            if len(mine) >= _FEWEST:
+                rows = mine[:: -(-len(mine) // _ROWS)]
+                habits[training] = GaussianProcess(noises=_NOISES).fit(features[rows], left[rows])
+        return habits
+
+    def answers(self, fabric: Fabric, groups: Sequence[Group]) -> list[Estimate]:
+        """One for each member of each group."""
+        if not any(groups):
+            return []
+        strange = [self._is_strange(fabric, runner) for group in groups for runner in group]
+        known = [[self._like_known(runner) for runner in group] for group in groups]
+        steps = self._steps(fabric, known)
+        compute, sync, total = steps.parts(self._with_average())
+        features = _features(steps, compute, sync)
+        shift, spread = np.zeros(len(total)), np.full(len(total), self._error)
+        for training, habit in self._habits.items():
+            mine = np.flatnonzero(steps.training == training)
+            if len(mine):
+                shift[mine], apart = habit.predict(features[mine])
+                spread[mine] = np.minimum(apart, 1.0)
+        found = []
+        for seconds, moved, wide, odd in zip(total, shift, spread, strange, strict=True):
+            mean = float(seconds * np.exp(moved))
+            found.append(Estimate(mean, mean * (hypot(_GUESSED, wide) if odd else float(wide))))
+        return found
+
+    # ------------------------------------------------------------------------------------------------------ strangers
+    def _is_strange(self, fabric: Fabric, runner: Runner) -> bool:
+        """Whether nothing was seen of the training, of a kind of its devices, or of a kind of link between them."""
+        if runner.model not in self._trainings or not set(runner.kinds) <= set(self._kinds):
+            return True
+        first = str(runner.devices[0])
+        used = {fabric.wires[hop.wire].kind for other in runner.devices for hop in fabric.route(first, str(other))}
+        return not used <= self._links
+
+    def _like_known(self, runner: Runner) -> Runner:
+        """A kind of device that was never seen is taken for the first that was."""
+        kinds = tuple([kind if kind in self._kinds else self._kinds[0] for kind in runner.kinds])
+        return runner if kinds == runner.kinds else runner._replace(kinds=kinds)
+
+    def _steps(self, fabric: Fabric, groups: Sequence[Group]) -> Steps:
+        stranger = len(self._trainings)
+        layout = lay_out(fabric, self._kinds, groups)
+        return Steps(layout, [self._trainings.get(runner.model, stranger) for runner in layout.runners])
+
+    def _with_average(self) -> Figures:
+        """The figures with one more training, like the average: nobody knows a stranger better."""
+        return self.figures.with_average()
+
+
+def _features(steps: Steps, compute: Floats, sync: Floats) -> Floats:
+    """A member as its habits see it: how its devices are spread, its samples, and how much the transfers weigh."""
+    weight = np.log(np.maximum(sync, 1e-6 * compute) / compute)
+    return np.column_stack([np.log(steps.layout.spread), np.log(steps.most_samples), np.log(compute), weight])
+
+
+def _runner(
+    model: str,
+    devices: Sequence[int],
+    kinds: Sequence[str],
+    samples: Sequence[float],
+    gradient_bytes: float,
+    input_bytes: float,
+    exchange: str,
+) -> Runner:
+    return Runner(model, tuple(devices), tuple(kinds), tuple(samples), gradient_bytes, input_bytes, exchange)
