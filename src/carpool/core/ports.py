@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from carpool.core.messages import Fact, Order, Record
 
@@ -24,6 +24,7 @@ class Clock(Protocol):
         ...
 
 
+@runtime_checkable
 class Observer(Protocol):
     """Follows the scheduler record by record: a journal, metrics, a recording."""
 

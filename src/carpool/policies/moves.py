@@ -16,8 +16,8 @@ from carpool.core.model import Job, JobSpec
 class KnowsMoves(Protocol):
     """An estimator that can also tell what a move costs."""
 
-    def move_s(self, spec: JobSpec) -> float:
-        """Seconds of standstill for every change of devices."""
+    def move_s(self, spec: JobSpec) -> float | None:
+        """Seconds of standstill for every change of devices; None while nothing is known of them."""
         ...
 
 
@@ -25,4 +25,5 @@ def moves_s(estimates: Estimator, jobs: Sequence[Job], otherwise: float) -> NDAr
     """What the estimator says of each job's moves, else a guess."""
     if not isinstance(estimates, KnowsMoves):
         return np.full(len(jobs), otherwise)
-    return np.array([estimates.move_s(job.spec) for job in jobs])
+    told = [estimates.move_s(job.spec) for job in jobs]
+    return np.array([otherwise if seconds is None else seconds for seconds in told])

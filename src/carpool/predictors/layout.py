@@ -144,9 +144,7 @@ def lay_out(fabric: Fabric, kinds: Sequence[str], groups: Sequence[Group]) -> La
     )
 
 
-def _walks(
-    fabric: Fabric, runner: Runner, known: dict[object, list[tuple[int, Walked]]]
-) -> list[tuple[int, Walked]]:
+def _walks(fabric: Fabric, runner: Runner, known: dict[object, list[tuple[int, Walked]]]) -> list[tuple[int, Walked]]:
     """Every stage of a runner's transfers with its stream; the same devices are walked once."""
     key = (runner.devices, runner.exchange, runner.input_bytes > 0.0)
     found = known.get(key)

@@ -17,13 +17,23 @@ _FITS = 3  # rounds of fitting, and of what members of a group do to each other
 _STEP = 1e-4  # of a difference quotient, in logarithms
 _OFTEN = 3  # measured steps of a batch size before it has a figure of its own
 # how far, in logarithms, figures may be from what is expected of them
-_FAR = {"speed": 3.0, "latency": 2.0, "slowness": 1.0, "fixed": 2.0, "per_sample": 2.0, "hidden": 1.0, "crowding": 0.5, "bytes": 2.0}
+_FAR = {
+    "speed": 3.0,
+    "latency": 2.0,
+    "slowness": 1.0,
+    "fixed": 2.0,
+    "per_sample": 2.0,
+    "hidden": 1.0,
+    "crowding": 0.5,
+    "bytes": 2.0,
+}
 _OWN_FAR, _BATCH_FAR = 0.3, 0.3
 
 
 def fit(steps: Steps, seconds: Floats, expected: Figures) -> Figures:
     """The figures under which the steps of a layout take the measured seconds, as far as they can."""
     found = _started(steps, seconds, expected)
+    found.reach = np.array([steps.spread.min(axis=0), steps.spread.max(axis=0)])  # nothing is guessed beyond
     sheet = _Sheet.of(steps, found)
     for _ in range(_FITS):
         _, met = steps.met(found, steps.compute(found)[0])
@@ -55,6 +65,7 @@ class _Sheet:
     batch: dict[tuple[int, float], int]
     expected: Floats
     far: Floats
+    reach: Floats
 
     @classmethod
     def of(cls, steps: Steps, figures: Figures) -> _Sheet:
@@ -68,7 +79,7 @@ class _Sheet:
         expected = np.concatenate([getattr(figures, name) for name in names] + [np.zeros(len(own) + len(batch))])
         far = np.repeat([_FAR[name] for name in names], sizes)
         far = np.concatenate([far, np.full(len(own), _OWN_FAR), np.full(len(batch), _BATCH_FAR)])
-        return cls(names, dict(zip(names, firsts, strict=True)), own, batch, expected, far)
+        return cls(names, dict(zip(names, firsts, strict=True)), own, batch, expected, far, figures.reach)
 
     def expect_alike(self, transferring: Ints, found: Figures) -> None:
         """A training of which no transfer was seen is expected to hide as much of them as the others do."""
@@ -87,7 +98,7 @@ class _Sheet:
         parts = {name: row[first:end] for (name, first), end in zip(self.starts.items(), ends, strict=True)}
         own = {key: float(row[place]) for key, place in self.own.items()}
         batch = {key: float(row[place]) for key, place in self.batch.items()}
-        return Figures(**parts, own=own, batch=batch)
+        return Figures(**parts, reach=self.reach, own=own, batch=batch)
 
 
 class _Task:
@@ -124,9 +135,9 @@ class _Task:
 
         for name in ("speed", "latency", "crowding"):
             for place in range(len(getattr(figures, name))):
-                found[:num, sheet.starts[name] + place] = by(_moved(figures, name, place))
+                found[:num, sheet.starts[name] + place] = by(figures.moved(name, place, _STEP))
         for name in ("hidden", "bytes"):
-            found[members, sheet.starts[name] + steps.training] = by(_moved(figures, name, slice(None)))
+            found[members, sheet.starts[name] + steps.training] = by(figures.moved(name, slice(None), _STEP))
         self._by_compute(found, by(figures, compute * np.exp(_STEP)), figures, slowest)
         found[num:] = np.diag(1.0 / sheet.far)
         return found
@@ -145,10 +156,3 @@ class _Task:
             place = sheet.batch.get(steps.batch_keys[device])
             if place is not None:
                 found[member, place] = slope[member]
-
-
-def _moved(figures: Figures, name: str, place: int | slice) -> Figures:
-    """Figures with one of them, or one of every training, a little larger."""
-    values: Floats = getattr(figures, name).copy()
-    values[place] += _STEP
-    return replace(figures, **{name: values})

@@ -17,12 +17,18 @@ from typing import TypeVar
 
 import numpy as np
 
+from carpool.predictors.fabric import Fabric
 from carpool.predictors.layout import GRADIENTS, INPUT, Floats, Ints, Layout
 
 _SOFT = 0.2  # of S: how much is seen of transfers that are just hidden
 _SHARP = 6.0  # of the maximum over kinds of link
 _ROUNDS = 12  # of what members do to each other
-_SPEED, _LATENCY, _BYTES = np.log(5e9), np.log(2e-5), np.log(1e8)  # expected of what nobody has measured
+_BUS, _NETWORK, _LATENCY, _BYTES = (
+    np.log(1e10),
+    np.log(1e9),
+    np.log(2e-5),
+    np.log(1e8),
+)  # expected of what nobody has measured
 _HIDDEN = 0.0  # log odds of the part of computing behind which transfers can hide
 
 _Key = TypeVar("_Key")
@@ -40,15 +46,17 @@ class Figures:
     hidden: Floats  # [training] log odds of o
     crowding: Floats  # [4] powers of devices, places, most and fewest at a place: what the walk leaves out, for all
     bytes: Floats  # [training] gradients, where they are not declared
+    reach: Floats = field(default_factory=lambda: np.array([[0.0] * 4, [np.inf] * 4]))  # least and most spread seen
     own: dict[tuple[int, int], float] = field(default_factory=dict)  # [training, device kind] its own slowness
     batch: dict[tuple[int, float], float] = field(default_factory=dict)  # [training, samples] its own time
 
     @classmethod
-    def expected(cls, num_links: int, num_kinds: int, num_trainings: int) -> Figures:
-        """Before anything is known."""
+    def expected(cls, fabric: Fabric, num_kinds: int, num_trainings: int) -> Figures:
+        """Before anything is known: links that reach devices are expected to be faster than those between nodes."""
+        inner = {wire.kind for wire in fabric.wires for end in wire.ends if end.isdigit()}
         return cls(
-            np.full(num_links, _SPEED),
-            np.full(num_links, _LATENCY),
+            np.array([_BUS if kind in inner else _NETWORK for kind in fabric.kinds]),
+            np.full(len(fabric.kinds), _LATENCY),
             np.zeros(num_kinds),
             np.full(num_trainings, np.log(0.05)),
             np.full(num_trainings, np.log(0.002)),
@@ -59,8 +67,18 @@ class Figures:
 
     def with_average(self) -> Figures:
         """With one more training, which is like the average of all."""
-        names = ("fixed", "per_sample", "hidden", "bytes")
-        return replace(self, **{name: np.append(getattr(self, name), getattr(self, name).mean()) for name in names})
+        fixed, per_sample, hidden, bytes_ = (
+            np.append(known, known.mean()) for known in (self.fixed, self.per_sample, self.hidden, self.bytes)
+        )
+        return replace(self, fixed=fixed, per_sample=per_sample, hidden=hidden, bytes=bytes_)
+
+    def moved(self, name: str, place: int | slice, by: float) -> Figures:
+        """With one figure, or one of every training, changed a little."""
+        values: Floats = getattr(self, name).copy()
+        values[place] += by
+        changed = replace(self)
+        setattr(changed, name, values)
+        return changed
 
 
 class Steps:
@@ -75,7 +93,7 @@ class Steps:
         self._is_fed = layout.stage_stream == INPUT
         changes = (np.diff(layout.load_stage) != 0) | (np.diff(layout.load_kind) != 0)
         self._kind_firsts = np.flatnonzero(np.r_[True, changes]) if len(layout.load_stage) else layout.load_firsts
-        self._spread = np.log(layout.spread)
+        self.spread: Floats = np.log(layout.spread)
         firsts = np.flatnonzero(np.r_[True, np.diff(layout.device_member) > 0]) if runners else np.empty(0, np.intp)
         self.device_firsts = firsts
         training = self.training[layout.device_member].tolist()
@@ -122,13 +140,13 @@ class Steps:
             none = np.zeros(layout.num_members)
             return none, none, np.empty(0), alone
         once = self._bottleneck(alone * met) + layout.stage_hops @ np.exp(figures.latency)
-        once *= np.exp(self._spread @ figures.crowding)[layout.stage_member]
+        once *= np.exp(np.clip(self.spread, *figures.reach) @ figures.crowding)[layout.stage_member]
         whole = once * layout.stage_repeats
-        streams = [
-            np.bincount(layout.stage_member, whole * (layout.stage_stream == stream), layout.num_members)
+        gradients, fed = (
+            np.bincount(layout.stage_member, whole * (layout.stage_stream == stream), layout.num_members).astype(float)
             for stream in (GRADIENTS, INPUT)
-        ]
-        return streams[0], streams[1], once, alone
+        )
+        return gradients, fed, once, alone
 
     def _bottleneck(self, seconds: Floats) -> Floats:
         """The slowest link of each kind counts, and of these the slowest most: they hold each other up a little."""

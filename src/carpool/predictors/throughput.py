@@ -37,8 +37,9 @@ class Throughput:
     and per-sample time, what computing hides of the transfers, the bytes of the gradients where they are not declared.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, *, habits: bool = True) -> None:
         self.fabric = fabric
+        self.habits = habits  # whether what the formulas leave unexplained of a training is learned too
 
     def fit(self, groups: Sequence[Group], seconds: Sequence[Sequence[float]]) -> Throughput:
         """Learn from scratch; the fit itself is made when it is first asked."""
@@ -79,6 +80,7 @@ class Throughput:
         document = {
             "schema": _SCHEMA,
             "wires": self.fabric.wires,
+            "habits": self.habits,
             "groups": getattr(self, "groups_", []),
             "seconds": getattr(self, "seconds_", []),
         }
@@ -91,7 +93,7 @@ class Throughput:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
             fabric = Fabric([Wire((ends[0], ends[1]), kind) for ends, kind in document["wires"]])
             groups = [[_runner(*runner) for runner in group] for group in document["groups"]]
-            model = cls(fabric)
+            model = cls(fabric, habits=document["habits"])
             return model.fit(groups, document["seconds"]) if groups else model
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"is no saved model of throughput: {error}", where=str(path)) from None
@@ -101,35 +103,37 @@ class Throughput:
         if not self.num_steps:
             raise InputError("throughput has been learned from no step", way_out="Call fit with measured groups.")
         if self._learned is None:
-            self._learned = _Learned(self.fabric, self.groups_, self.seconds_)
+            self._learned = _Learned(self.fabric, self.groups_, self.seconds_, habits=self.habits)
         return self._learned
 
 
 class _Learned:
     """What all steps together say."""
 
-    def __init__(self, fabric: Fabric, groups: Sequence[Group], seconds: Sequence[Sequence[float]]) -> None:
+    def __init__(
+        self, fabric: Fabric, groups: Sequence[Group], seconds: Sequence[Sequence[float]], *, habits: bool
+    ) -> None:
         runners = [runner for group in groups for runner in group]
         self._trainings = {name: place for place, name in enumerate(dict.fromkeys(each.model for each in runners))}
         self._kinds = list(dict.fromkeys(kind for runner in runners for kind in runner.kinds))
         steps = self._steps(fabric, groups)
         measured = np.array([value for values in seconds for value in values])
-        expected = Figures.expected(len(fabric.kinds), len(self._kinds), len(self._trainings))
+        expected = Figures.expected(fabric, len(self._kinds), len(self._trainings))
         self.figures = fit(steps, measured, expected)
         self._links = {kind for kind, uses in zip(fabric.kinds, steps.link_uses(), strict=True) if uses}
         compute, sync, total = steps.parts(self.figures)
         left = np.log(measured / total)
         self._error = float(np.sqrt(np.mean(left**2)))
-        self._habits = self._learn_habits(steps, _features(steps, compute, sync), left)
+        self._habits = self._learn_habits(steps, _features(steps, compute, sync), left) if habits else {}
 
-    def _learn_habits(self, steps: Steps, features: Floats, left: Floats) -> dict[int, GaussianProcess]:
+    def _learn_habits(self, steps: Steps, features: Floats, left: Floats) -> dict[int, _Habit]:
         """What is left unexplained of each training that was seen often enough."""
-        habits: dict[int, GaussianProcess] = {}
+        habits: dict[int, _Habit] = {}
         for training in range(len(self._trainings)):
             mine = np.flatnonzero(steps.training == training)
             if len(mine) >= _FEWEST:
                 rows = mine[:: -(-len(mine) // _ROWS)]
-                habits[training] = GaussianProcess(noises=_NOISES).fit(features[rows], left[rows])
+                habits[training] = _Habit(features[rows], left[rows])
         return habits
 
     def answers(self, fabric: Fabric, groups: Sequence[Group]) -> list[Estimate]:
@@ -175,6 +179,18 @@ class _Learned:
     def _with_average(self) -> Figures:
         """The figures with one more training, like the average: nobody knows a stranger better."""
         return self.figures.with_average()
+
+
+class _Habit:
+    """What the formulas leave unexplained of one training, no further out than it was seen."""
+
+    def __init__(self, features: Floats, left: Floats) -> None:
+        self._reach = features.min(axis=0), features.max(axis=0)
+        self._process = GaussianProcess(noises=_NOISES).fit(features, left)
+
+    def predict(self, features: Floats) -> tuple[Floats, Floats]:
+        """Mean and spread of the logarithm."""
+        return self._process.predict(np.clip(features, *self._reach))
 
 
 def _features(steps: Steps, compute: Floats, sync: Floats) -> Floats:

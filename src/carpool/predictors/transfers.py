@@ -26,7 +26,7 @@ class Stage(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What a stage puts on one link in one direction: the flows at once, and the portion of the gradients they carry."""
+    """What a stage puts on one link in one direction: flows at once, and the portion of the gradients in them."""
 
     hop: Hop
     flows: int

@@ -46,12 +46,14 @@ def simulate(
     timeline = Timeline()
     sharing = policy.shares_devices or policy.max_virtual > 1.0
     machines = Machines(cluster, world, timeline, sharing=sharing, report_every_s=report_every_s)
+    estimator = estimator or world.estimator()
+    follows = (estimator,) if isinstance(estimator, Observer) else ()  # one that learns from orders and their effect
     scheduler = Scheduler(
         cluster,
         policy,
-        estimator=estimator or world.estimator(),
+        estimator=estimator,
         cadence=replace(policy.cadence, round_s=round_s) if round_s else None,
-        observers=(metrics, *observers),
+        observers=(metrics, *follows, *observers),
     )
     with _no_cycles_expected():
         Engine(scheduler, machines, timeline, arrivals, failures, progress).run()

@@ -14,6 +14,7 @@ WORLDS = {
     "pollux": "pollux:DIR, goodput from measured profiles",
     "profile": "profile:FILE, rates and memory as carpool profile measured them (a folder: all profiles in it)",
     "parts": "parts[:switch=fast|pipelined|cold], steps of a fixed number of parts on four unlike kinds, by seed",
+    "wired": "buses and a network of unlike speeds, drawn by seed; elastic jobs whose gradients go over them",
     "FILE.toml": "models, kinds and prices from a file",
 }
 
@@ -27,6 +28,10 @@ def parse_world(text: str, seed: int = 0) -> World:
         return ParametricWorld.load(Path(text), seed=seed or None)  # 0: as the file says
     if name == "plain" and not rest:
         return PlainWorld()
+    if name == "wired" and not rest:
+        from carpool.sim.worlds.wired import WiredWorld
+
+        return WiredWorld(seed)
     if name == "parts":
         from carpool.sim.worlds.parts import PartsWorld
 

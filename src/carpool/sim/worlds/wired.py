@@ -1,0 +1,178 @@
+"""A world of links: step times follow from computing and from every transfer over buses and a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, log
+from random import Random
+
+from carpool.core.errors import CarpoolError, InputError
+from carpool.core.estimates import Estimate, Estimator
+from carpool.core.messages import ProgressReported
+from carpool.core.model import Job, JobSpec, Kind
+from carpool.core.topology import Cluster, Placement
+from carpool.predictors.wired import WiredEstimator
+from carpool.sim.traces.trace import Arrival
+from carpool.sim.world import Pace, Signs
+
+_WIDER = 4  # times the devices asked for is what a job may use
+_SAMPLES = 32  # on each device asked for
+_REPORT_S = 30.0
+_STATE = 3.0  # bytes of state for each of the gradients: parameters and two moments
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """One model, drawn from the seed and its name."""
+
+    fixed_s: float
+    per_sample_s: float
+    gradient_bytes: float
+    hidden: float  # part of computing behind which transfers hide
+
+    @classmethod
+    def drawn(cls, seed: int, name: str) -> Trained:
+        """From small and quick to large and slow."""
+        random = Random(f"{seed} {name}")
+        return cls(
+            _between(random, 0.005, 0.05),
+            _between(random, 2e-4, 4e-3),
+            _between(random, 2e7, 1e9),
+            random.uniform(0.2, 0.7),
+        )
+
+
+@dataclass(slots=True)
+class WiredWorld:
+    """Rates are the step time on the devices asked for over that here; m samples on n devices take T seconds.
+
+        C = slowness · (a + b·m/n),   S = 2(n − 1)/n · bytes / slowest link,   T = C + max(0, S − hidden·C)
+
+    a ring whose slowest link is a bus on one node and the network over several, shared by nobody else. Kinds after the
+    first of the cluster are up to three times slower, and their buses up to four. A change of devices costs a second
+    and the time its state takes over the network; a start costs `start_s`. Jobs may use one to four times the devices
+    they asked for. Everything is drawn from the seed, and nobody is told.
+    """
+
+    seed: int = 0
+    start_s: float = 8.0
+    report_every_s: float = _REPORT_S
+    _models: dict[str, Trained] = field(default_factory=dict, init=False, repr=False)
+    _cluster: Cluster | None = field(default=None, init=False, repr=False)
+    _slowness: dict[Kind, float] = field(default_factory=dict, init=False, repr=False)
+    _buses: dict[Kind, float] = field(default_factory=dict, init=False, repr=False)  # bytes per second
+    _network: float = field(default=1e9, init=False, repr=False)
+
+    def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
+        """Draw the links, and make jobs elastic."""
+        random = Random(self.seed)
+        self._cluster = cluster
+        self._network = _between(random, 1e9, 6e9)
+        for place, kind in enumerate(cluster.kinds):
+            self._slowness[kind] = random.uniform(1.5, 3.0) if place else 1.0
+            self._buses[kind] = _between(random, 3e10, 1e11) / (random.uniform(2.0, 8.0) if place else 1.0)
+        return [Arrival(at, self._elastic(spec)) for at, spec in arrivals], cluster
+
+    def _elastic(self, spec: JobSpec) -> JobSpec:
+        if spec.work is None:
+            raise InputError(
+                f"job {spec.id!r} has no length, and a world of links knows none", way_out="Give it one in the trace."
+            )
+        assert self._cluster is not None
+        most = min(max(self._cluster.capacity.values()), _WIDER * spec.devices)
+        state = int(_STATE * self.model(spec).gradient_bytes)
+        batch = spec.batch_size or _SAMPLES * spec.devices
+        return replace(spec, min_devices=1, max_devices=most, batch_size=batch, memory_bytes=state)
+
+    def work(self, spec: JobSpec) -> float:
+        """Seconds on the devices asked for, as the trace says."""
+        assert spec.work is not None, "`prepare` refuses jobs without a length"
+        return spec.work
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        """The same from beginning to end."""
+        return Pace(self.rate(spec, placement))
+
+    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        """A start, or the state on its way."""
+        if before is None:
+            return self.start_s
+        return 1.0 + _STATE * self.model(spec).gradient_bytes / self._network
+
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+        """Seconds of a step."""
+        return Signs(step_s=self.step_s(spec, placement))
+
+    def kept(self, spec: JobSpec, done: float) -> float:
+        """Everything."""
+        return done
+
+    def estimator(self) -> Estimator:
+        """One that learns the links from what jobs report."""
+        if self._cluster is None:
+            raise CarpoolError("WiredWorld.estimator is asked before WiredWorld.prepare has named the cluster")
+        return WiredEstimator(self._cluster)
+
+    # -------------------------------------------------------------------------------------------------------- formulas
+    def model(self, spec: JobSpec) -> Trained:
+        """A job's model; jobs without a name are all of one."""
+        if spec.model not in self._models:
+            self._models[spec.model] = Trained.drawn(self.seed, spec.model)
+        return self._models[spec.model]
+
+    def step_s(self, spec: JobSpec, placement: Placement) -> float:
+        """Seconds of a step."""
+        model, count = self.model(spec), placement.num_devices
+        samples = (placement.batch_size or spec.batch_size) / count
+        kinds = placement.kinds
+        compute = max(self._slowness[kind] for kind in kinds) * (model.fixed_s + model.per_sample_s * samples)
+        slowest = min(self._buses[kind] for kind in kinds)
+        if len(placement.groups) > 1:
+            slowest = min(slowest, self._network)
+        sync = 2.0 * (count - 1) / count * model.gradient_bytes / slowest
+        return compute + max(0.0, sync - model.hidden * compute)
+
+    def rate(self, spec: JobSpec, placement: Placement) -> float:
+        """Units of work per second."""
+        assert self._cluster is not None
+        kind = self._cluster.kinds[0]
+        whole, rest = divmod(spec.devices, self._cluster.node_size[kind])
+        groups = ((kind, self._cluster.node_size[kind]),) * whole
+        asked = Placement(((kind, rest), *groups) if rest else groups)
+        batch = placement.batch_size or spec.batch_size
+        rate = batch / spec.batch_size * self.step_s(spec, asked) / self.step_s(spec, placement)
+        return rate * placement.fraction / max(1.0, placement.load)
+
+    def oracle(self) -> Estimator:
+        """What somebody would believe who knew everything."""
+        return WiredOracle(self)
+
+
+@dataclass(frozen=True, slots=True)
+class WiredOracle:
+    """Believes exactly what is true in a world of links."""
+
+    world: WiredWorld
+    version: int = 0
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        """The true rate."""
+        return Estimate(self.world.rate(spec, placement))
+
+    def remaining(self, job: Job, at: float) -> Estimate:
+        """Declared work less work done."""
+        return Estimate(job.remaining_at(at))
+
+    def move_s(self, spec: JobSpec) -> float:
+        """The true price of a change of devices."""
+        anywhere = Placement(())
+        return self.world.price(spec, anywhere, anywhere)
+
+    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
+        """Nothing to learn."""
+
+
+def _between(random: Random, low: float, high: float) -> float:
+    """Evenly in the logarithm."""
+    return exp(random.uniform(log(low), log(high)))
