@@ -2,7 +2,7 @@
 
 Usage: PYTHONPATH=src python benchmarks/throughput.py [--data DIR] [--seeds N]
 
-First Pollux's profiles: six applications measured on 109 placements over up to four nodes of four devices. All six are
+First Pollux's profiles: six applications measured on 108 placements over up to four nodes of four devices. All six are
 seen alone on one device and on some placements, the same for all, and predicted on all others. Then generated clusters
 (`wiring`): nodes with NVLink, PCIe or both, joined by Ethernet, where one to four made-up trainings run at once and
 every transfer is simulated with max-min fair links. A third of the measured groups is held out.
@@ -200,7 +200,7 @@ def on_pollux(folder: Path, seeds: int) -> list[dict[str, Any]]:
                 answers = answer(fabric, seen, [*asked, *wider])
                 errors.append(mape(asked, answers[: len(asked)]))
                 beyond.append(mape(wider, answers[len(asked) :])["mean"])
-            rows.append(_row(f"{number} of 109 placements seen", method, errors, wider_than_seen=_interval(beyond)))
+            rows.append(_row(f"{number} of 108 placements seen", method, errors, wider_than_seen=_interval(beyond)))
     return rows
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from carpool.backends.live import Live
-from carpool.core.messages import ProgressReported
+from carpool.core.messages import JobSubmitted, ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.uses import memory_of
@@ -11,6 +11,7 @@ from carpool.predictors.belief import ProfileBelief
 from carpool.predictors.learning import Aim
 from carpool.predictors.profile import Measurement, Profile
 from carpool.testing import EstimatorContract
+from carpool.testing.desk import Desk
 
 CLUSTER = Cluster.build([(1, 4, "cpu1")])
 SPEC = JobSpec(JobId("a"), max_devices=4)
@@ -147,3 +148,36 @@ def test_a_job_that_stops_at_a_loss_has_left_what_its_curve_says() -> None:
     assert live.remaining(job, 0.0).mean == pytest.approx(510.0)
     assert live.learning(SPEC.id, 100.0) == pytest.approx((0.048, 0.871), abs=0.002)
     assert live.learning(OTHER.id, 100.0) is None
+
+
+# ------------------------------------------------------------------------------------------------ links and moves
+def test_widths_between_measured_ones_follow_the_steps() -> None:
+    """A step of 0.02 s + 0.32 s over the devices, on one, two and four: three take 0.127 s."""
+    live = Live(CLUSTER)
+    for width in (1, 2, 4):
+        learned(live, SPEC, 1.0 / (0.02 + 0.32 / width), *range(width))
+    three = live.rate(SPEC, on(3))
+    assert three.mean == pytest.approx(1.0 / (0.02 + 0.32 / 3), rel=0.15)
+    assert three.std < 0.5 * three.mean, "it is more than a guess"
+
+
+def test_one_width_alone_tells_nothing_of_others() -> None:
+    live = Live(CLUSTER)
+    learned(live, SPEC, 10.0, 0)
+    learned(live, OTHER, 5.0, 0)
+    learned(live, OTHER, 9.0, 0, 1)
+    assert live.rate(SPEC, on(2)).mean == pytest.approx(10.0 * 2 / 1.1)
+
+
+def test_what_moves_cost_is_learned_from_the_records() -> None:
+    live = Live(CLUSTER)
+    desk = Desk(estimator=live)
+    assert live.move_s(SPEC) is None
+    desk.say(0.0, JobSubmitted(SPEC))
+    desk.answered(4.0)
+    for record in desk.records:
+        live.record(record)
+    assert live.moves.cost.seconds_ == [4.0]
+    price = live.move_s(SPEC)
+    assert price is not None
+    assert 0.0 < price < 8.0

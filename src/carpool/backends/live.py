@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from math import inf
 
 from carpool.core.estimates import Estimate
-from carpool.core.messages import ProgressReported
+from carpool.core.messages import ProgressReported, Record
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.belief import Belief, ProfileBelief
 from carpool.predictors.learning import LossCurves
+from carpool.predictors.moves_seen import MovesSeen
+from carpool.predictors.places import Place, Places
 
 _LATEST = 0.4  # weight of the newest measurement
 _SERIAL = 0.1  # part of a step that more devices do not shorten, until measured: rate(n) = n / (1 + 0.1·(n − 1))
 _TYPICAL_S = 120.0  # length of a job of which nothing is known, while nothing is known of any other
 _UNSURE = 0.5  # spread of a guess, relative to it
+_LEAST = 0.1  # least spread of a rate that was not measured
 
 _Key = tuple[JobId, tuple[tuple[Kind, int], ...], float, int]
 
@@ -34,10 +37,11 @@ class Live:
     """An estimator that learns from what running jobs report, and starts from saved profiles where there are some.
 
     A rate is the moving average of what was reported under the same devices, share and batch. Elsewhere it is scaled
-    from the nearest measurement of that job, as the profile of the job says; without one by the number of devices
-    (Amdahl, a tenth serial), their speeds (`speeds`: cores of a device, say) and the share. Of a job without a profile
-    that never ran it is known only how it compares with itself: its rate is 1 on the reference, and its length that of
-    the average known job.
+    from the nearest measurement of that job: over the links, from all jobs' steps, once it was measured on unlike
+    numbers of devices (`Places`); before that as its profile says, and without one by the number of devices (Amdahl, a
+    tenth serial), their speeds (`speeds`: cores of a device, say) and the share. Of a job without a profile that never
+    ran it is known only how it compares with itself: its rate is 1 on the reference, and its length that of the average
+    known job.
     """
 
     def __init__(
@@ -49,11 +53,13 @@ class Live:
         self._lessons = 0
         self.cluster = cluster  # grows with the scheduler's
         self.curves = LossCurves()  # of jobs that end at a loss, when they will
+        self.moves = MovesSeen()  # what changes of devices have cost
         self._speeds = dict(speeds or {})
         self._profiles = dict(profiles or {})
         self._rates: dict[_Key, Measured] = {}
         self._of_job: dict[JobId, list[_Key]] = {}
         self._totals: dict[JobId, float] = {}
+        self._places: tuple[tuple[Cluster, int], Places] | None = None  # and what it was fitted to
 
     @property
     def version(self) -> int:
@@ -81,6 +87,11 @@ class Live:
         if near is None:
             return first
         _, groups, fraction, batch_size = near
+        if fraction == placement.fraction == 1.0 and not placement.neighbours:
+            faster = self._known_places().ratio(spec.id, Place(groups, batch_size), _place(placement))
+            if faster is not None:
+                guess = self._rates[near].mean * faster.mean
+                return Estimate(guess, guess * max(_LEAST, faster.std / faster.mean))
         there = self.first_belief(spec, Placement(groups, fraction, batch_size)).rate
         guess = self._rates[near].mean * first.mean / there.mean
         return Estimate(guess, guess * _UNSURE)
@@ -125,6 +136,14 @@ class Live:
         typical = self._typical_s() * self._alone(spec.id)
         return Estimate(typical, typical)
 
+    def move_s(self, spec: JobSpec) -> float | None:
+        """Seconds that a change of devices costs, as far as moves were seen."""
+        return self.moves.move_s(spec)
+
+    def record(self, record: Record) -> None:
+        """Follow the scheduler, to see what moves cost."""
+        self.moves.record(record)
+
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
         """Take one measured rate in, and the loss."""
         self.curves.learn(job.id, report.done, report.loss)
@@ -148,6 +167,15 @@ class Live:
         return self.curves.learning(job, steps)
 
     # ------------------------------------------------------------------------------------------------------- guesses
+    def _known_places(self) -> Places:
+        """How places compare, fitted anew when a job was measured in another one."""
+        known = (self.cluster, len(self._rates))
+        if self._places is None or self._places[0] != known:
+            whole = [(key, measured.mean) for key, measured in self._rates.items() if key[2] == 1.0]
+            fitted = Places(self.cluster).fit([(key[0], Place(key[1], key[3]), rate) for key, rate in whole])
+            self._places = known, fitted
+        return self._places[1]
+
     def _relative(self, groups: tuple[tuple[Kind, int], ...], fraction: float) -> float:
         """How fast a job is there, relative to one device of speed 1."""
         count = sum(number for _, number in groups)
@@ -176,6 +204,10 @@ class Live:
         known = self._of_job.keys() | self._profiles.keys()
         lengths = [total / self._alone(job) for job, total in self._totals.items() if job in known]
         return sum(lengths) / len(lengths) if lengths else _TYPICAL_S
+
+
+def _place(placement: Placement) -> Place:
+    return Place(placement.groups, placement.batch_size)
 
 
 def _key(job: JobId, placement: Placement) -> _Key:

@@ -76,7 +76,7 @@ class LocalRun:
         self._events: dict[JobId, EventFile] = {}
         self._journal: JournalFile | None = None
         self._backend: LocalBackend | None = None
-        self._followers: tuple[Observer, ...] = (self.metrics, self.ledger, *observers)
+        self._followers: tuple[Observer, ...] = (self.metrics, self.ledger, self.live, *observers)
         self._copy = None if copy is None else JournalFile.create(copy, self.header)  # where the user wants one too
         if self._copy is not None:
             self._followers += (self._copy,)

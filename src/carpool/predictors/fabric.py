@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from carpool.core.errors import InputError
+from carpool.core.model import Kind
 from carpool.core.topology import Cluster
 
 NETWORK = "network"  # links between nodes, where a cluster declares none
@@ -27,6 +28,7 @@ class Hop(NamedTuple):
 
 
 Route = tuple[Hop, ...]
+Groups = tuple[tuple[Kind, int], ...]  # as in a placement
 
 
 class Fabric:
@@ -114,3 +116,22 @@ class Fabric:
             hops.append(step[1])
             step = came[step[0]]
         return tuple(reversed(hops))
+
+
+def stand_ins(cluster: Cluster, groups: Groups) -> tuple[int, ...] | None:
+    """Devices that stand for a placement: each group on the first node that has it, unlike kinds perhaps on one.
+
+    None where the cluster has no such place.
+    """
+    used: set[tuple[int, Kind]] = set()
+    found: list[int] = []
+    for kind, count in sorted(groups, key=lambda group: -group[1]):
+        for node in cluster.nodes:
+            mine = [device for bank in node.banks if bank.kind == kind for device in bank.devices]
+            if len(mine) >= count and (node.id, kind) not in used:
+                used.add((node.id, kind))
+                found += mine[:count]
+                break
+        else:
+            return None
+    return tuple(sorted(found))

@@ -1,6 +1,6 @@
 """Seconds that a job stands still when it starts, moves or is resized, learned from the moves that were seen.
 
-    log seconds = w · (1, kind of move, log state, log devices before, log devices after, warm) + own(model) + noise
+    log seconds = w · (1, is a start, is a cold one, kind, log state, log devices before and after) + own(model) + noise
 
 A Bayesian linear regression (Bishop, "Pattern Recognition and Machine Learning", section 3.3) with unit noise variance
 scaled by what is left over: exact, closed, and sober while there are few moves. `own` is shrunk towards 0, so that a
@@ -28,7 +28,7 @@ _SCHEMA = 1
 _KEPT = 500  # moves that are remembered: machines and software change
 _LEAST_S = 1e-4  # a move that takes less counts as so much
 _STATE = 1e8  # bytes of state that make a difference
-_BY_KIND, _BY_TRAIT, _BY_MODEL = 2.0, 0.5, 0.5  # how far, in logarithms, these are expected to matter
+_LEVEL, _BY_START, _BY_KIND, _BY_TRAIT, _BY_MODEL = 4.0, 2.0, 0.5, 0.5, 0.5  # how far, in logarithms, these may matter
 _NOISE = 0.5  # spread of the logarithm that is expected of one move, worth this many moves:
 _NOISE_COUNT = 2.0
 
@@ -119,7 +119,7 @@ class _Learned:
         self._models = {model: place for place, model in enumerate(dict.fromkeys(move.model for move in moves))}
         rows = np.array([self._row(move) for move in moves])
         heard = np.log(np.maximum(seconds, _LEAST_S)) - expected
-        prior = np.concatenate([[4.0], np.full(len(_KINDS), _BY_KIND), np.full(4, _BY_TRAIT)])
+        prior = np.array([_LEVEL, _BY_START, _BY_START, *[_BY_KIND] * len(_KINDS), *[_BY_TRAIT] * 3])
         prior = np.concatenate([prior, np.full(len(self._models), _BY_MODEL)])
         self._variance = _NOISE**2
         for _ in range(3):  # the noise and the weights depend on each other
@@ -139,7 +139,8 @@ class _Learned:
         return Estimate(median, median * min(spread, 3.0))
 
     def _row(self, move: Move) -> Floats:
+        is_start = move.kind is MoveKind.START
         kinds = [float(move.kind is kind) for kind in _KINDS]
-        traits = [log1p(move.state_bytes / _STATE), log1p(move.before), log1p(move.after), float(move.is_warm)]
+        traits = [log1p(move.state_bytes / _STATE), log1p(move.before), log1p(move.after)]
         own = [float(move.model == model) for model in self._models]
-        return np.array([1.0, *kinds, *traits, *own])
+        return np.array([1.0, float(is_start), float(is_start and not move.is_warm), *kinds, *traits, *own])

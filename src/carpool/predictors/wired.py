@@ -8,19 +8,18 @@ from typing import NamedTuple
 
 from carpool.core.estimates import Estimate
 from carpool.core.messages import ProgressReported, Record
-from carpool.core.model import Job, JobId, JobSpec, Kind
+from carpool.core.model import Job, JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
-from carpool.predictors.fabric import Fabric
+from carpool.predictors.fabric import Fabric, Groups, stand_ins
 from carpool.predictors.layout import Runner
 from carpool.predictors.moves_seen import MovesSeen
 from carpool.predictors.throughput import Throughput
 
 _SAME = 2  # steps kept of one training in one place with one batch
-_REFIT = 0.25  # of all steps that have to be new before all are fitted again; sooner for a training never seen
+_REFIT = 0.25  # of all steps that have to be new before all are fitted again; sooner for a training seen on few widths
 _UNSURE = 0.5  # relative spread of a guess
+_SERIAL = 0.1  # part of a step that more devices do not shorten, until that was seen
 _SAMPLES = 32  # on each device asked for, where a job names no batch
-
-Groups = tuple[tuple[Kind, int], ...]
 
 
 class Exchanged(NamedTuple):
@@ -57,7 +56,7 @@ class WiredEstimator:
         self._known = dict(known or {})  # by model
         self._work: dict[JobId, _Work] = {}
         self._seen: dict[Runner, int] = {}
-        self._trainings: set[str] = set()
+        self._widths: dict[str, dict[int, float]] = {}  # by training: seconds of a step on so many devices
         self._fresh: list[tuple[Runner, float]] = []
         self._answers: dict[tuple[str, Groups, int], Estimate] = {}
         self._spots: dict[Groups, tuple[int, ...] | None] = {}
@@ -79,7 +78,7 @@ class WiredEstimator:
 
     def step_s(self, spec: JobSpec, placement: Placement) -> Estimate | None:
         """Seconds of a step there; None before anything was learned of it."""
-        if spec.model not in self._trainings:
+        if spec.model not in self._widths:
             return None
         batch = self._batch(spec, placement)
         key = (spec.model, placement.groups, batch)
@@ -88,8 +87,22 @@ class WiredEstimator:
             runner = self._runner(spec, placement.groups, batch)
             if runner is None:
                 return None
-            found = self._answers[key] = self.throughput.predict([[runner]])[0][0]
+            found = self._answers[key] = self._first_step(runner) or self.throughput.predict([[runner]])[0][0]
         return found
+
+    def _first_step(self, runner: Runner) -> Estimate | None:
+        """Scaled from where a training was seen, while that was one number of devices only.
+
+        How much of a step is fixed does not show there. More devices are taken to help (Amdahl, a tenth serial), so
+        that it comes to be tried.
+        """
+        widths = self._widths[runner.model]
+        if len(widths) > 1:
+            return None
+        ((width, seconds),) = widths.items()
+        count = len(runner.devices)
+        scaled = seconds * width / count * (1.0 + _SERIAL * (count - 1)) / (1.0 + _SERIAL * (width - 1))
+        return Estimate(scaled, scaled * _UNSURE)
 
     def remaining(self, job: Job, at: float) -> Estimate:
         """What the spec declares less what is done."""
@@ -119,13 +132,14 @@ class WiredEstimator:
             return
         self._seen[runner] = self._seen.get(runner, 0) + 1
         self._fresh.append((runner, report.step_s))
-        is_new = runner.model not in self._trainings
+        widths = self._widths.setdefault(runner.model, {})
+        is_new = len(widths) < 2 and len(runner.devices) not in widths
+        widths.setdefault(len(runner.devices), report.step_s)
         if is_new or len(self._fresh) >= _REFIT * max(8, self.throughput.num_steps):
             self._refit()
 
     def _refit(self) -> None:
         self.throughput.update([[runner] for runner, _ in self._fresh], [[seconds] for _, seconds in self._fresh])
-        self._trainings |= {runner.model for runner, _ in self._fresh}
         self._fresh.clear()
         self._answers.clear()
         self.version += 1
@@ -144,26 +158,10 @@ class WiredEstimator:
     def _runner(self, spec: JobSpec, groups: Groups, batch: int) -> Runner | None:
         """The job on devices that stand for a placement; None where the cluster has none such."""
         if groups not in self._spots:
-            self._spots[groups] = _spots(self._cluster, groups)
+            self._spots[groups] = stand_ins(self._cluster, groups)
         devices = self._spots[groups]
         if devices is None:
             return None
         kinds = tuple([str(self._cluster.kind_of(device)) for device in devices])
         samples = (max(1.0, batch / len(devices)),) * len(devices)
         return Runner(spec.model, devices, kinds, samples, *self._known.get(spec.model, Exchanged()))
-
-
-def _spots(cluster: Cluster, groups: Groups) -> tuple[int, ...] | None:
-    """Devices of each group on a node of its own, the first that fits; unlike kinds may share one."""
-    used: set[tuple[int, Kind]] = set()
-    found: list[int] = []
-    for kind, count in sorted(groups, key=lambda group: -group[1]):
-        for node in cluster.nodes:
-            mine = [device for bank in node.banks if bank.kind == kind for device in bank.devices]
-            if len(mine) >= count and (node.id, kind) not in used:
-                used.add((node.id, kind))
-                found += mine[:count]
-                break
-        else:
-            return None
-    return tuple(sorted(found))
