@@ -221,15 +221,42 @@ def on_generated(seeds: int) -> list[dict[str, Any]]:
         measured = [_measured(machines, placed, number) for number, placed in enumerate([*alone, *drawn])]
         seen = [each for group in measured[:-HELD_OUT] for each in group]
         asked = [each for group in measured[-HELD_OUT:] for each in group]
-        clusters.append((machines, seen, [each for each in asked if len(each.runner.devices) > 1]))
+        clusters.append(Generated(machines, seen, asked))
         print(f"  cluster {seed}: {len(machines.kinds)} devices, {len(seen)} steps seen", flush=True)
     rows = []
     for method, answer in {**METHODS, "ours, as if alone on the links": as_if_alone}.items():
-        answers = [answer(machines.fabric, seen, asked) for machines, seen, asked in clusters]
-        errors = [mape(asked, found) for (_, _, asked), found in zip(clusters, answers, strict=True)]
-        rows.append(_row("groups never seen, several devices", method, [{"mean": each["mean"]} for each in errors]))
+        errors = [{"mean": each.error(answer)} for each in clusters]
+        rows.append(_row("groups never seen, several devices", method, errors))
+    for method, answer in {"ours": ours, "linear in devices": linear}.items():
+        errors = [{"mean": each.error_of_newcomers(answer)} for each in clusters]
+        rows.append(_row("trainings seen on one device only", method, errors))
     rows.append(_speeds(clusters))
     return rows
+
+
+class Generated(NamedTuple):
+    """A cluster with measured groups."""
+
+    machines: Machines
+    seen: Sequence[Seen]
+    asked: Sequence[Seen]
+
+    def error(self, answer: Method) -> float:
+        """On what was held out."""
+        asked = [each for each in self.asked if len(each.runner.devices) > 1]
+        return mape(asked, answer(self.machines.fabric, self.seen, asked))["mean"]
+
+    def error_of_newcomers(self, answer: Method) -> float:
+        """On each training in turn, of which only steps alone on one device were seen."""
+        found = []
+        for name in sorted({each.runner.model for each in self.asked}):
+            seen = [each for each in self.seen if len(each.group) == len(each.runner.devices) == 1]
+            others = [each for each in self.seen if all(runner.model != name for runner in each.group)]
+            asked = [each for each in self.asked if each.runner.model == name and len(each.runner.devices) > 1]
+            if asked:
+                known = list(dict.fromkeys([*seen, *others]))
+                found.append(mape(asked, answer(self.machines.fabric, known, asked))["mean"])
+        return float(np.mean(found))
 
 
 def _measured(machines: Machines, placed: Sequence[Placed], seed: int) -> list[Seen]:
@@ -250,7 +277,7 @@ def _measured(machines: Machines, placed: Sequence[Placed], seed: int) -> list[S
     return [Seen(group, place, seconds) for place, seconds in enumerate(machines.measure(placed, seed))]
 
 
-def _speeds(clusters: Sequence[tuple[Machines, Sequence[Seen], Sequence[Seen]]]) -> dict[str, Any]:
+def _speeds(clusters: Sequence[Generated]) -> dict[str, Any]:
     """Learned over true speed of each kind of link."""
     ratios: dict[str, list[float]] = {}
     for machines, seen, _ in clusters:

@@ -1,0 +1,106 @@
+"""Elastic jobs on links that nobody was told of: who learns them, who is told, and who believes in proportion.
+
+Usage: PYTHONPATH=src python benchmarks/wired.py [--seeds N]
+
+Average JCT in the world `wired`: 40 jobs of five models, one every minute, on 4 nodes of 4 devices of one kind and 4 of
+another; speeds of devices, buses and network, sizes of models and prices of moves are drawn by seed. Intervals are 95 %
+(Student's t) over seeds, of the ratio to the same policy that is told everything. About three minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from math import sqrt
+from random import Random
+from typing import Any
+
+import numpy as np
+from measured import save
+from scipy.stats import t as student
+
+from carpool.core.estimates import Declared, Estimator
+from carpool.core.model import JobId, JobSpec
+from carpool.core.topology import Cluster
+from carpool.policies.registry import parse_policy
+from carpool.predictors.wired import WiredEstimator
+from carpool.sim.run import simulate
+from carpool.sim.traces.trace import Arrival
+from carpool.sim.worlds.wired import WiredWorld
+
+CLUSTER = Cluster.build([(4, 4, "A"), (4, 4, "B")])
+POLICIES = ("elastic", "carpool", "afs", "srtf")
+BELIEFS = ("told everything", "learns links and moves", "learns links only", "believes in proportion")
+JOBS, EVERY_S = 40, 60.0
+
+
+def trace(seed: int) -> list[Arrival]:
+    """Poisson arrivals of log-normal lengths."""
+    random, at, found = Random(seed), 0.0, []
+    for number in range(JOBS):
+        at += random.expovariate(1.0 / EVERY_S)
+        work, model = random.lognormvariate(6.0, 1.0), f"m{random.randrange(5)}"
+        found.append(Arrival(at, JobSpec(JobId(f"j{number}"), random.choice((1, 2, 4)), work, model)))
+    return found
+
+
+class MovesUnknown(WiredEstimator):
+    """Learns the links; moves are taken to cost what the policy takes them for."""
+
+    def move_s(self, spec: JobSpec) -> None:
+        """Nobody knows."""
+
+
+def run(policy: str, belief: str, seed: int) -> tuple[float, list[float]]:
+    """Average JCT, and the relative errors of the prices of moves as they were learned."""
+    world = WiredWorld(seed)
+    arrivals, cluster = world.prepare(trace(seed), CLUSTER)
+    estimators: dict[str, Estimator] = {
+        "told everything": world.oracle(),
+        "learns links and moves": world.estimator(),
+        "learns links only": MovesUnknown(cluster),
+        "believes in proportion": Declared(),
+    }
+    estimator = estimators[belief]
+    summary = simulate(arrivals, cluster, parse_policy(policy), world, estimator=estimator).summary()
+    errors = []
+    if isinstance(estimator, WiredEstimator):
+        for _, spec in arrivals:
+            price = estimator.move_s(spec)
+            truth = world.oracle().move_s(spec)
+            errors += [] if price is None else [abs(price / truth - 1.0)]
+    return summary.avg_jct_s, errors
+
+
+def main() -> None:
+    """Every policy under every belief."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--seeds", type=int, default=5, help="at least 2")
+    seeds = range(parser.parse_args().seeds)
+    rows: list[dict[str, Any]] = []
+    for policy in POLICIES:
+        told: list[float] = []
+        for belief in BELIEFS:
+            found = [run(policy, belief, seed) for seed in seeds]
+            times = [jct for jct, _ in found]
+            told = told or times
+            ratios = np.array(times) / np.array(told)
+            within = float(student.ppf(0.975, len(ratios) - 1)) * float(np.std(ratios, ddof=1)) / sqrt(len(ratios))
+            row = {
+                "policy": policy,
+                "belief": belief,
+                "avg_jct_s": round(float(np.mean(times)), 1),
+                "to_told": round(float(ratios.mean()), 3),
+                "within": round(within, 3),
+            }
+            prices = [error for _, errors in found for error in errors]
+            if prices:
+                row["move_price_mape"] = round(float(np.mean(prices)), 3)
+            rows.append(row)
+            beside = f"; price of a move within {row['move_price_mape']:.1%}" if prices else ""
+            print(f"{policy:10} {belief:24} {row['avg_jct_s']:9.1f} s  {row['to_told']:6.2f} +/- {within:.2f}{beside}",
+                  flush=True)  # fmt: skip
+    print(save("wired", rows))
+
+
+if __name__ == "__main__":
+    main()
