@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from measured import ROOT, save
 from scipy.stats import t as student
+from wiring import laws
 from wiring.machines import Machines, Placed, draw, trainings
 
 from carpool.core.topology import Cluster
@@ -207,6 +208,7 @@ def on_pollux(folder: Path, seeds: int) -> list[dict[str, Any]]:
 # -------------------------------------------------------------------------------------------------------- generated
 def on_generated(seeds: int) -> list[dict[str, Any]]:
     """Clusters with mixed links; known trainings in groups never seen."""
+    laws.check()
     clusters = []
     for seed in range(seeds):
         machines, made, random = Machines(seed), trainings(seed), Random(f"draw {seed}")

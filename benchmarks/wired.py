@@ -10,6 +10,7 @@ another; speeds of devices, buses and network, sizes of models and prices of mov
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 from math import sqrt
 from random import Random
 from typing import Any
@@ -28,7 +29,7 @@ from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.wired import WiredWorld
 
 CLUSTER = Cluster.build([(4, 4, "A"), (4, 4, "B")])
-POLICIES = ("elastic", "carpool", "afs", "srtf")
+POLICIES = {1.0: ("elastic", "carpool", "afs", "srtf"), 30.0: ("elastic", "carpool")}  # by seconds of a move
 BELIEFS = ("told everything", "learns links and moves", "learns links only", "believes in proportion")
 JOBS, EVERY_S = 40, 60.0
 
@@ -50,9 +51,9 @@ class MovesUnknown(WiredEstimator):
         """Nobody knows."""
 
 
-def run(policy: str, belief: str, seed: int) -> tuple[float, list[float]]:
+def run(policy: str, belief: str, resize_s: float, seed: int) -> tuple[float, list[float]]:
     """Average JCT, and the relative errors of the prices of moves as they were learned."""
-    world = WiredWorld(seed)
+    world = WiredWorld(seed, resize_s=resize_s)
     arrivals, cluster = world.prepare(trace(seed), CLUSTER)
     estimators: dict[str, Estimator] = {
         "told everything": world.oracle(),
@@ -71,34 +72,41 @@ def run(policy: str, belief: str, seed: int) -> tuple[float, list[float]]:
     return summary.avg_jct_s, errors
 
 
+def compared(policy: str, resize_s: float, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """One policy under every belief."""
+    told: list[float] = []
+    for belief in BELIEFS:
+        found = [run(policy, belief, resize_s, seed) for seed in seeds]
+        times = [jct for jct, _ in found]
+        told = told or times
+        ratios = np.array(times) / np.array(told)
+        within = float(student.ppf(0.975, len(ratios) - 1)) * float(np.std(ratios, ddof=1)) / sqrt(len(ratios))
+        row = {
+            "resize_s": resize_s,
+            "policy": policy,
+            "belief": belief,
+            "avg_jct_s": round(float(np.mean(times)), 1),
+            "to_told": round(float(ratios.mean()), 3),
+            "within": round(within, 3),
+        }
+        prices = [error for _, errors in found for error in errors]
+        yield {**row, "move_price_mape": round(float(np.mean(prices)), 3)} if prices else row
+
+
 def main() -> None:
-    """Every policy under every belief."""
+    """Every policy under every belief, with cheap and with dear moves."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--seeds", type=int, default=5, help="at least 2")
     seeds = range(parser.parse_args().seeds)
     rows: list[dict[str, Any]] = []
-    for policy in POLICIES:
-        told: list[float] = []
-        for belief in BELIEFS:
-            found = [run(policy, belief, seed) for seed in seeds]
-            times = [jct for jct, _ in found]
-            told = told or times
-            ratios = np.array(times) / np.array(told)
-            within = float(student.ppf(0.975, len(ratios) - 1)) * float(np.std(ratios, ddof=1)) / sqrt(len(ratios))
-            row = {
-                "policy": policy,
-                "belief": belief,
-                "avg_jct_s": round(float(np.mean(times)), 1),
-                "to_told": round(float(ratios.mean()), 3),
-                "within": round(within, 3),
-            }
-            prices = [error for _, errors in found for error in errors]
-            if prices:
-                row["move_price_mape"] = round(float(np.mean(prices)), 3)
-            rows.append(row)
-            beside = f"; price of a move within {row['move_price_mape']:.1%}" if prices else ""
-            print(f"{policy:10} {belief:24} {row['avg_jct_s']:9.1f} s  {row['to_told']:6.2f} +/- {within:.2f}{beside}",
-                  flush=True)  # fmt: skip
+    for resize_s, policies in POLICIES.items():
+        for policy in policies:
+            for row in compared(policy, resize_s, seeds):
+                rows.append(row)
+                price = f"; price of a move within {row['move_price_mape']:.1%}" if "move_price_mape" in row else ""
+                ratio = f"{row['to_told']:6.2f} +/- {row['within']:.2f}"
+                place = f"moves of {resize_s:2g} s  {policy:10} {row['belief']:24}"
+                print(f"{place} {row['avg_jct_s']:9.1f} s  {ratio}{price}", flush=True)
     print(save("wired", rows))
 
 

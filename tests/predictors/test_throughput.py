@@ -19,7 +19,7 @@ from carpool.testing import PredictorContract
 
 CLUSTER = Cluster.build([(4, 4, "T4")])
 FABRIC = Fabric.of(CLUSTER)
-BUS, NET = 8e9, 1e9  # bytes per second
+BUS, NET = 2e9, 2e8  # bytes per second
 SIZES = {"small": (0.02, 0.001, 5e7), "large": (0.1, 0.01, 4e8)}  # a, b, bytes
 
 

@@ -50,13 +50,14 @@ class WiredWorld:
         C = slowness · (a + b·m/n),   S = 2(n − 1)/n · bytes / slowest link,   T = C + max(0, S − hidden·C)
 
     a ring whose slowest link is a bus on one node and the network over several, shared by nobody else. Kinds after the
-    first of the cluster are up to three times slower, and their buses up to four. A change of devices costs a second
-    and the time its state takes over the network; a start costs `start_s`. Jobs may use one to four times the devices
+    first of the cluster are up to three times slower, and their buses up to four. A change of devices costs
+    `resize_s` and the time its state takes over the network; a start costs `start_s`. Jobs may use one to four times the devices
     they asked for. Everything is drawn from the seed, and nobody is told.
     """
 
     seed: int = 0
     start_s: float = 8.0
+    resize_s: float = 1.0  # of a change of devices, beside the time its state takes
     report_every_s: float = _REPORT_S
     _models: dict[str, Trained] = field(default_factory=dict, init=False, repr=False)
     _cluster: Cluster | None = field(default=None, init=False, repr=False)
@@ -98,7 +99,7 @@ class WiredWorld:
         """A start, or the state on its way."""
         if before is None:
             return self.start_s
-        return 1.0 + _STATE * self.model(spec).gradient_bytes / self._network
+        return self.resize_s + _STATE * self.model(spec).gradient_bytes / self._network
 
     def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
         """Seconds of a step."""
