@@ -50,8 +50,8 @@ class WiredWorld:
         C = slowness · (a + b·m/n),   S = 2(n − 1)/n · bytes / slowest link,   T = C + max(0, S − hidden·C)
 
     a ring whose slowest link is a bus on one node and the network over several, shared by nobody else. Kinds after the
-    first of the cluster are up to three times slower, and their buses up to four. A change of devices costs
-    `resize_s` and the time its state takes over the network; a start costs `start_s`. Jobs may use one to four times the devices
+    first of the cluster are up to three times slower, and their buses up to eight. A change of devices costs `resize_s`
+    and the time its state takes over the network; a start costs `start_s`. Jobs may use one to four times the devices
     they asked for. Everything is drawn from the seed, and nobody is told.
     """
 
