@@ -28,6 +28,7 @@ class Hop(NamedTuple):
 
 
 Route = tuple[Hop, ...]
+Tree = dict[str, tuple[str, Hop] | None]  # the end before each end that can be reached, and the link between them
 Groups = tuple[tuple[Kind, int], ...]  # as in a placement
 
 
@@ -46,6 +47,7 @@ class Fabric:
             self._beside.setdefault(one, []).append((other, Hop(number, is_forward=True)))
             self._beside.setdefault(other, []).append((one, Hop(number, is_forward=False)))
         self._routes: dict[tuple[str, str], Route] = {}
+        self._trees: dict[str, Tree] = {}
         self._hosts: dict[int, str] = {}
 
     @classmethod
@@ -100,14 +102,9 @@ class Fabric:
         return order
 
     def _search(self, start: str, end: str) -> Route:
-        came: dict[str, tuple[str, Hop] | None] = {start: None}
-        edge = deque([start])
-        while edge and end not in came:
-            here = edge.popleft()
-            for there, hop in self._beside.get(here, ()):
-                if there not in came:
-                    came[there] = here, hop
-                    edge.append(there)
+        came = self._trees.get(start)
+        if came is None:
+            came = self._trees[start] = self._tree(start)
         if end not in came:
             raise InputError(f"no link leads from {start!r} to {end!r}", way_out="Join them in the cluster's links.")
         hops: list[Hop] = []
@@ -116,6 +113,18 @@ class Fabric:
             hops.append(step[1])
             step = came[step[0]]
         return tuple(reversed(hops))
+
+    def _tree(self, start: str) -> Tree:
+        """Breadth first, once for each start: whoever asks for one route soon asks for others from there."""
+        came: Tree = {start: None}
+        edge = deque([start])
+        while edge:
+            here = edge.popleft()
+            for there, hop in self._beside.get(here, ()):
+                if there not in came:
+                    came[there] = here, hop
+                    edge.append(there)
+        return came
 
 
 def stand_ins(cluster: Cluster, groups: Groups) -> tuple[int, ...] | None:
