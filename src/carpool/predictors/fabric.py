@@ -47,7 +47,7 @@ class Fabric:
             self._beside.setdefault(one, []).append((other, Hop(number, is_forward=True)))
             self._beside.setdefault(other, []).append((one, Hop(number, is_forward=False)))
         self._routes: dict[tuple[str, str], Route] = {}
-        self._trees: dict[str, Tree] = {}
+        self._searches: dict[str, tuple[Tree, deque[str]]] = {}
         self._hosts: dict[int, str] = {}
 
     @classmethod
@@ -102,9 +102,14 @@ class Fabric:
         return order
 
     def _search(self, start: str, end: str) -> Route:
-        came = self._trees.get(start)
-        if came is None:
-            came = self._trees[start] = self._tree(start)
+        """Breadth first from the start, going on where the last search from there stopped."""
+        came, edge = self._searches.setdefault(start, ({start: None}, deque([start])))
+        while edge and end not in came:
+            here = edge.popleft()
+            for there, hop in self._beside.get(here, ()):
+                if there not in came:
+                    came[there] = here, hop
+                    edge.append(there)
         if end not in came:
             raise InputError(f"no link leads from {start!r} to {end!r}", way_out="Join them in the cluster's links.")
         hops: list[Hop] = []
@@ -113,18 +118,6 @@ class Fabric:
             hops.append(step[1])
             step = came[step[0]]
         return tuple(reversed(hops))
-
-    def _tree(self, start: str) -> Tree:
-        """Breadth first, once for each start: whoever asks for one route soon asks for others from there."""
-        came: Tree = {start: None}
-        edge = deque([start])
-        while edge:
-            here = edge.popleft()
-            for there, hop in self._beside.get(here, ()):
-                if there not in came:
-                    came[there] = here, hop
-                    edge.append(there)
-        return came
 
 
 def stand_ins(cluster: Cluster, groups: Groups) -> tuple[int, ...] | None:

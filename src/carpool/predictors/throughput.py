@@ -27,6 +27,7 @@ _SCHEMA = 1
 _FEWEST = 12  # steps of a training before its own habits are looked at
 _ROWS = 240  # steps of a training that are looked at for them, at most
 _NOISES = (0.03, 0.1, 0.3, 1.0)
+_LEAST = 0.02  # relative spread, however well everything fits
 _GUESSED = 0.5  # least relative spread where a training, a kind of device or a kind of link was never seen
 
 
@@ -123,6 +124,7 @@ class _Learned:
         self._links = {kind for kind, uses in zip(fabric.kinds, steps.link_uses(), strict=True) if uses}
         compute, sync, total = steps.parts(self.figures)
         left = np.log(measured / total)
+        self._counts = np.bincount(steps.training, minlength=len(self._trainings)).astype(float)  # steps of each
         self._error = float(np.sqrt(np.mean(left**2)))
         self._habits = self._learn_habits(steps, _features(steps, compute, sync), left) if habits else {}
 
@@ -143,14 +145,15 @@ class _Learned:
         strange = [self._is_strange(fabric, runner) for group in groups for runner in group]
         known = [[self._like_known(runner) for runner in group] for group in groups]
         steps = self._steps(fabric, known)
-        compute, sync, total = steps.parts(self._with_average())
+        compute, sync, total = steps.parts(self.figures.with_average())  # strangers are like the average
         features = _features(steps, compute, sync)
-        shift, spread = np.zeros(len(total)), np.full(len(total), self._error)
+        seen = np.array([*self._counts, 0.0])[steps.training]
+        shift, spread = np.zeros(len(total)), np.hypot(self._error, _GUESSED / (1.0 + seen))
         for training, habit in self._habits.items():
             mine = np.flatnonzero(steps.training == training)
             if len(mine):
                 shift[mine], apart = habit.predict(features[mine])
-                spread[mine] = np.minimum(apart, 1.0)
+                spread[mine] = np.clip(apart, _LEAST, 1.0)
         found = []
         for seconds, moved, wide, odd in zip(total, shift, spread, strange, strict=True):
             mean = float(seconds * np.exp(moved))
@@ -175,10 +178,6 @@ class _Learned:
         stranger = len(self._trainings)
         layout = lay_out(fabric, self._kinds, groups)
         return Steps(layout, [self._trainings.get(runner.model, stranger) for runner in layout.runners])
-
-    def _with_average(self) -> Figures:
-        """The figures with one more training, like the average: nobody knows a stranger better."""
-        return self.figures.with_average()
 
 
 class _Habit:
