@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -81,6 +81,15 @@ class Figures:
         return changed
 
 
+class Carried(NamedTuple):
+    """Seconds that transfers take."""
+
+    gradients: Floats  # [member]
+    input: Floats  # [member]
+    once: Floats  # [stage] one pass
+    alone: Floats  # [load] by itself on its link
+
+
 class Steps:
     """Step times of a layout for given figures."""
 
@@ -130,15 +139,15 @@ class Steps:
         _, place = np.unique(self.layout.device_member[is_most], return_index=True)
         return most, is_most[place]
 
-    def transfers(self, figures: Figures, met: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Seconds of gradients and of input of each member, of one pass of each stage, and of each load alone."""
+    def transfers(self, figures: Figures, met: Floats) -> Carried:
+        """Every transfer, each load so much longer as others on its link make it."""
         layout = self.layout
         learned = np.where(self._declared > 0.0, self._declared, np.exp(figures.bytes[self.training]))
         amount = np.where(self._is_fed, self._fed[layout.stage_member], learned[layout.stage_member])
         alone = layout.load_portion * amount[layout.load_stage] / np.exp(figures.speed[layout.load_kind])
         if not len(alone):
             none = np.zeros(layout.num_members)
-            return none, none, np.empty(0), alone
+            return Carried(none, none, np.empty(0), alone)
         once = self._bottleneck(alone * met) + layout.stage_hops @ np.exp(figures.latency)
         once *= np.exp(np.clip(self.spread, *figures.reach) @ figures.crowding)[layout.stage_member]
         whole = once * layout.stage_repeats
@@ -146,7 +155,7 @@ class Steps:
             np.bincount(layout.stage_member, whole * (layout.stage_stream == stream), layout.num_members).astype(float)
             for stream in (GRADIENTS, INPUT)
         )
-        return gradients, fed, once, alone
+        return Carried(gradients, fed, once, alone)
 
     def _bottleneck(self, seconds: Floats) -> Floats:
         """The slowest link of each kind counts, and of these the slowest most: they hold each other up a little."""
@@ -177,21 +186,17 @@ class Steps:
 
     def total(self, figures: Figures, compute: Floats, met: Floats) -> Floats:
         """Seconds of a step."""
-        sync, fed, _, _ = self.transfers(figures, met)
+        carried = self.transfers(figures, met)
+        sync = carried.gradients
         over = sync - compute / (1.0 + np.exp(-figures.hidden[self.training]))
         seen = 0.5 * (over + np.sqrt(over**2 + (_SOFT * sync) ** 2))
-        return np.asarray(np.maximum(compute + seen, fed))
-
-    def seconds(self, figures: Figures) -> Floats:
-        """Seconds of a step of each member, all members of a group together."""
-        compute, _ = self.compute(figures)
-        return self.met(figures, compute)[0]
+        return np.asarray(np.maximum(compute + seen, carried.input))
 
     def parts(self, figures: Figures) -> tuple[Floats, Floats, Floats]:
         """Seconds of computing, of gradients in transfer, and of the whole step."""
         compute, _ = self.compute(figures)
         total, met = self.met(figures, compute)
-        return compute, self.transfers(figures, met)[0], total
+        return compute, self.transfers(figures, met).gradients, total
 
 
 def _between(known: dict[tuple[int, float], float], key: tuple[int, float]) -> float:
