@@ -42,6 +42,7 @@ OTHER = nn.Linear(6, 3)
         ({"schedule": lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau follows a metric. Set schedule_every="),
         ({"clip_norm": 0}, r"clip_norm is 0; it must be positive\. Leave it out not to clip"),
         ({"autocast": "int8"}, "autocast is 'int8'; it must be 'bf16' or 'fp16'"),
+        ({"precision": "bf16"}, "precision is 'bf16'; it must be 'float32' or 'tf32'"),
         ({"best": "max accuracy"}, "best='max accuracy' needs evaluate=…, which is not given"),
         ({"stop": Stop(target_metric="a >= 1")}, "target_metric='a >= 1' needs evaluate=…"),
         ({"evaluate": len, "best": "accuracy"}, r"best 'accuracy' is no choice\. Write for example 'max accuracy'"),

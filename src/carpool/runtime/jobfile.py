@@ -22,6 +22,7 @@ KEYS = (
     *("name", "entry", "args", "sweep", "command", "python", "folder", "environment"),
     *("devices", "min_devices", "max_devices", "kinds", "memory", "weight", "user", "after"),
     *("batch", "exact", "shards", "sync_batchnorm", "deterministic", "graph", "seed"),
+    *("precision", "channels_last"),
     *("checkpoint_every", "keep", "time_limit", "retries"),
 )
 _OWN = frozenset({"name", "entry", "command", "after", "sweep"})  # what a job cannot take from [defaults]
@@ -191,6 +192,8 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         sync_batchnorm=table.flag("sync_batchnorm"),
         deterministic=_deterministic(table, exact),
         graph=table.flag("graph", True),
+        precision=table.choice("precision", ("", "float32", "tf32", "bf16")),
+        channels_last=table.flag("channels_last"),
         checkpoint_s=parse_seconds(table.values.get("checkpoint_every", 60.0), f"{table.where}: checkpoint_every"),
         keep=table.whole("keep", 2),
         time_limit_s=parse_seconds(table.values.get("time_limit", 0.0), f"{table.where}: time_limit"),
@@ -269,7 +272,7 @@ def _spec(name: str, table: Table, program: Program) -> JobSpec:
 
 def _check_command(table: Table, spec: JobSpec) -> None:
     """A program of any kind is placed and shared, and that is all."""
-    for key in ("args", "sweep", "exact", "batch", "sync_batchnorm"):
+    for key in ("args", "sweep", "exact", "batch", "sync_batchnorm", "precision", "channels_last"):
         if table.values.get(key):
             raise InputError(
                 f"{key} is given for a command", where=table.where, way_out="Only jobs with an entry know it."

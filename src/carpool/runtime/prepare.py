@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from carpool.runtime.seeding import settle
 from carpool.runtime.seen import lane_note, lane_problem, look
 from carpool.runtime.segment import contribution_bytes
 from carpool.runtime.trainer import Trainer
+from carpool.runtime.training import Training
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -77,7 +79,7 @@ def make_trainer(begin: Begin, program: Program) -> Trainer:
         if program.memory_bytes:
             _cap_memory(device, program.memory_bytes)
     folder = Path(program.folder) if program.folder else None
-    training = load_training(program.entry, program.args, seed=program.seed, folder=folder)
+    training = as_asked(load_training(program.entry, program.args, seed=program.seed, folder=folder), program)
     trainer = Trainer(
         training,
         seed=program.seed,
@@ -91,6 +93,15 @@ def make_trainer(begin: Begin, program: Program) -> Trainer:
         trainer.resize_batch(program.batch_size)
     _give_freed_memory_back()
     return trainer
+
+
+def as_asked(training: Training, program: Program) -> Training:
+    """A training with what its job says of precision and layout."""
+    if program.precision == "bf16":
+        training = replace(training, autocast="bf16")
+    elif program.precision:
+        training = replace(training, precision=program.precision)
+    return replace(training, channels_last=True) if program.channels_last else training
 
 
 def _cap_memory(device: torch.device, num_bytes: int) -> None:

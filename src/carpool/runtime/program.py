@@ -26,6 +26,8 @@ class Program:
     sync_batchnorm: bool = False
     deterministic: bool = True  # equal bits from run to run; without, a GPU may use faster kernels
     graph: bool = True  # on a GPU, steps become CUDA graphs where they can
+    precision: str = ""  # of products on a GPU: "float32", "tf32" or "bf16"; empty: as the training says
+    channels_last: bool = False  # even where the training does not say so
     checkpoint_s: float = 60.0  # seconds between checkpoints on disk
     keep: int = 2  # checkpoints kept, beside the best
     time_limit_s: float = 0.0  # 0: none

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from carpool.core.errors import InputError
@@ -31,6 +30,7 @@ from carpool.runtime.goals import Best, BestSoFar, metric
 from carpool.runtime.graphs import Graphs
 from carpool.runtime.order import Cursor, DataOrder, batch_lengths
 from carpool.runtime.passes import Gathered, Passes, Places, Step, add_contributions
+from carpool.runtime.precision import settle_training
 from carpool.runtime.readers import Request
 from carpool.runtime.recorder import CudaRecorder, Recorder
 from carpool.runtime.scaling import LossScale
@@ -96,7 +96,7 @@ class Trainer:
         self._cut: Bounds = ()
         self._order = DataOrder(training.num_samples, seed, training.shuffle)
         self._check_cut(self.batch_size)
-        self._place()
+        settle_training(training, self.device)
         self._scale = LossScale() if training.autocast_dtype is torch.float16 else None
         self.layout = Layout(training.model, training.optimizer)
         self._passes = Passes(training, self.layout, seed, self._scale)
@@ -341,14 +341,6 @@ class Trainer:
                 )
 
     # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _place(self) -> None:
-        """Move the training to its device, and its optimizer into the form all loops share."""
-        self.training.model.to(self.device)
-        for thing in self.training.state.values():
-            if isinstance(thing, nn.Module):
-                thing.to(self.device)
-        settle_optimizer(self.training.optimizer, self.device)
 
     def recorded_by(self, recorder: Recorder, *, loosely: bool = False) -> Graphs:
         """Graphs of this training's steps, made by a recorder."""

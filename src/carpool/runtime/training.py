@@ -21,6 +21,7 @@ Loss = Callable[[nn.Module, Any], Any]  # the mean over the batch's samples, or 
 Evaluate = Callable[[nn.Module], Any]  # one number, or names and numbers
 AfterUpdate = Callable[[nn.Module, int], object]  # (model, steps done)
 
+PRECISIONS = ("", "float32", "tf32")
 _AUTOCAST = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16}
 
 
@@ -55,6 +56,8 @@ class Training:
     schedule_every: Literal["step", "epoch", "evaluation"] = "step"
     clip_norm: float | None = None  # largest norm of the whole gradient
     autocast: str | torch.dtype | None = None  # "bf16" or "fp16"; fp16 scales the loss by itself
+    precision: str = ""  # of float32 products on a GPU: "float32" or "tf32"; by default torch's own choice
+    channels_last: bool = False  # keep weights of 2-d convolutions channels last: faster on a GPU, other bits
     state: Mapping[str, Stateful] = field(default_factory=dict)  # EMA and the like, by name
     after_update: AfterUpdate | None = None  # called after each optimizer step, for example to advance an EMA
     augment: Augment | None = None  # (batch, chance) -> batch
@@ -160,6 +163,11 @@ def _check_options(training: Training) -> None:
         )
     if training.autocast is not None and training.autocast not in {*_AUTOCAST, *_AUTOCAST.values()}:
         raise InputError(f"autocast is {training.autocast!r}; it must be 'bf16' or 'fp16'")
+    if training.precision not in PRECISIONS:
+        raise InputError(
+            f"precision is {training.precision!r}; it must be 'float32' or 'tf32'",
+            way_out="Leave it out for torch's own choice; bf16 is autocast='bf16'.",
+        )
     if training.evaluate is None:
         for name, value in (("best", training.best), ("target_metric", training.stop.target_metric)):
             if value:

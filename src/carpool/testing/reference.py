@@ -15,6 +15,7 @@ from torch import Tensor
 
 from carpool.runtime.digest import digest
 from carpool.runtime.order import DataOrder
+from carpool.runtime.precision import settle_training
 from carpool.runtime.samples import Chance, to_device
 from carpool.runtime.seeding import (
     intra_op_threads,
@@ -26,7 +27,6 @@ from carpool.runtime.seeding import (
     settle,
 )
 from carpool.runtime.training import Training, as_metrics
-from carpool.runtime.update import settle_optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,10 @@ def plain_loop(
     Without ``shards`` it is what default mode on one device must equal.
     """
     settle()
-    place = torch.device(device)
-    training.model.to(place)
-    for thing in training.state.values():
-        if isinstance(thing, torch.nn.Module):
-            thing.to(place)
-    settle_optimizer(training.optimizer, place)
-    with intra_op_threads(1 if shards is not None and place.type == "cpu" else None):
-        return _run(training, shards or 1, seed, place, max_steps)
+    where = torch.device(device)
+    settle_training(training, where)
+    with intra_op_threads(1 if shards is not None and where.type == "cpu" else None):
+        return _run(training, shards or 1, seed, where, max_steps)
 
 
 def _run(training: Training, shards: int, seed: int, device: torch.device, max_steps: int | None) -> PlainRun:

@@ -68,8 +68,6 @@ def training(
     if seed is not None:
         seed_entry(seed)
     model = build(**for_model)
-    if channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     kind = optimizer or task.optimizer
     if kind not in OPTIMIZERS:
         raise UnknownName("optimizer", kind, OPTIMIZERS, where=name)
@@ -87,6 +85,7 @@ def training(
         evaluate=_test_loss(data.test, task.loss, batch_size),
         evaluate_every=steps,  # at the end only: what is measured is training
         autocast=autocast,
+        channels_last=channels_last,
     )
 
 

@@ -1,0 +1,32 @@
+"""A training on its device: where its tensors lie, how they lie, and how exactly float32 numbers are multiplied.
+
+``precision`` names the products of float32 tensors on a GPU. ``float32`` keeps all their bits. ``tf32`` rounds factors
+to ten bits of mantissa, which tensor cores multiply several times as fast. Where it is not given, torch's own choice
+stands: convolutions in tf32, matrix products in float32. It changes bits, and is the same in every worker of a job.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from carpool.runtime.training import Training
+from carpool.runtime.update import settle_optimizer
+
+
+def settle_training(training: Training, device: torch.device) -> None:
+    """Move a training to its device, in the form that the runtime and the reference share."""
+    settle_precision(training.precision)
+    training.model.to(device)
+    if training.channels_last:
+        training.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for thing in training.state.values():
+        if isinstance(thing, nn.Module):
+            thing.to(device)
+    settle_optimizer(training.optimizer, device)
+
+
+def settle_precision(precision: str) -> None:
+    """Let this process multiply float32 numbers so; nothing is changed where nothing is asked."""
+    if precision:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
