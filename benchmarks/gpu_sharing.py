@@ -1,157 +1,68 @@
-"""One GPU shared by three trainings: alone and side by side, by the code and as graphs, in every lane there is.
+"""One GPU shared by several trainings: alone, sliced in time, isolated, under equal and unlike shares, and many at once.
 
-Usage: PYTHONPATH=src python benchmarks/gpu_sharing.py [--shares 33,40,50,60,100] [--seconds 2] [--out FILE]
-All jobs run through executors, as `carpool run` starts them. Needs a GPU; MPS lanes need NVIDIA's MPS. The measure is
-Σ rate / (rate alone as a graph): one after another with graphs is 1.00.
+Usage: PYTHONPATH=src python benchmarks/gpu_sharing.py [--stages mixes,skewed,many] [--out FILE] [--seconds 1]
+Every training is a process at a share it keeps, all resident; rows are windows of a second in which some of them run.
+The measure is Σ rate / (rate alone as a graph): one after another with graphs is 1.00. Needs a GPU and NVIDIA's MPS;
+`--device cpu` tries the benchmark out with tiny nets. Rows are written to the file as they come.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-import tempfile
-from contextlib import AsyncExitStack
+import time
 from pathlib import Path
-from typing import Any
 
-from measured import RESULTS, conditions
-from trials.gpu import alone, open_desk, program, together
+import torch
+from colocation.daemon import mps
+from measured import RESULTS
+from sharing.mixes import MANY, PAIRED, SKEWED, Mix, baselines, many, skewed, tiny
+from sharing.room import Room
+from sharing.table import Table
 
-MIXES = {
-    "V16+R18+M3": ("vgg16", "resnet18", "mobilenet_v3"),
-    "R50+S2+D121": ("resnet50", "shufflenet_v2", "densenet121"),
-}
-BATCH = 128
-
-
-class Table:
-    """Prints each row as it comes, and keeps it."""
-
-    def __init__(self, mix: str, *, deterministic: bool, path: Path, rows: list[dict[str, Any]]) -> None:
-        self.mix = mix
-        self._path = path
-        self.deterministic = deterministic
-        self.rows = rows
-        self.alone: dict[str, float] = {}
-
-    def add(self, mode: str, rates: dict[str, float]) -> None:
-        """A way of running the jobs, with samples per second of each."""
-        of_graph = sum(rate / self.alone[name] for name, rate in rates.items()) if self.alone else None
-        row = {
-            "mix": self.mix,
-            "deterministic": self.deterministic,
-            "mode": mode,
-            "rates": {n: round(r, 1) for n, r in rates.items()},
-        }
-        if of_graph is not None:
-            row["sum_of_graph_alone"] = round(of_graph, 3)
-        self.rows.append(row)
-        self._save()
-        told = "  ".join(f"{name} {rate:9,.0f}" for name, rate in rates.items())
-        print(f"{self.mix:12} {mode:28} {told}  Σ {of_graph or 0.0:.3f}", flush=True)
-
-    def fail(self, way: str, error: Exception) -> None:
-        """A way that did not come to its end."""
-        self.rows.append({"mix": self.mix, "mode": way, "error": f"{type(error).__name__}: {error}"})
-        self._save()
-        print(f"{self.mix:12} {way}: {type(error).__name__}: {error}", flush=True)
-
-    def _save(self) -> None:
-        document = {"schema": 1, "benchmark": "gpu_sharing", **conditions(), "batch": BATCH, "results": self.rows}
-        self._path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-async def lanes(table: Table, names: tuple[str, ...], shares: list[int], seconds: float, state: Path) -> None:
-    """Side by side in lanes of the whole GPU, each alone (the others stopped), and with equal shares."""
-    desk = await open_desk(state)
-    try:
-        for name in names:
-            desk.introduce(name, program(name, graph=True, batch=BATCH, deterministic=table.deterministic))
-        whole = await together(desk, dict.fromkeys(names, 1.0), seconds, BATCH)
-        table.alone = await alone(desk, names, seconds, BATCH)
-        table.add("alone, graph", table.alone)
-        table.add("MPS 100 % each, graph", whole)
-        for share in shares:
-            rates = await together(desk, dict.fromkeys(names, share / 100), seconds, BATCH)
-            table.add(f"MPS {share} % each, graph", rates)
-    finally:
-        await desk.close()
-
-
-async def eager(table: Table, names: tuple[str, ...], seconds: float, state: Path) -> None:
-    """The same without graphs."""
-    desk = await open_desk(state)
-    try:
-        for name in names:
-            desk.introduce(name, program(name, graph=False, batch=BATCH, deterministic=table.deterministic))
-        whole = await together(desk, dict.fromkeys(names, 1.0), seconds, BATCH)
-        table.add("alone, eager", await alone(desk, names, seconds, BATCH))
-        table.add("MPS 100 % each, eager", whole)
-    finally:
-        await desk.close()
-
-
-async def sliced(table: Table, names: tuple[str, ...], seconds: float, state: Path, *, graph: bool) -> None:
-    """A process per job and nothing else, as people run them: the driver gives each its slice of time."""
-    async with AsyncExitStack() as stack:
-        desks = await asyncio.gather(*[open_desk(state / name, mps=False) for name in names])
-        for name, desk in zip(names, desks, strict=True):
-            stack.push_async_callback(desk.close)
-            desk.introduce(name, program(name, graph=graph, batch=BATCH, deterministic=table.deterministic))
-        measured = [together(d, {n: 1.0}, seconds, BATCH) for n, d in zip(names, desks, strict=True)]
-        rates = {name: rate for each in await asyncio.gather(*measured) for name, rate in each.items()}
-    table.add(f"time slicing, {'graph' if graph else 'eager'}", rates)
-
-
-async def turns(table: Table, names: tuple[str, ...], seconds: float, state: Path) -> None:
-    """The lane without MPS: steps by token."""
-    desk = await open_desk(state, mps=False)
-    try:
-        for name in names:
-            desk.introduce(name, program(name, graph=True, batch=BATCH, deterministic=table.deterministic))
-        table.add("turns by token, graph", await together(desk, dict.fromkeys(names, 1 / 3), seconds, BATCH))
-    finally:
-        await desk.close()
-
-
-async def measure(table: Table, shares: list[int], seconds: float, ways: list[str]) -> None:
-    """All ways of running a mix; a way that fails is told, and the others go on."""
-    names = MIXES[table.mix]
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        tasks = {
-            "lanes": lambda: lanes(table, names, shares, seconds, work / "lanes"),
-            "eager": lambda: eager(table, names, seconds, work / "eager"),
-            "sliced": lambda: sliced(table, names, seconds, work / "sliced", graph=False),
-            "turns": lambda: turns(table, names, seconds, work / "turns"),
-        }
-        for way in ways:
-            try:
-                await tasks[way]()
-            except Exception as error:  # noqa: BLE001 - see above
-                table.fail(way, error)
+STAGES = ("mixes", "skewed", "many")
 
 
 def main() -> None:
-    """Every mix; print rows as they come, and write them down."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shares", default="33,40,50,60", help="percent, divided by commas")
-    parser.add_argument("--seconds", type=float, default=2.0, help="that each way is measured")
-    parser.add_argument("--mixes", default=",".join(MIXES))
-    parser.add_argument("--ways", default="lanes,eager,sliced,turns")
-    parser.add_argument(
-        "--deterministic", default="true,false", help="with the settings of exact trainings, or without"
-    )
-    parser.add_argument("--out", default="", help=f"write JSON here instead of {RESULTS.name}/gpu_sharing.json")
+    """Stage by stage; one that fails is told, and the others go on."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--mixes", default="", help="only mixes whose names begin so, divided by commas")
+    parser.add_argument("--seconds", type=float, default=1.0, help="that each row is measured")
+    parser.add_argument("--deterministic", default="true,false", help="settings of the mixes: for equal bits, or not")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_sharing.json")
     options = parser.parse_args()
-    shares = [int(share) for share in options.shares.split(",")]
-    path = Path(options.out) if options.out else RESULTS / "gpu_sharing.json"
-    rows: list[dict[str, Any]] = []
-    for setting in options.deterministic.split(","):
-        for mix in options.mixes.split(","):
-            table = Table(mix, deterministic=setting == "true", path=path, rows=rows)
-            asyncio.run(measure(table, shares, options.seconds, options.ways.split(",")))
+    torch.set_num_threads(1)
+    table = Table(options.out, {"device": options.device})
+    began = time.monotonic()
+    with mps() as environment, Room(environment, options.device) as room:
+        for stage in options.stages.split(","):
+            for whole in _chosen(stage, options.mixes, options.device):
+                try:
+                    _measure(stage, table, room, whole, options)
+                except Exception as error:  # noqa: BLE001 - see above
+                    table.fail(f"{stage} {whole.name}", error)
+                spent = f"{time.monotonic() - began:.0f} s, {room.measured_s:.0f} s of them measuring"
+                print(f"{whole.name}: {spent}", flush=True)
+                table.facts |= room.facts
+                table.save()
+
+
+def _chosen(stage: str, names: str, device: str) -> list[Mix]:
+    every = {"mixes": PAIRED, "skewed": SKEWED, "many": MANY}[stage]
+    found = [whole for whole in every if not names or whole.name.startswith(tuple(names.split(",")))]
+    return found if device == "cuda" else [tiny(whole) for whole in found]
+
+
+def _measure(stage: str, table: Table, room: Room, whole: Mix, options: argparse.Namespace) -> None:
+    if stage == "mixes":
+        for setting in options.deterministic.split(","):
+            on = setting == "true"
+            baselines(table, room, whole, deterministic=on, seconds=options.seconds, brief=not on)
+    elif stage == "skewed":
+        skewed(table, room, whole, options.seconds / 2)
+    else:
+        many(table, room, whole, options.seconds)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import gc
 import os
 import time
 import traceback
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -70,6 +71,8 @@ class Seat:
 
 def _serve(pipe: Connection, environment: dict[str, str], device: str) -> None:
     os.environ.update(environment)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
+    warnings.simplefilter("ignore")  # torch names every operation without a deterministic form
     runner = _Runner(device)
     while True:
         try:
@@ -107,10 +110,14 @@ class _Runner:
             torch.cuda.empty_cache()
         return {}
 
-    def load(self, task: Task) -> dict[str, Any]:
-        """Put a task where there is none; how it will run."""
+    def load(self, task: Task, deterministic: bool | None = None) -> dict[str, Any]:
+        """Put a task where there is none, with carpool's settings for equal bits or with any kernels; how it runs."""
         import torch
 
+        if deterministic is not None:
+            torch.use_deterministic_algorithms(deterministic, warn_only=True)
+            torch.utils.deterministic.fill_uninitialized_memory = False
+            torch.backends.cudnn.benchmark = not deterministic
         if self._device != "cuda":
             self._built = build(task, self._device)
             self._launch = self._built.step
@@ -152,9 +159,10 @@ class _Runner:
         self._graph, self._launch = graph, graph.replay
         return ""
 
-    def run(self, window: Window) -> dict[str, float]:
-        """Run through the window; steps per second inside of it."""
-        launch, wait = self._launch, self._waiter()
+    def run(self, window: Window, eager: bool = False) -> dict[str, float]:
+        """Run through the window, by the code even where there is a graph if `eager`; steps per second inside of it."""
+        assert self._built is not None
+        launch, wait = self._built.step if eager else self._launch, self._waiter()
         now = time.monotonic
         while now() < window.start:
             time.sleep(max(0.0, window.start - now() - 0.0005))

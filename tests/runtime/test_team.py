@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.messages import AssignApplied, Fact, JobFailed, JobFinished, ReleaseApplied
+from carpool.core.messages import AssignApplied, Fact, JobFailed, JobFinished, ProgressReported, ReleaseApplied
 from carpool.core.model import JobId
 from carpool.runtime.actions import (
     Action,
@@ -738,6 +738,8 @@ def test_a_probe_is_not_measured_again_after_a_loss() -> None:
     world = World(patient(False))
     world.order(0, probe=4)
     happen(world, "both", 4)
+    happen(world, "park", 0)
+    happen(world, "both", 4)
     world.living[0].alive = False
     happen(world, "both", 4)
     happen(world, "both", 4)
@@ -746,6 +748,44 @@ def test_a_probe_is_not_measured_again_after_a_loss() -> None:
     world.run()
     assert [proceeds[0].probe for _, proceeds in sorted(world.formations.items())] == [4, 4, 0]
     world.check_finish()
+
+
+def test_neighbours_stand_still_while_a_probe_is_measured() -> None:
+    world = World(patient(False))
+    world.order(0)
+    happen(world, "both", 12)
+    world.order(0, probe=4)
+    happen(world, "both", 4)
+    assert (world.parked, world.team.is_still) == (1, True)  # it waits for them
+    happen(world, "park", 0)
+    happen(world, "both", 2)
+    assert (world.parked, world.team.is_still) == (1, False)
+    world.do(world.team.said(world.at, world.living[0].id, Stepped(20, 0, 0.5, 1.0, 3.0, probed=True)))
+    assert world.parked == 0
+    (told,) = [fact for fact in world.facts if isinstance(fact, ProgressReported) and fact.alone]
+    assert told.rate == 3.0
+    world.run()
+    world.check_finish()
+
+
+@pytest.mark.parametrize("instead", [(), (0,), (1,)])
+def test_a_probe_that_is_no_longer_wished_lets_the_neighbours_go_on(instead: tuple[int, ...]) -> None:
+    world = World(patient(False))
+    world.order(0, probe=4)
+    happen(world, "both", 4)
+    assert world.parked == 1
+    world.order(*instead)
+    happen(world, "both", 30)
+    assert world.parked == 0
+
+
+def test_who_stands_still_for_a_measurement_keeps_its_memory() -> None:
+    world = started(False, 0)
+    happen(world, "both", 12)
+    world.do(world.team.hold(world.at, True, clears=False))
+    for _ in range(12):
+        happen(world, "rounds", 1)
+    assert (world.team.is_still, world.team.has_made_room) == (True, False)
 
 
 def test_who_stands_still_for_a_neighbour_gives_its_memory_back_first() -> None:

@@ -86,6 +86,7 @@ class ProgressReported(Fact):
     noise: float | None = None  # gradient noise scale, in samples
     step_s: float | None = None  # seconds of one step, synchronisation included
     sync_s: float | None = None  # of these, seconds of synchronisation that nothing hid
+    alone: bool = False  # a probe measured it, while whoever shares its devices stood still
     rank: ClassVar[int] = _STOOD
 
 
@@ -173,7 +174,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An assignment made to measure: the job runs this many steps and reports."""
+    """An assignment made to measure: the job runs this many steps and reports, while others on its device stand still.
+
+    As many steps before them warm up.
+    """
 
     steps: int
 

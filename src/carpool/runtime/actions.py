@@ -78,6 +78,7 @@ class Park:
     """Let every other job on a device stand still until `Unpark`, and answer with `Team.parked`."""
 
     device: int
+    clears: bool = True  # they give back the memory that they only keep for later
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,9 +249,10 @@ class Executor:
                     self._report(Told(training.job, words))
                 case Emit(fact):
                     self._emit(fact)
-                case Park(device):
-                    self._entrance.make_room(device)
-                    self._parking.ask(training.job, device)
+                case Park(device, clears):
+                    if clears:
+                        self._entrance.make_room(device)
+                    self._parking.ask(training.job, action)
                 case Unpark():
                     self._parking.leave(training.job)
                 case Write(what):

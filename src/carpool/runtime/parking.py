@@ -1,11 +1,11 @@
-"""Who stands still so that a job whose step ran out of memory can try it again, alone on its device."""
+"""Who stands still so that a job is alone on its device: one that ran out of memory, or one that is measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from carpool.core.model import JobId
-from carpool.runtime.actions import Action
+from carpool.runtime.actions import Action, Park
 from carpool.runtime.holding import Training
 
 
@@ -21,26 +21,26 @@ class Parking:
         self._trainings = trainings
         self._do = do
         self._clock = clock
-        self._queue: list[tuple[JobId, int]] = []  # jobs that want to be alone on a device; the first one is
+        self._queue: list[tuple[JobId, Park]] = []  # jobs that want to be alone on a device; the first one is
         self._is_parked = False
         self._held: set[JobId] = set()  # that stand still for it
 
-    def ask(self, job: JobId, device: int) -> None:
+    def ask(self, job: JobId, wish: Park) -> None:
         """A job wants to be alone on a device."""
-        self._queue.append((job, device))
+        self._queue.append((job, wish))
 
     def see_to(self) -> None:
         """Let the first job that asks for it be alone on its device once the others there stand still."""
         if not self._queue or self._is_parked:
             return
         at = self._clock()
-        first, device = self._queue[0]
+        first, wish = self._queue[0]
         self._is_parked = True  # before anything below comes back here
-        neighbours = self._neighbours(first, device)
+        neighbours = self._neighbours(first, wish.device)
         for training in neighbours:
             self._held.add(training.job)
-            self._do(training, training.team.hold(at, True))
-        if all(training.team.has_made_room for training in neighbours):
+            self._do(training, training.team.hold(at, True, clears=wish.clears))
+        if all(t.team.has_made_room if wish.clears else t.team.is_still for t in neighbours):
             self._do(self._trainings[first], self._trainings[first].team.parked(at))
         else:
             self._is_parked = False  # looked at again with the next event

@@ -77,6 +77,7 @@ class Roster:
         self._releasing = True  # whether that answer was a release
         self._by_token = False
         self._held = False  # stands still for a neighbour
+        self._clears = True  # and makes room for it
         self._stop: bool | None = None  # asked to stop; whether with a checkpoint
         self._was_asked_to_save = False  # at the stop
         self._result: Done | None = None  # what rank 0 said at the end
@@ -89,6 +90,7 @@ class Roster:
         self._short_at: int | None = None  # the step that ran out of memory and is tried again
         self._awaits_parking = False
         self._probed = 0  # newest generation whose probe was measured
+        self._quiet_for = 0  # generation for whose probe the neighbours were asked to stand still; 0: for none
         self._memory_bytes = 0  # that a worker held at most
 
     @property
@@ -122,6 +124,11 @@ class Roster:
     @property
     def _wants_nothing(self) -> bool:
         return self._stop is not None or not self.wish.seats
+
+    @property
+    def _is_to_probe(self) -> bool:
+        """Whether a measurement is asked for that has not been made; what spans devices is not measured alone."""
+        return bool(self.wish.probe) and self._probed < self.wish.generation and len(self.wish.seats) == 1
 
     def _seated(self) -> list[int]:
         """Workers on the wished seats that are there, by seat."""
@@ -191,6 +198,12 @@ class Roster:
         self._losses.progressed(step)
         if self._short_at is not None and step > self._short_at and not self._awaits_parking:
             self._short_at = None
+            self._actions.append(Unpark())
+
+    def _end_quiet(self) -> None:
+        """Let neighbours go on that stood still for a probe."""
+        if self._quiet_for:
+            self._quiet_for, self._awaits_parking = 0, False
             self._actions.append(Unpark())
 
     def _load(self, worker: Worker) -> None:

@@ -22,6 +22,7 @@ from carpool.runtime.actions import (
     Emit,
     Ended,
     Kill,
+    Park,
     Segment,
     Stopped,
     Unpark,
@@ -65,13 +66,15 @@ class Settling(Roster):
             self._end(at)
             return
         self._staff(at)
+        self._ask_for_quiet()
         if self.formation is not None:
             self._steer(at)
         elif not at_work:
             if self._wants_nothing:
                 self._withdraw(at)
             elif self._held:
-                self._make_room()
+                if self._clears:
+                    self._make_room()
             else:
                 self._gather(at)
         self._answer()
@@ -89,6 +92,12 @@ class Settling(Roster):
         for seat in seats:
             if self._berth(seat) not in taken:
                 self._start(seat)
+
+    def _ask_for_quiet(self) -> None:
+        """Before a probe: let the neighbours stand still once the worker is there that shall be measured."""
+        if self._is_to_probe and not self._quiet_for and not self._awaits_parking and self._seated():
+            self._quiet_for, self._awaits_parking = self.wish.generation, True
+            self._actions.append(Park(self.wish.seats[0].device, clears=False))
 
     def _steer(self, at: float) -> None:
         """While a formation works: begin to halt it when something is to change."""
@@ -217,6 +226,7 @@ class Settling(Roster):
 
     def _withdraw(self, at: float) -> None:
         """Keep the newest state outside of the workers, then send all of them away."""
+        self._end_quiet()
         if self._short_at is not None:
             self._short_at, self._awaits_parking = None, False
             self._actions.append(Unpark())
@@ -295,6 +305,7 @@ class Settling(Roster):
     def _conclude(self) -> None:
         result = self._result
         self.is_over = True
+        self._end_quiet()
         if self._short_at is not None:
             self._actions.append(Unpark())
         self._actions += self._safe.empty()

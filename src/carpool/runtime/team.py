@@ -54,6 +54,7 @@ class Team(Settling):
         """The scheduler wants this; what is older than the newest order is ignored."""
         if wish.generation > self.wish.generation and not self._is_ending:
             self.wish = wish
+            self._end_quiet()
         return self._settled(at)
 
     def said(self, at: float, worker: int, message: Message) -> list[Action]:
@@ -121,9 +122,9 @@ class Team(Settling):
         self._by_token = by_token
         return self._settled(at)
 
-    def hold(self, at: float, held: bool) -> list[Action]:
-        """Stand still at the next boundary for a neighbour, or go on."""
-        self._held = held
+    def hold(self, at: float, held: bool, *, clears: bool = True) -> list[Action]:
+        """Stand still at the next boundary for a neighbour, and make room if that `clears`; or go on."""
+        self._held, self._clears = held, clears
         return self._settled(at)
 
     def parked(self, at: float) -> list[Action]:
@@ -187,8 +188,10 @@ class Team(Settling):
         if formation.is_solo:
             formation.step = max(formation.step, said.step)
             self._progressed(said.step)
+        is_alone = said.probed and bool(self._quiet_for) and self._quiet_for == self._answered
         if said.probed:
             self._probed = self._answered
+            self._end_quiet()
         if self._answered and not self._releasing:
             step_s = 1.0 / said.steps_per_s if said.steps_per_s > 0.0 else None
             report = ProgressReported(
@@ -200,6 +203,7 @@ class Team(Settling):
                 said.noise,
                 step_s=formation.pace.step_s or step_s,
                 sync_s=formation.pace.sync_s if formation.pace.step_s else None,
+                alone=is_alone,
             )
             self._actions.append(Emit(report))
 

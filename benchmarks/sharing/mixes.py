@@ -1,0 +1,149 @@
+"""The mixes, and the ways of running them that need no scheduler."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from colocation.tasks import Task
+from sharing.room import PLAIN, Guest, Room
+from sharing.table import Table
+
+from carpool.runtime.zoo import MODELS
+
+EQUAL = (33, 40, 50, 60, 100)
+BESIDE = (25, 33, 40, 50, 60, 100)  # equal shares of skewed mixes
+LARGE, SMALL = (25, 33, 40, 50, 60, 70, 80, 100), (10, 15, 20, 25, 33, 40, 50, 60, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Trainings that share a GPU; in skewed ones the first is the large one."""
+
+    name: str
+    tasks: tuple[Task, ...]
+
+    def at(self, *shares: int) -> list[Guest]:
+        """Each at its share; one share is for all."""
+        given = shares if len(shares) == len(self.tasks) else shares * len(self.tasks)
+        return [Guest(task, share, place) for place, (task, share) in enumerate(zip(self.tasks, given, strict=True))]
+
+
+def task(model: str, batch: int) -> Task:
+    """A net as published, on pictures of CIFAR-10's shape."""
+    published = {"stem": "imagenet"} if "stem" in inspect.signature(MODELS[model]).parameters else {}
+    return Task(model, batch, sizes=published)
+
+
+def mix(name: str, *tasks: tuple[str, int]) -> Mix:
+    """By model and batch."""
+    return Mix(name, tuple(task(*each) for each in tasks))
+
+
+def tiny(whole: Mix) -> Mix:
+    """The same with nets and batches that a CPU can bear, to try the benchmark out."""
+    narrow = [
+        replace(each, batch=4, sizes={**each.sizes, **({"width": 0.1} if _takes_width(each.model) else {})})
+        for each in whole.tasks
+    ]
+    return Mix(whole.name, tuple(narrow))
+
+
+def _takes_width(model: str) -> bool:
+    return model.startswith(("vgg", "resnet"))
+
+
+PAIRED = (
+    mix("V16+R18+M3", ("vgg16", 128), ("resnet18", 128), ("mobilenet_v3", 128)),
+    mix("R50+S2+D121", ("resnet50", 128), ("shufflenet_v2", 128), ("densenet121", 128)),
+)
+SKEWED = (
+    mix("V16@512+2", ("vgg16", 512), ("resnet18", 64), ("mobilenet_v3", 64)),
+    mix("R101@256+2", ("resnet101", 256), ("mobilenet_v3", 32), ("shufflenet_v2", 32)),
+    mix(
+        "R50@512+5",
+        *(("resnet50", 512), ("resnet18", 32), ("mobilenet_v3", 32), ("shufflenet_v2", 32)),
+        *(("squeezenet", 32), ("densenet121", 32)),
+    ),
+)
+MANY = (
+    mix("8 x R18", *[("resnet18", 128)] * 8),
+    mix("six CNNs", *[(each.model, 128) for whole in PAIRED for each in whole.tasks]),
+    mix(
+        "six unlike",
+        *(("resnet18", 128), ("mobilenet_v3", 128), ("shufflenet_v2", 128)),
+        *(("lstm", 32), ("ncf", 1024), ("bert_small", 8)),
+    ),
+)
+
+
+def alone(room: Room, whole: Mix, seconds: float, *, eager: bool = False) -> list[float]:
+    """Each by itself on the whole GPU; the same training twice is measured once."""
+    known: dict[str, float] = {}
+    for guest in whole.at(100):
+        if guest.task.name not in known:
+            (known[guest.task.name],) = room.run([guest], seconds, eager=eager)
+    return [known[guest.task.name] for guest in whole.at(100)]
+
+
+def baselines(table: Table, room: Room, whole: Mix, *, deterministic: bool, seconds: float, brief: bool) -> None:
+    """One mix: alone, sliced in time, isolated, under hand-set equal shares; by the code and as graphs."""
+    plain = whole.at(PLAIN)
+    shares = (40, 50, 100) if brief else EQUAL
+    took_s = room.invite([*plain, *[guest for share in shares for guest in whole.at(share)]], deterministic=deterministic)
+    more = {"deterministic": deterministic, "load_s": round(took_s, 1)}
+    stage = "mixes"
+    solo = alone(room, whole, seconds)
+    table.add(stage, whole.name, "alone, graph", solo, solo, **more)
+    by_code = alone(room, whole, seconds, eager=True)
+    table.add(stage, whole.name, "alone, eager", by_code, solo, **more)
+    for share in shares:
+        rates = room.run(whole.at(share), seconds)
+        table.add(stage, whole.name, f"MPS {share} % each, graph", rates, solo, share=share, **more)
+    for share in (100,) if brief else (33, 100):
+        rates = room.run(whole.at(share), seconds, eager=True)
+        table.add(stage, whole.name, f"MPS {share} % each, eager", rates, solo, share=share, **more)
+    table.add(stage, whole.name, "time slicing, eager", room.run(plain, seconds, eager=True), solo, **more)
+    table.add(stage, whole.name, "time slicing, graph", room.run(plain, seconds), solo, **more)
+
+
+def skewed(table: Table, room: Room, whole: Mix, seconds: float) -> None:
+    """A large training and small ones: every equal share, and a grid of unlike ones."""
+    few = len(whole.tasks) > 4
+    small = [share for share in SMALL if not few or share not in (15, 60)]
+    guests = [guest for share in LARGE for guest in whole.at(share)[:1]]
+    room.invite([*guests, *[guest for share in small for guest in whole.at(share)[1:]]])
+    solo = alone(room, whole, seconds)
+    table.add("skewed", whole.name, "alone, graph", solo, solo)
+    for share in BESIDE:
+        if share in small:
+            _row(table, room, whole, (share,) * len(whole.tasks), solo, seconds)
+    for first in (50, 60, 70, 80, 100):
+        for others in (10, 15, 20, 25, 33):
+            if others in small:
+                _row(table, room, whole, (first, *[others] * (len(whole.tasks) - 1)), solo, seconds)
+
+
+def _row(
+    table: Table, room: Room, whole: Mix, shares: Sequence[int], solo: Sequence[float], seconds: float
+) -> None:
+    rates = room.run(whole.at(*shares), seconds)
+    words = "/".join(map(str, (shares[0], *sorted(set(shares[1:])))))
+    table.add("skewed", whole.name, f"MPS {words} %, graph", rates, solo, shares=list(shares))
+
+
+def many(table: Table, room: Room, whole: Mix, seconds: float) -> None:
+    """Many trainings at once, against one after another by the code and with graphs."""
+    shares = (20, 25, 33, 40, 100)
+    room.invite([guest for share in shares for guest in whole.at(share)])
+    solo = alone(room, whole, seconds)
+    table.add("many", whole.name, "alone, graph", solo, solo)
+    by_code = alone(room, whole, seconds, eager=True)
+    table.add("many", whole.name, "alone, eager", by_code, solo)
+    for share in shares:
+        rates = room.run(whole.at(share), seconds)
+        over = sum(rate / b for rate, b in zip(rates, by_code, strict=True))
+        table.add(
+            "many", whole.name, f"MPS {share} % each, graph", rates, solo, share=share, sum_of_eager=round(over, 3)
+        )

@@ -1,0 +1,120 @@
+"""One GPU and the processes on it: trainings at fixed shares, all resident, any few of them run at a time.
+
+A seat (colocation/seat.py) keeps its share for life, so that trainings move between seats and not shares between
+trainings: loading onto a warm seat takes a second or two, starting one takes several.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from colocation.seat import Gone, Seat, Window
+from colocation.tasks import Task
+
+MOST_CLIENTS = 46  # of the 48 that the service serves on one GPU
+PLAIN = 0  # the share of a process outside the service: the driver slices time between it and the others
+_LOAD_S, _RUN_S, _LEAD = 120.0, 30.0, 1.5
+
+
+class Guest(NamedTuple):
+    """A training at a share, in percent; the `twin` tells several of the same apart."""
+
+    task: Task
+    share: int
+    twin: int = 0
+
+
+class Room:
+    """Seats, and who sits on them."""
+
+    def __init__(self, environment: Mapping[str, str], device: str = "cuda") -> None:
+        self._environment = environment
+        self._device = device
+        self._seats: dict[Guest, Seat] = {}
+        self._idle: list[Seat] = []
+        self._step_s: dict[tuple[str, bool], float] = {}
+        self._deterministic: bool | None = None
+        self.measured_s = 0.0  # in windows, so far
+        self.facts: dict[str, Any] = {}  # multiprocessors seen at each share, and what runs without a graph
+
+    def __enter__(self) -> Room:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for seat in [*self._seats.values(), *self._idle]:
+            seat.process.kill()
+        for seat in [*self._seats.values(), *self._idle]:
+            seat.process.join(5.0)
+
+    def invite(self, guests: Iterable[Guest], *, deterministic: bool = True) -> float:
+        """Seat these guests, all at once, and send others away; the seconds it took."""
+        began = time.monotonic()
+        wanted = dict.fromkeys(guests)
+        if deterministic != self._deterministic:
+            self._leave(list(self._seats))
+        self._deterministic = deterministic
+        self._leave([guest for guest in self._seats if guest not in wanted])
+        missing = [guest for guest in wanted if guest not in self._seats]
+        self._make_room(missing)
+        for guest in missing:
+            self._seats[guest] = self._seat(guest.share)
+            self._seats[guest].ask("load", guest.task, deterministic)
+        for guest in missing:
+            self._note(guest, self._answer(guest, _LOAD_S))
+        return time.monotonic() - began
+
+    def run(self, guests: Sequence[Guest], seconds: float = 1.0, *, eager: bool = False) -> list[float]:
+        """Samples per second of each guest, all of them running at once."""
+        longest = max(self._step_s.get((guest.task.name, eager), 0.05) for guest in guests) * len(guests)
+        start = time.monotonic() + 0.003
+        count_from = start + max(0.05, _LEAD * longest)
+        window = Window(start, count_from, count_from + max(seconds, 4.0 * longest))
+        for guest in guests:
+            self._seats[guest].ask("run", window, eager)
+        rates = [float(self._answer(guest, _RUN_S)["steps_per_s"]) for guest in guests]
+        self.measured_s += window.count_until - window.start
+        if len(guests) == 1:
+            self._step_s[guests[0].task.name, eager] = 1.0 / max(rates[0], 1e-6)
+        return [rate * guest.task.batch for rate, guest in zip(rates, guests, strict=True)]
+
+    # -------------------------------------------------------------------------------------------------------- inside
+    def _answer(self, guest: Guest, limit_s: float) -> dict[str, Any]:
+        found: dict[str, Any] = self._seats[guest].answer(limit_s)
+        if "error" in found:
+            raise Gone(f"{guest.task.name} at {guest.share} %: {found['error'][:200]}")
+        return found
+
+    def _leave(self, guests: Iterable[Guest]) -> None:
+        leaving = [self._seats.pop(guest) for guest in guests]
+        for seat in leaving:
+            seat.ask("clear")
+        for seat in leaving:
+            seat.answer(_LOAD_S)
+        self._idle += leaving
+
+    def _make_room(self, guests: Sequence[Guest]) -> None:
+        """End idle seats that nobody will sit on, where the service would have too many clients."""
+        needed = [guest.share for guest in guests]
+        for seat in list(self._idle):
+            clients = sum(s.share != PLAIN for s in (*self._seats.values(), *self._idle))
+            if seat.share in needed:
+                needed.remove(seat.share)
+            elif clients + sum(share != PLAIN for share in needed) > MOST_CLIENTS:
+                self._idle.remove(seat)
+                seat.close()
+
+    def _seat(self, share: int) -> Seat:
+        found = next((seat for seat in self._idle if seat.share == share), None)
+        if found is None:
+            return Seat(share, {} if share == PLAIN else self._environment, self._device)
+        self._idle.remove(found)
+        return found
+
+    def _note(self, guest: Guest, found: Mapping[str, Any]) -> None:
+        if guest.share != PLAIN:
+            self.facts.setdefault("multiprocessors", {})[str(guest.share)] = found["sms"]
+        if not found["graph"]:
+            self.facts.setdefault("without_graph", {})[guest.task.name] = found.get("note", "")
