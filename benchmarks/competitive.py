@@ -73,7 +73,7 @@ def choose(truth: Truth, search: ShareSearch) -> tuple[Vector, int]:
         if trial.is_last(TRIES):
             return trial.best, len(trial.tried)
         search.corrections = trial.corrections
-        tried = [tried for tried, _ in trial.tried]
+        tried = [each.vector for each in trial.tried]
         vector, values = search.best(trial.best, tabu=tried)
         if vector in tried or search.value(values) <= trial.value * (1.0 + MIN_GAIN):
             return trial.best, len(trial.tried)

@@ -1,4 +1,4 @@
-"""One GPU shared by several trainings: alone, sliced in time, isolated, under equal and unlike shares, and many at once.
+"""One GPU shared by several trainings: alone, sliced in time, isolated, at equal and at unlike shares, many at once.
 
 Usage: PYTHONPATH=src python benchmarks/gpu_sharing.py [--stages mixes,skewed,many] [--out FILE] [--seconds 1]
 Every training is a process at a share it keeps, all resident; rows are windows of a second in which some of them run.

@@ -91,7 +91,9 @@ def baselines(table: Table, room: Room, whole: Mix, *, deterministic: bool, seco
     """One mix: alone, sliced in time, isolated, under hand-set equal shares; by the code and as graphs."""
     plain = whole.at(PLAIN)
     shares = (40, 50, 100) if brief else EQUAL
-    took_s = room.invite([*plain, *[guest for share in shares for guest in whole.at(share)]], deterministic=deterministic)
+    took_s = room.invite(
+        [*plain, *[guest for share in shares for guest in whole.at(share)]], deterministic=deterministic
+    )
     more = {"deterministic": deterministic, "load_s": round(took_s, 1)}
     stage = "mixes"
     solo = alone(room, whole, seconds)
@@ -125,9 +127,7 @@ def skewed(table: Table, room: Room, whole: Mix, seconds: float) -> None:
                 _row(table, room, whole, (first, *[others] * (len(whole.tasks) - 1)), solo, seconds)
 
 
-def _row(
-    table: Table, room: Room, whole: Mix, shares: Sequence[int], solo: Sequence[float], seconds: float
-) -> None:
+def _row(table: Table, room: Room, whole: Mix, shares: Sequence[int], solo: Sequence[float], seconds: float) -> None:
     rates = room.run(whole.at(*shares), seconds)
     words = "/".join(map(str, (shares[0], *sorted(set(shares[1:])))))
     table.add("skewed", whole.name, f"MPS {words} %, graph", rates, solo, shares=list(shares))

@@ -5,7 +5,7 @@ import pytest
 from carpool.backends.live import Live
 from carpool.core.messages import JobSubmitted, ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
-from carpool.core.topology import Cluster, Placement
+from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.policies.uses import memory_of
 from carpool.predictors.belief import ProfileBelief
 from carpool.predictors.learning import Aim
@@ -181,3 +181,19 @@ def test_what_moves_cost_is_learned_from_the_records() -> None:
     price = live.move_s(SPEC)
     assert price is not None
     assert 0.0 < price < 8.0
+
+
+def test_what_is_measured_beside_others_says_nothing_of_alone() -> None:
+    live = Live(CLUSTER)
+    live.has_company = lambda job: True
+    beside = Placement(((Kind("cpu1"), 1),), 1.0, 0, (Neighbour(OTHER),))
+    learned(live, SPEC, 4.0, 0)
+    assert live.rate(SPEC, beside).mean == 4.0
+    alone = live.rate(SPEC, on(1))
+    assert alone.std >= 0.25 * alone.mean  # a guess
+    live.learn(2.0, running(SPEC, 0), ProgressReported(SPEC.id, 1, 9.0, 10.0, alone=True))  # a probe: they stood still
+    alone = live.rate(SPEC, on(1))
+    assert alone.mean == 10.0
+    assert alone.std < 0.05 * alone.mean
+    assert live.rate(SPEC, beside).mean == 4.0
+    assert [placement.fraction for placement in live.rates(SPEC.id)] == [1.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import product
 
@@ -9,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carpool.backends.live import Live
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.estimates import Declared, Estimate, Estimator
-from carpool.core.model import JobId, JobSpec, Kind
+from carpool.core.model import DeviceId, JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.competitive import Competitive
 from carpool.policies.share_search import Setting, ShareSearch, Tenant, fair, raw
-from carpool.policies.share_trials import Trial, Trials
+from carpool.policies.share_trials import Mark, Trial, Trials, Tried
+from carpool.policies.slowdown import Slowdown
 from carpool.sim.run import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, PlainWorld
@@ -90,9 +93,21 @@ def test_objectives() -> None:
 
 
 def test_notes_survive_json() -> None:
-    trial = Trial((JobId("a"), JobId("b")), (Setting(0.5), Setting(1.0, 64)), 6.0, (((Setting(0.4),) * 2, 0.7),))
+    tried = (Tried((Setting(0.4),) * 2, 0.7, (0.5, 0.9)),)
+    trial = Trial((JobId("a"), JobId("b")), (Setting(0.5), Setting(1.0, 64)), 6.0, tried, {}, (Mark(3.0, 4.0),) * 2)
     trials = Trials({3: trial}, {3: [(JobId("a"), JobId("c"))]})  # type: ignore[dict-item]
-    assert Trials.of(trials.note()).note() == trials.note()
+    assert json.loads(json.dumps(trials.note())) == trials.note()
+    assert Trials.of(trials.note()).get(DeviceId(3)) == trial
+
+
+def test_notes_of_older_versions_are_read() -> None:
+    trial = Trial((JobId("a"),), (Setting(0.5),), 6.0, (Tried((Setting(0.4),), 0.7),))
+    note = Trials({3: trial}, {}).note()  # type: ignore[dict-item]
+    entry = note["trials"]["3"]
+    entry["tried"] = [[[[0.4, 0]], 0.7]]
+    for key in ("marks", "rates", "looks", "is_measured"):
+        del entry[key]
+    assert Trials.of(note).get(DeviceId(3)) == trial
 
 
 def test_a_judged_vector_corrects_beliefs() -> None:
@@ -178,3 +193,74 @@ class Lenient(PlainWorld):
 def test_bad_parameters_are_refused(options: dict[str, object]) -> None:
     with pytest.raises((InputError, UnknownName)):
         Competitive(**options)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------ where nothing is known beforehand
+class Law(PlainWorld):
+    """A world in which slowdowns follow a law, and an estimator that has to find out."""
+
+    hungers = (0.6, 0.3, 0.1)
+    harms = (1.2, 0.6, 0.3)
+    whole = (200.0, 600.0, 300.0)  # steps per second alone
+
+    def speed(self, place: int, shares: Sequence[float]) -> float:
+        others = sum(self.harms[i] * share**1.5 for i, share in enumerate(shares) if i != place)
+        return float(1.0 / (1.0 + self.hungers[place] * (1.0 / shares[place] - 1.0) + others))
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        place = _number(spec)
+        shares = [0.0, 0.0, 0.0]
+        shares[place] = placement.fraction
+        for other in placement.neighbours:
+            shares[_number(other.spec)] = other.fraction
+        return Pace(self.whole[place] * self.speed(place, shares))
+
+    def estimator(self) -> Estimator:
+        live = Live(Cluster.build([(1, 1, "H200")]))
+        live.has_company = lambda job: True
+        return live
+
+
+def _number(spec: JobSpec) -> int:
+    return int(spec.id.removeprefix("j"))
+
+
+def test_shares_are_found_where_nothing_is_known() -> None:
+    law, steps = Law(), 60_000.0
+    run = drive(Competitive(), Cluster.build([(1, 1, "H200")]), stream(3, steps), law, report_every_s=0.2)
+    told = [record.planned.reason for record in run.records if record.planned]
+    assert any("measures j0, j1, j2 alone" in reason for reason in told), told
+    kept = next(reason for reason in told if "keeps" in reason)
+    chosen = [float(part) / 100.0 for part in kept.split()[1].replace("%", "").split("/")]
+    found, best = (
+        fair([1.0] * 3, [law.speed(place, shares) for place in range(3)])
+        for shares in (chosen, max(((e,) * 3 for e in Competitive().levels), key=lambda s: _fair_of(law, s)))
+    )
+    assert found >= 0.99 * best
+    assert f"measured {found:.2f}" in kept
+    assert next(record.at for record in run.records if record.planned and "keeps" in record.planned.reason) < 30.0
+
+
+def _fair_of(law: Law, shares: Sequence[float]) -> float:
+    return fair([1.0] * 3, [law.speed(place, shares) for place in range(3)])
+
+
+def test_a_mix_of_which_nothing_is_known_is_given_up_when_it_is_slower_than_turns() -> None:
+    class Bad(Law):
+        harms = (8.0, 8.0, 8.0)
+
+    run = drive(Competitive(), Cluster.build([(1, 1, "H200")]), stream(2, 20_000.0), Bad(), report_every_s=0.2)
+    told = [record.planned.reason for record in run.records if record.planned]
+    assert any("waits: together they reached" in reason for reason in told), told
+    assert run.summary.finished == 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(LEVELS), min_size=3, max_size=3), st.integers(2, 5))
+def test_slowdowns_are_learned_from_a_few_vectors(shares: list[float], count: int) -> None:
+    law = Law()
+    tried = [(1.0, 1.0, 1.0), (0.5, 0.5, 0.5), (0.4, 0.75, 0.4), (0.75, 0.4, 0.5), (0.4, 0.4, 1.0)][:count]
+    model = Slowdown().fit(tried, [[law.speed(place, vector) for place in range(3)] for vector in tried])
+    for place, speed in enumerate(model.predict(tuple(shares))):
+        assert 0.0 < speed <= 1.0
+        assert speed == pytest.approx(law.speed(place, shares), rel=0.45 if count < 5 else 0.25)

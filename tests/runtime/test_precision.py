@@ -48,9 +48,10 @@ def test_a_job_may_ask_for_more_than_its_training(make_training: Any) -> None:
 
 
 def test_convolutions_lie_channels_last_and_are_still_the_optimizers(make_training: Any) -> None:
-    model = nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Conv2d(6, 4, 3, padding=1), nn.Flatten(), nn.Linear(4, 3))
+    seen = nn.Conv2d(6, 4, 3, padding=1)
+    model = nn.Sequential(nn.Unflatten(1, (6, 1, 1)), seen, nn.Flatten(), nn.Linear(4, 3))
     training = make_training(model=model, channels_last=True)
     settle_training(training, CPU)
-    weight = model[1].weight
+    weight = seen.weight
     assert weight.is_contiguous(memory_format=torch.channels_last)
     assert weight is training.optimizer.param_groups[0]["params"][0]

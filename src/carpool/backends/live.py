@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -21,7 +21,9 @@ _TYPICAL_S = 120.0  # length of a job of which nothing is known, while nothing i
 _UNSURE = 0.5  # spread of a guess, relative to it
 _LEAST = 0.1  # least spread of a rate that was not measured
 
-_Key = tuple[JobId, tuple[tuple[Kind, int], ...], float, int]
+_PROBED = 0.02  # spread of what a probe measured, relative to it
+
+_Key = tuple[JobId, tuple[tuple[Kind, int], ...], float, int, bool]  # …, share, batch size, beside others
 
 
 @dataclass(slots=True)
@@ -36,12 +38,12 @@ class Measured:
 class Live:
     """An estimator that learns from what running jobs report, and starts from saved profiles where there are some.
 
-    A rate is the moving average of what was reported under the same devices, share and batch. Elsewhere it is scaled
-    from the nearest measurement of that job: over the links, from all jobs' steps, once it was measured on unlike
-    numbers of devices (`Places`); before that as its profile says, and without one by the number of devices (Amdahl, a
-    tenth serial), their speeds (`speeds`: cores of a device, say) and the share. Of a job without a profile that never
-    ran it is known only how it compares with itself: its rate is 1 on the reference, and its length that of the average
-    known job.
+    A rate is the moving average of what was reported under the same devices, share and batch; alone and beside others
+    are kept apart (`has_company` tells which it was). Elsewhere it is scaled from the nearest measurement of that job:
+    over the links, from all jobs' steps, once it was measured on unlike numbers of devices (`Places`); before that as
+    its profile says, and without one by the number of devices (Amdahl, a tenth serial), their speeds (`speeds`: cores
+    of a device, say) and the share. Of a job without a profile that never ran it is known only how it compares with
+    itself: its rate is 1 on the reference, and its length that of the average known job.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Live:
         self._of_job: dict[JobId, list[_Key]] = {}
         self._totals: dict[JobId, float] = {}
         self._places: tuple[tuple[Cluster, int], Places] | None = None  # and what it was fitted to
+        self.has_company: Callable[[Job], bool] = lambda job: False  # whether others hold some of its devices too
 
     @property
     def version(self) -> int:
@@ -78,7 +81,7 @@ class Live:
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
         """Steps per second there."""
-        key = _key(spec.id, placement)
+        key = _key(spec.id, placement, bool(placement.neighbours))
         known = self._rates.get(key)
         if known is not None:
             return Estimate(known.mean, known.spread)
@@ -86,8 +89,8 @@ class Live:
         near = self._nearest(spec.id, placement)
         if near is None:
             return first
-        _, groups, fraction, batch_size = near
-        if fraction == placement.fraction == 1.0 and not placement.neighbours:
+        _, groups, fraction, batch_size, was_shared = near
+        if fraction == placement.fraction == 1.0 and not placement.neighbours and not was_shared:
             faster = self._known_places().ratio(spec.id, Place(groups, batch_size), _place(placement))
             if faster is not None:
                 guess = self._rates[near].mean * faster.mean
@@ -117,11 +120,9 @@ class Live:
         return 0 if profile is None else profile.memory(spec)
 
     def rates(self, job: JobId) -> Mapping[Placement, Measured]:
-        """All that was measured of a job in this run."""
-        keys = self._of_job.get(job, ())
-        return {
-            Placement(groups, fraction, batch): self._rates[key] for key in keys for _, groups, fraction, batch in [key]
-        }
+        """All that was measured of a job in this run while it was alone."""
+        keys = [key for key in self._of_job.get(job, ()) if not key[4]]
+        return {Placement(*key[1:4]): self._rates[key] for key in keys}
 
     def remaining(self, job: Job, at: float) -> Estimate:
         """Steps still to do: to the loss it stops at, where it has one and its curve is known, or to its last step."""
@@ -151,10 +152,11 @@ class Live:
             return
         if max(job.observed.devices()) >= self.cluster.num_devices:
             return  # while a journal is folded, of a machine that came back with other devices
-        key = _key(job.id, self.cluster.placement(job.observed))
+        shared = not report.alone and self.has_company(job)
+        key = _key(job.id, self.cluster.placement(job.observed), shared)
         known = self._rates.get(key)
         if known is None:
-            self._rates[key] = Measured(report.rate, report.rate * _UNSURE)
+            self._rates[key] = Measured(report.rate, report.rate * (_PROBED if report.alone else _UNSURE))
             self._of_job.setdefault(job.id, []).append(key)
         else:
             known.spread += _LATEST * (abs(report.rate - known.mean) - known.spread)
@@ -171,7 +173,7 @@ class Live:
         """How places compare, fitted anew when a job was measured in another one."""
         known = (self.cluster, len(self._rates))
         if self._places is None or self._places[0] != known:
-            whole = [(key, measured.mean) for key, measured in self._rates.items() if key[2] == 1.0]
+            whole = [(key, measured.mean) for key, measured in self._rates.items() if key[2] == 1.0 and not key[4]]
             fitted = Places(self.cluster).fit([(key[0], Place(key[1], key[3]), rate) for key, rate in whole])
             self._places = known, fitted
         return self._places[1]
@@ -192,7 +194,7 @@ class Live:
         """The job's rate on one device of speed 1, as far as is known."""
         keys = self._of_job.get(job)
         if keys:
-            _, groups, fraction, _ = keys[-1]
+            _, groups, fraction, *_ = keys[-1]
             return self._rates[keys[-1]].mean / self._relative(groups, fraction)
         if job in self._profiles:
             one = Placement(((Kind(self._profiles[job].kinds[0]), 1),))
@@ -210,5 +212,5 @@ def _place(placement: Placement) -> Place:
     return Place(placement.groups, placement.batch_size)
 
 
-def _key(job: JobId, placement: Placement) -> _Key:
-    return job, placement.groups, placement.fraction, placement.batch_size
+def _key(job: JobId, placement: Placement, shared: bool) -> _Key:
+    return job, placement.groups, placement.fraction, placement.batch_size, shared

@@ -19,7 +19,7 @@ from carpool.core.errors import InputError
 from carpool.core.journal import Header
 from carpool.core.messages import Fact, JobSubmitted, NodeJoined, ProgressReported, Record
 from carpool.core.metrics import Metrics
-from carpool.core.model import JobId, Kind
+from carpool.core.model import Job, JobId, Kind
 from carpool.core.policy import Policy
 from carpool.core.ports import Observer
 from carpool.core.scheduler import Scheduler
@@ -83,6 +83,8 @@ class LocalRun:
         self.scheduler = Scheduler(
             self.header.cluster, asked.policy, estimator=self.live, observers=(self, *self._followers)
         )
+        if asked.policy.shares_devices:
+            self.live.has_company = self._has_company
         self._first: list[Fact] = [JobSubmitted(spec) for spec, _ in asked.jobs]
         self._dropped: tuple[Listed, ...] = ()  # of the run that is resumed, no longer asked for
         if self._resume:
@@ -159,6 +161,14 @@ class LocalRun:
                 profile = with_rates(None if before is None else before.profile, program, sized, rates)
                 with contextlib.suppress(InputError):  # a full disk takes nothing from the result
                     write_profile(replace(profile, version=self.asked.version), self.folder.job(spec.id) / PROFILE)
+
+    def _has_company(self, job: Job) -> bool:
+        """Whether another job holds, or is given, some of a job's devices."""
+        own = set() if job.observed is None else set(job.observed.devices())
+        held = (
+            h for other in self.scheduler.jobs.values() if other.id != job.id for h in (other.desired, other.observed)
+        )
+        return any(not own.isdisjoint(allocation.devices()) for allocation in held if allocation is not None)
 
     def _events_of(self, job: JobId) -> EventFile:
         if job not in self._events:

@@ -117,7 +117,7 @@ class BatchTuning:
 
     def _tried(self, trial: Trial | None) -> list[tuple[int, float]]:
         known = trial.tried if trial is not None else ()
-        return [(self._places[_row(vector)], -value) for vector, value in known if _row(vector) in self._places]
+        return [(self._places[_row(v)], -value) for v, value, _ in known if _row(v) in self._places]
 
     def _vector(self, row: int) -> Vector:
         return tuple(map(Setting, self._fractions, self._rows[row]))

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
-from carpool.core.model import Allocation, DeviceId, Job
+from carpool.core.messages import Probe
+from carpool.core.model import Allocation, DeviceId, Job, JobId
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.topology import Placement
 from carpool.policies.registry import register
 from carpool.policies.share_search import OBJECTIVES, KnowsMixes, Setting, ShareSearch, Tenant, Vector
 from carpool.policies.share_trials import Trial, Trials
 from carpool.policies.sharing import Likeness, Rooms, admit, likeness, residents_of, start_alone, starts_in_words
+from carpool.policies.slowdown import Taught
 
 _LEAST = 1e-9
+_FEWEST_STEPS, _MOST_STEPS = 4, 400  # of a probe
 
 
 @register("competitive")
@@ -26,11 +28,13 @@ class Competitive(Policy):
     """Free devices first; else a job joins the device where sharing adds most throughput, if it adds any.
 
     Whenever the jobs of a device change, their shares (and the batch sizes of jobs that allow it) are searched anew
-    over what the estimator believes of such mixes (`ShareSearch`). The winner is carried out and measured for
-    `settle_s`; what it showed corrects what is believed of this mix; up to `tries` vectors are tried, and the best
-    measured one stays. A job joins only if Σ P / P(alone) is believed to grow by `min_gain`, and leaves again if the
-    measured sum falls below 1: then one after another would be better. After "Powering Multi-Task Federated Learning
-    with Competitive GPU Resource Sharing" (MLSys poster); search and verification are ours.
+    over what the estimator believes of such mixes (`ShareSearch`). The winner is carried out and measured, in windows
+    of `settle_s` until two of them agree; what it showed corrects what is believed of this mix; up to `tries` vectors
+    are tried, and the best measured one stays. Where the estimator can only guess, whole shares are measured first and
+    each job alone (probes), then moderate equal shares, then what these teach of others (`Slowdown`). A job joins only
+    if Σ P / P(alone) is believed to grow by `min_gain`, or nobody knows, and leaves again if the measured sum stays
+    below 1: then one after another would be better. After "Powering Multi-Task Federated Learning with Competitive GPU
+    Resource Sharing" (MLSys poster); search and verification are ours.
     """
 
     shares_devices: ClassVar[bool] = True
@@ -39,8 +43,8 @@ class Competitive(Policy):
     objective: str = "fair"  # "fair": geometric mean of P / P(alone); "raw": their weighted sum
     most: int = 4  # residents of one device
     levels: tuple[float, ...] = (0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.8, 1.0)
-    tries: int = 3  # vectors that are measured for a mix
-    settle_s: float = 6.0  # how long a vector is measured
+    tries: int = 4  # vectors that are measured for a mix
+    settle_s: float = 1.5  # of a window; a vector is measured in two or more
     min_gain: float = 0.02
 
     def __post_init__(self) -> None:
@@ -112,10 +116,14 @@ class Competitive(Policy):
         return allocation
 
     def _gain(self, draft: Draft, device: DeviceId, residents: Sequence[Job], job: Job) -> float:
-        """How much Σ P / P(alone) would grow with the job there, at the shares that would be chosen."""
-        before = sum(self._search(draft, device, residents).best()[1])
-        after = sum(self._search(draft, device, [*residents, job]).best()[1])
-        return after / before - 1.0
+        """How much Σ P / P(alone) would grow with the job there, at the shares that would be chosen.
+
+        Where nobody knows it is worth trying: what turns out worse than taking turns is given up again.
+        """
+        after = self._search(draft, device, [*residents, job])
+        if after.is_guess:
+            return self.min_gain
+        return sum(after.best()[1]) / sum(self._search(draft, device, residents).best()[1]) - 1.0
 
     def _spread(self, draft: Draft) -> Iterator[str]:
         """Devices that no waiting job can use go to jobs that share one: from the fullest, whoever has most to do."""
@@ -147,7 +155,7 @@ class Competitive(Policy):
                 yield f"{residents[0].id} has {draft.view.cluster.device_name(device)} to itself"
             return
         search = self._search(draft, device, residents)
-        vector, _ = search.best()
+        vector = _first_guess(search, residents) if search.is_guess else search.best()[0]
         self._apply(draft, device, residents, vector)
         trials.begin(device, residents, vector, draft.view.at + self.settle_s)
         yield f"shares {_words(vector)} on {draft.view.cluster.device_name(device)}"
@@ -159,18 +167,23 @@ class Competitive(Policy):
         if trial is None or trial.look_at is None or not trials.knows(device, residents):
             return
         at = draft.view.at
-        if at < trial.look_at or any(resident.is_starting for resident in residents):
-            if at >= trial.look_at:
-                trials.put_off(device, at + self.settle_s)
+        if at < trial.look_at:
             return
+        if any(resident.is_starting for resident in residents):
+            trials.put_off(device, at + self.settle_s)
+            return
+        trial = trial.seen(residents)
         search = self._search(draft, device, residents)
-        measured = _measured(draft, search, residents)
-        trial = trial.judged(search, measured)
-        if sum(measured) < 1.0 - self.min_gain and trial.is_last(self.tries):
-            yield from self._fall_back(draft, trials, device, residents, sum(measured))
+        unknown = search.unknown() if trial.is_measured and not trial.is_overdue else []
+        if not trial.is_measured or unknown:
+            trials.keep(device, trial, at + self.settle_s)
+            yield from self._probe(draft, trial, residents, unknown)
             return
+        trial = trial.judged(search, _relative(search, trial.rates))
         vector = self._next(search, trial)
-        if vector is None:
+        if vector is None and trial.most < 1.0 - self.min_gain:
+            yield from self._fall_back(draft, trials, device, residents, trial.most)
+        elif vector is None:
             trials.settle(device, trial)
             self._apply(draft, device, residents, trial.best)
             yield f"keeps {_words(trial.best)} on {draft.view.cluster.device_name(device)}, measured {trial.value:.2f}"
@@ -179,18 +192,33 @@ class Competitive(Policy):
             self._apply(draft, device, residents, vector)
             yield f"tries {_words(vector)} on {draft.view.cluster.device_name(device)}"
 
+    def _probe(self, draft: Draft, trial: Trial, residents: Sequence[Job], unknown: Sequence[JobId]) -> Iterator[str]:
+        """Have jobs measured alone that have the whole device as their cap: half a second each, after as long again."""
+        for job, setting, rate in zip(residents, trial.now, trial.rates, strict=False):
+            held = draft.holding(job)
+            if job.id in unknown and setting.fraction == 1.0 and held is not None:
+                draft.assign(job, held, Probe(max(_FEWEST_STEPS, min(_MOST_STEPS, round(rate)))))
+        if unknown:
+            yield f"measures {', '.join(unknown)} alone"
+
     def _next(self, search: ShareSearch, trial: Trial) -> Vector | None:
-        """The next vector worth measuring: what corrected beliefs prefer, else moderate equal shares."""
+        """The next vector worth measuring: what corrected beliefs prefer, or what trying has taught."""
         if trial.is_last(self.tries):
             return None
-        search.corrections = trial.corrections
-        tried = [vector for vector, _ in trial.tried]
+        tried = [each.vector for each in trial.tried]
+        moderate = search.moderate()
+        if search.is_guess:
+            if moderate not in tried:
+                return moderate
+            taught = {tuple(s.fraction for s in each.vector): each.speeds for each in trial.tried}
+            search = replace(search, estimates=Taught(search.estimates, taught))
+        else:
+            search.corrections = trial.corrections
         vector, values = search.best(trial.best, tabu=tried)
         if vector not in tried and search.value(values) > trial.value * (1.0 + self.min_gain):
             return vector
-        moderate = search.moderate()
-        is_guess = not isinstance(search.estimates, KnowsMixes)  # then the search knows only that more share is more
-        return moderate if is_guess and moderate not in tried else None
+        knows = isinstance(search.estimates, KnowsMixes)  # else the search knows only that more share is more
+        return None if knows or moderate in tried else moderate
 
     def _fall_back(
         self, draft: Draft, trials: Trials, device: DeviceId, residents: Sequence[Job], total: float
@@ -219,11 +247,21 @@ def _fixed(job: Job) -> Setting | None:
     return Setting(job.lane[0]) if job.lane else None
 
 
-def _measured(draft: Draft, search: ShareSearch, residents: Sequence[Job]) -> list[float]:
-    """Rates as last reported, relative to those believed alone."""
-    rate = draft.view.estimates.rate
-    whole = [rate(job.spec, Placement(((search.kind, 1),))).mean for job in residents]
-    return [min(job.rate / alone, 1e6) if alone > 0.0 else inf for job, alone in zip(residents, whole, strict=True)]
+def _first_guess(search: ShareSearch, residents: Sequence[Job]) -> Vector:
+    """Whole shares for jobs that have to be measured alone; others stay as they are, or begin with moderate ones."""
+    unknown = search.unknown()
+    settings = []
+    for job, tenant, moderate in zip(residents, search.tenants, search.moderate(), strict=True):
+        held = None if job.observed is None else Setting(job.observed.shares[0].fraction, job.observed.batch_size)
+        guess = Setting(1.0) if job.id in unknown else held or moderate
+        settings.append(tenant.fixed or guess)
+    return tuple(settings)
+
+
+def _relative(search: ShareSearch, rates: Sequence[float]) -> list[float]:
+    """Measured rates relative to those alone."""
+    whole = [search.estimates.rate(tenant.spec, Placement(((search.kind, 1),))).mean for tenant in search.tenants]
+    return [min(rate / alone, 1e6) if alone > 0.0 else 1e6 for rate, alone in zip(rates, whole, strict=True)]
 
 
 def _words(vector: Vector) -> str:

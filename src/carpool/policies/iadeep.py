@@ -15,7 +15,7 @@ from carpool.policies.batch_tuning import BatchTuning, is_tunable
 from carpool.policies.flow import Flow
 from carpool.policies.registry import register
 from carpool.policies.share_search import Setting, Vector
-from carpool.policies.share_trials import Trials
+from carpool.policies.share_trials import Trials, Tried
 from carpool.policies.sharing import Rooms, admit, residents_of, start_alone, starts_in_words
 
 
@@ -177,7 +177,7 @@ class IADeep(Policy):
             trials.put_off(device, self._next_look(at))
             return
         tuning = self._tuning(draft, device, residents)
-        tried = (*trial.tried, (trial.now, -tuning.degradation(trial.now)))
+        tried = (*trial.tried, Tried(trial.now, -tuning.degradation(trial.now)))
         trial = replace(trial, tried=tried, corrections=trial.corrections or tuning.interference(trial.now))
         vector = tuning.propose(trial, self.evaluations)
         name = draft.view.cluster.device_name(device)

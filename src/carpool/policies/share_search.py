@@ -14,6 +14,8 @@ from carpool.policies.uses import memory_of
 
 _LEAST = 1e-6
 _STARTS = 3  # equal vectors that the search climbs from
+_UNSURE = 0.25  # spread from which on a rate is a guess, relative to it
+_MODERATE = 1.5  # that equal shares sum to where sharing is usually best
 _MOVES = 64  # rounds of the search, each of which improves: a bound against rounding, never reached
 
 Tenure = tuple[JobSpec, float, int]  # a job, its share, its batch size (0: its own)
@@ -96,6 +98,19 @@ class ShareSearch:
         """What the objective says of relative speeds."""
         return OBJECTIVES[self.objective]([tenant.spec.weight for tenant in self.tenants], values)
 
+    @property
+    def is_guess(self) -> bool:
+        """Whether nothing is known of these jobs beside each other: then only trying tells."""
+        if isinstance(self.estimates, KnowsMixes):
+            return False
+        whole = [(tenant.spec, *setting) for tenant, setting in zip(self.tenants, self.moderate(), strict=True)]
+        return any(map(_is_unsure, one_by_one(self.estimates, self.kind, whole)))
+
+    def unknown(self) -> list[JobId]:
+        """The jobs of which it is not known how fast they are alone on the whole device."""
+        whole = Placement(((self.kind, 1),))
+        return [t.spec.id for t in self.tenants if _is_unsure(self.estimates.rate(t.spec, whole))]
+
     def believed(self, vectors: Sequence[Vector]) -> list[list[float]]:
         """Relative speeds under each vector, corrected by what the mix has shown."""
         self.asked += len(vectors)
@@ -139,9 +154,9 @@ class ShareSearch:
         return tuple(tenant.fixed or Setting(level) for tenant in self.tenants)
 
     def moderate(self) -> Vector:
-        """Equal shares that sum to about one and a third: where sharing is usually best."""
-        wanted = 4.0 / 3.0 / len(self.tenants)
-        return self.equal(min(self.levels, key=lambda level: abs(level - wanted)))
+        """The largest equal shares that sum to at most one and a half: where sharing is usually best."""
+        fitting = [level for level in self.levels if level * len(self.tenants) <= _MODERATE + _LEAST]
+        return self.equal(max(fitting, default=self.levels[0]))
 
     def _near(self, vector: Vector) -> list[Vector]:
         """Vectors one change away."""
@@ -173,3 +188,7 @@ class ShareSearch:
             )
             needed += memory_of(self.estimates, tenant.spec) * max(1.0, grown)
         return needed <= self.memory_bytes
+
+
+def _is_unsure(estimate: Estimate) -> bool:
+    return estimate.std >= _UNSURE * estimate.mean

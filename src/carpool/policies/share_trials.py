@@ -4,38 +4,85 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from carpool.core.draft import Draft
 from carpool.core.model import DeviceId, Job, JobId
 from carpool.policies.share_search import Setting, ShareSearch, Vector
 
 _CORRECTED = (0.2, 5.0)  # how far one measurement may move what is believed
+_STEADY = 0.05  # by how much two windows may differ in a rate that is believed
+_MOST_LOOKS = 12  # at a vector whose rates do not settle, or whose jobs cannot be measured alone
+
+
+class Tried(NamedTuple):
+    """A vector that was measured: what the objective says of it, and the speeds relative to alone."""
+
+    vector: Vector
+    value: float
+    speeds: tuple[float, ...] = ()
+
+
+class Mark(NamedTuple):
+    """Where a job stood when a window began."""
+
+    done: float
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One mix on one device: the vectors measured so far with their values, and when the present one is judged."""
+    """One mix on one device: the vectors measured so far, and how far the measurement of the present one has come."""
 
     mix: tuple[JobId, ...]
     now: Vector
     look_at: float | None  # None: settled
-    tried: tuple[tuple[Vector, float], ...] = ()
+    tried: tuple[Tried, ...] = ()
     corrections: Mapping[JobId, float] = field(default_factory=dict)
+    marks: tuple[Mark, ...] = ()  # at the beginning of the present window
+    rates: tuple[float, ...] = ()  # of the window before
+    looks: int = 0
+    is_measured: bool = False  # `rates` are those of the vector
 
     @property
     def best(self) -> Vector:
         """The best vector measured; the present one while none is."""
-        return max(self.tried, key=lambda pair: pair[1])[0] if self.tried else self.now
+        return max(self.tried, key=lambda each: each.value).vector if self.tried else self.now
 
     @property
     def value(self) -> float:
         """What the best one reached."""
-        return max((value for _, value in self.tried), default=0.0)
+        return max((each.value for each in self.tried), default=0.0)
+
+    @property
+    def most(self) -> float:
+        """The largest Σ P / P(alone) that a vector reached."""
+        return max((sum(each.speeds) for each in self.tried), default=0.0)
 
     def is_last(self, tries: int) -> bool:
         """Whether no further vector is to be measured."""
         return len(self.tried) >= tries
+
+    def seen(self, residents: Sequence[Job]) -> Trial:
+        """After a look at the jobs: a window has ended and the next begins; two that agree are a measurement."""
+        marks = tuple(Mark(job.done, job.as_of) for job in residents)
+        looked = replace(self, marks=marks, looks=self.looks + 1)
+        if self.is_measured or not self.marks:
+            return looked
+        rates = tuple(
+            (now.done - then.done) / (now.at - then.at) if now.at > then.at else job.rate
+            for now, then, job in zip(marks, self.marks, residents, strict=True)
+        )
+        agree = [abs(new - old) <= _STEADY * max(new, old) for new, old in zip(rates, self.rates, strict=False)]
+        if (agree and all(agree)) or looked.is_overdue:
+            both = zip(rates, self.rates or rates, strict=True)
+            return replace(looked, rates=tuple((new + old) / 2.0 for new, old in both), is_measured=True)
+        return replace(looked, rates=rates)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether what has not come by now is waited for no longer."""
+        return self.looks >= _MOST_LOOKS
 
     def judged(self, search: ShareSearch, measured: Sequence[float]) -> Trial:
         """With the present vector's value, and beliefs corrected by what it showed."""
@@ -45,7 +92,8 @@ class Trial:
             job: min(high, max(low, real / thought)) if thought > 0.0 else 1.0
             for job, real, thought in zip(self.mix, measured, believed, strict=True)
         }
-        return replace(self, tried=(*self.tried, (self.now, search.value(measured))), corrections=corrections)
+        tried = Tried(self.now, search.value(measured), tuple(measured))
+        return replace(self, tried=(*self.tried, tried), corrections=corrections)
 
 
 class Trials:
@@ -99,11 +147,17 @@ class Trials:
 
     def go_on(self, device: DeviceId, trial: Trial, vector: Vector, look_at: float) -> None:
         """The next vector is tried."""
-        self._trials[device] = replace(trial, now=vector, look_at=look_at)
+        anew = replace(trial, marks=(), rates=(), looks=0, is_measured=False)
+        self._trials[device] = replace(anew, now=vector, look_at=look_at)
+
+    def keep(self, device: DeviceId, trial: Trial, look_at: float) -> None:
+        """The present vector goes on being measured."""
+        self._trials[device] = replace(trial, look_at=look_at)
 
     def put_off(self, device: DeviceId, look_at: float) -> None:
-        """Not all jobs run yet: judge later."""
-        self._trials[device] = replace(self._trials[device], look_at=look_at)
+        """Not all jobs run yet: judge later, and from then on."""
+        trial = self._trials[device]
+        self._trials[device] = replace(trial, look_at=look_at, marks=trial.marks if trial.is_measured else ())
 
     def settle(self, device: DeviceId, trial: Trial, vector: Vector | None = None) -> None:
         """A vector, the best measured one unless given, stays until the mix changes."""
@@ -140,8 +194,12 @@ def _entry(trial: Trial) -> dict[str, Any]:
         "mix": list(trial.mix),
         "now": [list(setting) for setting in trial.now],
         "look_at": trial.look_at,
-        "tried": [[[list(setting) for setting in vector], value] for vector, value in trial.tried],
+        "tried": [[[list(s) for s in each.vector], each.value, list(each.speeds)] for each in trial.tried],
         "corrections": dict(trial.corrections),
+        "marks": [list(mark) for mark in trial.marks],
+        "rates": list(trial.rates),
+        "looks": trial.looks,
+        "is_measured": trial.is_measured,
     }
 
 
@@ -150,8 +208,12 @@ def _trial(entry: Mapping[str, Any]) -> Trial:
         tuple(map(JobId, entry["mix"])),
         _vector(entry["now"]),
         entry["look_at"],
-        tuple((_vector(vector), value) for vector, value in entry["tried"]),
+        tuple(Tried(_vector(vector), value, tuple(*speeds)) for vector, value, *speeds in entry["tried"]),
         {JobId(job): factor for job, factor in entry["corrections"].items()},
+        tuple(Mark(*mark) for mark in entry.get("marks", ())),
+        tuple(entry.get("rates", ())),
+        entry.get("looks", 0),
+        entry.get("is_measured", False),
     )
 
 

@@ -14,6 +14,7 @@ from carpool.core.messages import (
     JobCrashed,
     JobFinished,
     Order,
+    Probe,
     ProgressReported,
     Release,
     ReleaseApplied,
@@ -109,6 +110,9 @@ class Machines:
             fact = self._repace(at, stint)
             if fact is not None:
                 facts.append(fact)
+        for order in orders:
+            if type(order) is Assign and isinstance(order.purpose, Probe) and order.job in self._stints:
+                facts += self._probed(self._stints[order.job])
         return facts
 
     def crash(self, at: float, job: JobId, error: str) -> Fact | None:
@@ -271,6 +275,17 @@ class Machines:
         assert stint.placement is not None
         signs = self._world.signs(stint.spec, stint.done, stint.placement)
         return ProgressReported(stint.spec.id, stint.generation, stint.done, stint.rate, *signs)
+
+    def _probed(self, stint: Stint) -> list[Fact]:
+        """What a probe measures while the neighbours stand still, and the rate beside them; it takes no time here."""
+        if not stint.is_paced or stint.placement is None:
+            return []  # it is not there yet, and is not measured
+        quiet = replace(stint.placement, neighbours=())
+        rate = self._world.pace(stint.spec, stint.done, quiet).rate
+        return [
+            ProgressReported(stint.spec.id, stint.generation, stint.done, rate, alone=True),
+            self._report(stint),
+        ]
 
     # ------------------------------------------------------------------------------------------------ neighbours
     def _enter(self, stint: Stint, disturbed: dict[JobId, Stint]) -> Placement:

@@ -1,0 +1,105 @@
+"""What the tried vectors of a mix teach of others: each job's slowdown, linear in its own cap and its neighbours'.
+
+With s the shares and x_i job i's speed relative to alone on the whole device,
+
+    1/x_i = 1 + h_i·(1/s_i − 1) + Σ_{j≠i} c_ij·s_j^p        h, c ≥ 0, p = 1.5
+
+The first term is Amdahl's law for a cap: h is the part of a step that more multiprocessors shorten. The second is what
+neighbours take: the more, the wider they spread. Each job has as many numbers as the mix has jobs, fitted to the
+vectors tried by non-negative least squares of relative errors, and held near what is typical while there are few.
+After the throughput estimator of competitive sharing (task combination and shares in, throughput out); the form is
+ours. On three H200 mixes the typical error after three vectors was 2–3 % where batches are alike and 15–20 % where one
+training is far larger than the others (`benchmarks/gpu_sharing.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carpool.core.estimates import Estimate, Estimator
+from carpool.core.messages import ProgressReported
+from carpool.core.model import Job, JobSpec, Kind
+from carpool.core.topology import Placement
+from carpool.policies.share_search import Tenure
+
+Floats = NDArray[np.float64]
+Shares = tuple[float, ...]
+
+_SPREADS = 1.5  # p
+_TYPICAL = (0.3, 0.6)  # h and c before anything is tried
+_DOUBT = 0.02  # weight of the typical numbers against one measured vector
+_LEAST = 1e-3
+_ERROR = 0.1  # spread of a prediction, relative to it
+
+
+class Slowdown:
+    """Fitted to one mix."""
+
+    def fit(self, shares: Sequence[Shares], speeds: Sequence[Sequence[float]]) -> Slowdown:
+        """Learn from vectors of shares and the speeds relative to alone that they gave."""
+        from scipy.optimize import nnls  # half a second to import
+
+        count = len(shares[0])
+        typical = np.array([_TYPICAL[0], *[_TYPICAL[1]] * (count - 1)])
+        self.numbers_: list[Floats] = []
+        for place in range(count):
+            kept = np.array([max(speed[place], _LEAST) for speed in speeds])
+            rows = np.array([_row(vector, place) for vector in shares]) * kept[:, None]
+            wanted = 1.0 - kept  # (1/x − 1)·x: errors relative to the slowdown
+            doubt = np.sqrt(_DOUBT) * np.eye(count)
+            found, _ = nnls(np.vstack([rows, doubt]), np.concatenate([wanted, np.sqrt(_DOUBT) * typical]))
+            self.numbers_.append(found)
+        return self
+
+    def predict(self, shares: Shares) -> list[float]:
+        """Speeds relative to alone under a vector."""
+        return [1.0 / (1.0 + float(_row(shares, place) @ own)) for place, own in enumerate(self.numbers_)]
+
+
+@dataclass(slots=True)
+class Taught:
+    """An estimator for one mix: as measured where it was tried, as its slowdowns say elsewhere."""
+
+    estimates: Estimator
+    tried: Mapping[Shares, Sequence[float]]  # speeds relative to alone
+    _model: Slowdown = field(default_factory=Slowdown)
+
+    def __post_init__(self) -> None:
+        self._model.fit(list(self.tried), list(self.tried.values()))
+
+    @property
+    def version(self) -> int:
+        """That of what is believed of jobs alone."""
+        return self.estimates.version
+
+    def mixed(self, kind: Kind, mixes: Sequence[Sequence[Tenure]]) -> list[list[Estimate]]:
+        """Rate of each job of each mix on one device of a kind; batch sizes change nothing as far as is known."""
+        found = []
+        for mix in mixes:
+            shares = tuple(fraction for _, fraction, _ in mix)
+            known = self.tried.get(shares)
+            kept = self._model.predict(shares) if known is None else known
+            alone = [self.estimates.rate(spec, Placement(((kind, 1),))).mean for spec, _, _ in mix]
+            spread = 0.0 if known is not None else _ERROR
+            found.append([Estimate(a * k, a * k * spread) for a, k in zip(alone, kept, strict=True)])
+        return found
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        """As believed without the mix."""
+        return self.estimates.rate(spec, placement)
+
+    def remaining(self, job: Job, at: float) -> Estimate:
+        """As believed without the mix."""
+        return self.estimates.remaining(job, at)
+
+    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
+        """Nothing: trials teach it."""
+
+
+def _row(shares: Sequence[float], place: int) -> Floats:
+    others = [share**_SPREADS for other, share in enumerate(shares) if other != place]
+    return np.array([1.0 / shares[place] - 1.0, *others])
