@@ -1,6 +1,6 @@
 """One GPU shared by several trainings: alone, sliced in time, isolated, at equal and at unlike shares, many at once.
 
-Usage: PYTHONPATH=src python benchmarks/gpu_sharing.py [--stages mixes,skewed,many] [--out FILE] [--seconds 1]
+Usage: PYTHONPATH=src python benchmarks/gpu_sharing.py [--stages mixes,live,skewed,many] [--out FILE] [--seconds 1]
 Every training is a process at a share it keeps, all resident; rows are windows of a second in which some of them run.
 The measure is Σ rate / (rate alone as a graph): one after another with graphs is 1.00. Needs a GPU and NVIDIA's MPS;
 `--device cpu` tries the benchmark out with tiny nets. Rows are written to the file as they come.
@@ -15,11 +15,12 @@ from pathlib import Path
 import torch
 from colocation.daemon import mps
 from measured import RESULTS
+from sharing.live import live
 from sharing.mixes import MANY, PAIRED, SKEWED, Mix, baselines, many, skewed, tiny
 from sharing.room import Room
 from sharing.table import Table
 
-STAGES = ("mixes", "skewed", "many")
+STAGES = ("mixes", "live", "skewed", "many")
 
 
 def main() -> None:
@@ -29,14 +30,18 @@ def main() -> None:
     parser.add_argument("--mixes", default="", help="only mixes whose names begin so, divided by commas")
     parser.add_argument("--seconds", type=float, default=1.0, help="that each row is measured")
     parser.add_argument("--deterministic", default="true,false", help="settings of the mixes: for equal bits, or not")
+    parser.add_argument("--policy", default="competitive", help="of the live stage")
+    parser.add_argument("--steady", type=float, default=4.0, help="seconds that settled shares are measured live")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds for shares to settle live")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_sharing.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     table = Table(options.out, {"device": options.device})
     began = time.monotonic()
+    stages = options.stages.split(",")
     with mps() as environment, Room(environment, options.device) as room:
-        for stage in options.stages.split(","):
+        for stage in (stage for stage in stages if stage != "live"):
             for whole in _chosen(stage, options.mixes, options.device):
                 try:
                     _measure(stage, table, room, whole, options)
@@ -46,6 +51,30 @@ def main() -> None:
                 print(f"{whole.name}: {spent}", flush=True)
                 table.facts |= room.facts
                 table.save()
+    for whole in _chosen("mixes", options.mixes, options.device) if "live" in stages else []:
+        _live(table, whole, options)
+        print(f"{whole.name}, live: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _live(table: Table, whole: Mix, options: argparse.Namespace) -> None:
+    """Through `carpool run`, once the seats are gone; against what was measured alone before."""
+    for setting in options.deterministic.split(","):
+        on = setting == "true"
+        rows = [row for row in table.rows if row.get("mix") == whole.name and row.get("mode") == "alone, graph"]
+        found = [row["rates"] for row in rows if row["deterministic"] == on]
+        try:
+            live(
+                table,
+                whole,
+                found[0] if found else [1.0] * len(whole.tasks),
+                policy=options.policy,
+                devices="cuda:0" if options.device == "cuda" else "cpu:1",
+                deterministic=on,
+                steady_s=options.steady,
+                limit_s=options.limit,
+            )
+        except Exception as error:  # noqa: BLE001 - as above
+            table.fail(f"live {whole.name}", error)
 
 
 def _chosen(stage: str, names: str, device: str) -> list[Mix]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 _CONTROL = "nvidia-cuda-mps-control"
 
@@ -25,7 +28,12 @@ def mps() -> Iterator[dict[str, str]]:
             Path(path).mkdir(0o700)
         env = {**os.environ, **paths}
         subprocess.run([_CONTROL, "-d"], env=env, check=True, timeout=20)
+        signal.signal(signal.SIGTERM, _leave)  # a time limit must not leave the service behind
         try:
             yield paths
         finally:
             subprocess.run([_CONTROL], input="quit\n", text=True, env=env, check=False, timeout=30)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from colocation.tasks import Built, Task, build
 
+from carpool.runtime.deathbed import die_with
+
 _WARM_UP = 4  # eager steps before the capture
 
 
@@ -42,7 +44,7 @@ class Seat:
         context = get_context("fork")  # torch is imported once, in the parent, which never touches the device
         self._pipe, theirs = context.Pipe()
         own = {**environment, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)} if environment else {}
-        self.process = context.Process(target=_serve, args=(theirs, own, device), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, own, device, os.getpid()), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -69,7 +71,8 @@ class Seat:
             self.process.kill()
 
 
-def _serve(pipe: Connection, environment: dict[str, str], device: str) -> None:
+def _serve(pipe: Connection, environment: dict[str, str], device: str, parent: int) -> None:
+    die_with(parent)  # other seats hold copies of the pipe, so that its end would not be heard of
     os.environ.update(environment)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
     warnings.simplefilter("ignore")  # torch names every operation without a deterministic form

@@ -105,7 +105,7 @@ def test_notes_of_older_versions_are_read() -> None:
     note = Trials({3: trial}, {}).note()  # type: ignore[dict-item]
     entry = note["trials"]["3"]
     entry["tried"] = [[[[0.4, 0]], 0.7]]
-    for key in ("marks", "rates", "looks", "is_measured"):
+    for key in ("marks", "rates", "looks", "is_measured", "has_probed"):
         del entry[key]
     assert Trials.of(note).get(DeviceId(3)) == trial
 

@@ -175,9 +175,11 @@ class Competitive(Policy):
         trial = trial.seen(residents)
         search = self._search(draft, device, residents)
         unknown = search.unknown() if trial.is_measured and not trial.is_overdue else []
+        if unknown and not trial.has_probed:
+            trial = replace(trial, looks=0, has_probed=True)
+            yield from self._probe(draft, trial, residents, unknown)
         if not trial.is_measured or unknown:
             trials.keep(device, trial, at + self.settle_s)
-            yield from self._probe(draft, trial, residents, unknown)
             return
         trial = trial.judged(search, _relative(search, trial.rates))
         vector = self._next(search, trial)
@@ -198,8 +200,7 @@ class Competitive(Policy):
             held = draft.holding(job)
             if job.id in unknown and setting.fraction == 1.0 and held is not None:
                 draft.assign(job, held, Probe(max(_FEWEST_STEPS, min(_MOST_STEPS, round(rate)))))
-        if unknown:
-            yield f"measures {', '.join(unknown)} alone"
+        yield f"measures {', '.join(unknown)} alone"
 
     def _next(self, search: ShareSearch, trial: Trial) -> Vector | None:
         """The next vector worth measuring: what corrected beliefs prefer, or what trying has taught."""

@@ -43,6 +43,7 @@ class Trial:
     rates: tuple[float, ...] = ()  # of the window before
     looks: int = 0
     is_measured: bool = False  # `rates` are those of the vector
+    has_probed: bool = False  # jobs of it were sent to be measured alone
 
     @property
     def best(self) -> Vector:
@@ -147,7 +148,7 @@ class Trials:
 
     def go_on(self, device: DeviceId, trial: Trial, vector: Vector, look_at: float) -> None:
         """The next vector is tried."""
-        anew = replace(trial, marks=(), rates=(), looks=0, is_measured=False)
+        anew = replace(trial, marks=(), rates=(), looks=0, is_measured=False, has_probed=False)
         self._trials[device] = replace(anew, now=vector, look_at=look_at)
 
     def keep(self, device: DeviceId, trial: Trial, look_at: float) -> None:
@@ -200,6 +201,7 @@ def _entry(trial: Trial) -> dict[str, Any]:
         "rates": list(trial.rates),
         "looks": trial.looks,
         "is_measured": trial.is_measured,
+        "has_probed": trial.has_probed,
     }
 
 
@@ -214,6 +216,7 @@ def _trial(entry: Mapping[str, Any]) -> Trial:
         tuple(entry.get("rates", ())),
         entry.get("looks", 0),
         entry.get("is_measured", False),
+        entry.get("has_probed", False),
     )
 
 

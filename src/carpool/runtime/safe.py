@@ -8,6 +8,8 @@ from carpool.runtime.actions import Action, Drop, Mirror, Send
 from carpool.runtime.crew import Kept, Rules
 from carpool.runtime.protocol import Load, Publish, Save
 
+_MOST = 0.04  # of a job's time that may go into mirrors: a state of a gigabyte takes a good part of a second
+
 
 class Safe:
     """Keeps the newest whole state, and knows who is just writing a newer one."""
@@ -21,6 +23,8 @@ class Safe:
         self._draft: Mirror | None = None
         self._saver: int | None = None
         self._mirrored_at = self._saved_at = 0.0
+        self._mirror_took_s = 0.0  # the last one that was written while the job ran
+        self._is_due = False  # the mirror that is being written was due, and `_mirrored_at` is when it was
         self._keys = 0
 
     @property
@@ -55,7 +59,8 @@ class Safe:
             return []
         old, self.newest = self.newest, Kept(step, self._draft)
         self._publisher = self._draft = None
-        self._mirrored_at = at
+        self._mirror_took_s = at - self._mirrored_at if self._is_due else self._mirror_took_s
+        self._mirrored_at, self._is_due = at, False
         return [Drop(old.mirror, reusable=True)] if old is not None and old.mirror is not None else []
 
     def save(self, at: float, worker: int) -> Send:
@@ -75,7 +80,7 @@ class Safe:
             self._saver = None
         if worker != self._publisher or self._draft is None:
             return []
-        draft, self._publisher, self._draft = self._draft, None, None
+        draft, self._publisher, self._draft, self._is_due = self._draft, None, None, False
         return [Drop(draft)]
 
     def load(self, worker: int) -> Send:
@@ -96,8 +101,9 @@ class Safe:
     def due(self, at: float, step: int, worker: int) -> list[Action]:
         """What a worker that has made so many steps should write now."""
         actions: list[Action] = []
-        if not self.is_publishing and at - self._mirrored_at >= self._rules.mirror_s and step > self.step:
-            self._mirrored_at = at
+        every_s = max(self._rules.mirror_s, self._mirror_took_s / _MOST)
+        if not self.is_publishing and at - self._mirrored_at >= every_s and step > self.step:
+            self._mirrored_at, self._is_due = at, True
             actions.append(self.publish(worker))
         if self._saver is None and at - self._saved_at >= self._rules.checkpoint_s and step > self.saved_step:
             actions.append(self.save(at, worker))
