@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--mixes", default="", help="only mixes whose names begin so, divided by commas")
     parser.add_argument("--seconds", type=float, default=1.0, help="that each row is measured")
     parser.add_argument("--deterministic", default="true,false", help="settings of the mixes: for equal bits, or not")
+    parser.add_argument("--brief", action="store_true", help="only what a live run is compared with")
     parser.add_argument("--policy", default="competitive", help="of the live stage")
     parser.add_argument("--steady", type=float, default=4.0, help="seconds that settled shares are measured live")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for shares to settle live")
@@ -87,7 +88,7 @@ def _measure(stage: str, table: Table, room: Room, whole: Mix, options: argparse
     if stage == "mixes":
         for setting in options.deterministic.split(","):
             on = setting == "true"
-            baselines(table, room, whole, deterministic=on, seconds=options.seconds, brief=not on)
+            baselines(table, room, whole, deterministic=on, seconds=options.seconds, brief=options.brief)
     elif stage == "skewed":
         skewed(table, room, whole, options.seconds / 2)
     else:

@@ -90,9 +90,8 @@ def alone(room: Room, whole: Mix, seconds: float, *, eager: bool = False) -> lis
 def baselines(table: Table, room: Room, whole: Mix, *, deterministic: bool, seconds: float, brief: bool) -> None:
     """One mix: alone, sliced in time, isolated, under hand-set equal shares; by the code and as graphs."""
     plain = whole.at(PLAIN)
-    shares = (40, 50, 100) if brief else EQUAL
     took_s = room.invite(
-        [*plain, *[guest for share in shares for guest in whole.at(share)]], deterministic=deterministic
+        [*plain, *[guest for share in EQUAL for guest in whole.at(share)]], deterministic=deterministic
     )
     more = {"deterministic": deterministic, "load_s": round(took_s, 1)}
     stage = "mixes"
@@ -100,14 +99,16 @@ def baselines(table: Table, room: Room, whole: Mix, *, deterministic: bool, seco
     table.add(stage, whole.name, "alone, graph", solo, solo, **more)
     by_code = alone(room, whole, seconds, eager=True)
     table.add(stage, whole.name, "alone, eager", by_code, solo, **more)
-    for share in shares:
+    for share in EQUAL:
         rates = room.run(whole.at(share), seconds)
         table.add(stage, whole.name, f"MPS {share} % each, graph", rates, solo, share=share, **more)
-    for share in (100,) if brief else (33, 100):
+    table.add(stage, whole.name, "time slicing, eager", room.run(plain, seconds, eager=True), solo, **more)
+    if brief:
+        return
+    table.add(stage, whole.name, "time slicing, graph", room.run(plain, seconds), solo, **more)
+    for share in (33, 100):
         rates = room.run(whole.at(share), seconds, eager=True)
         table.add(stage, whole.name, f"MPS {share} % each, eager", rates, solo, share=share, **more)
-    table.add(stage, whole.name, "time slicing, eager", room.run(plain, seconds, eager=True), solo, **more)
-    table.add(stage, whole.name, "time slicing, graph", room.run(plain, seconds), solo, **more)
 
 
 def skewed(table: Table, room: Room, whole: Mix, seconds: float) -> None:
