@@ -137,11 +137,10 @@ def _write(
         table.fail(f"live {whole.name}", RuntimeError(f"no JSON: {stderr[-400:]}"))
         return
     names = [name(whole, place) for place in range(len(whole.tasks))]
+    told["is_settled"] = kept is not None
     if kept is None:
-        table.rows.append({"stage": "live", "mix": whole.name, "error": "shares were not settled in time", **told})
-        table.save()
         print(f"{whole.name}: not settled. {plans[-3:]} {stderr[-200:]}", flush=True)
-        return
+        kept = max((record["at"] for record in records), default=0.0) - 3.0
     rates = [_rate(records, job, kept + _LEAD_S) * task.batch for job, task in zip(names, whole.tasks, strict=True)]
     probes = {fact["job"]: fact["rate"] for r in records for fact in r.get("facts", ()) if fact.get("alone")}
     shares = [jobs[job]["allocations"][-1]["fractions"][0] if jobs[job]["allocations"] else 0.0 for job in names]

@@ -11,7 +11,6 @@ from carpool.core.errors import InputError, UnknownName
 from carpool.core.messages import Probe
 from carpool.core.model import Allocation, DeviceId, Job, JobId
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.core.topology import Placement
 from carpool.policies.registry import register
 from carpool.policies.share_search import OBJECTIVES, KnowsMixes, Setting, ShareSearch, Tenant, Vector
 from carpool.policies.share_trials import Trial, Trials
@@ -20,6 +19,7 @@ from carpool.policies.slowdown import Taught
 
 _LEAST = 1e-9
 _FEWEST_STEPS, _MOST_STEPS = 4, 400  # of a probe
+_PROBED = 2  # vectors of a mix under which its jobs are measured alone too, where that is not known
 
 
 @register("competitive")
@@ -174,14 +174,15 @@ class Competitive(Policy):
             return
         trial = trial.seen(residents)
         search = self._search(draft, device, residents)
-        unknown = search.unknown() if trial.is_measured and not trial.is_overdue else []
+        is_first = trial.is_measured and not trial.is_overdue and len(trial.tried) < _PROBED
+        unknown = search.unknown(trial.now) if is_first else []
         if unknown and not trial.has_probed:
             trial = replace(trial, looks=0, has_probed=True)
             yield from self._probe(draft, trial, residents, unknown)
         if not trial.is_measured or unknown:
             trials.keep(device, trial, at + self.settle_s)
             return
-        trial = trial.judged(search, _relative(search, trial.rates))
+        trial = trial.judged(search, search.relative(trial.rates))
         vector = self._next(search, trial)
         if vector is None and trial.most < 1.0 - self.min_gain:
             yield from self._fall_back(draft, trials, device, residents, trial.most)
@@ -195,10 +196,10 @@ class Competitive(Policy):
             yield f"tries {_words(vector)} on {draft.view.cluster.device_name(device)}"
 
     def _probe(self, draft: Draft, trial: Trial, residents: Sequence[Job], unknown: Sequence[JobId]) -> Iterator[str]:
-        """Have jobs measured alone that have the whole device as their cap: half a second each, after as long again."""
-        for job, setting, rate in zip(residents, trial.now, trial.rates, strict=False):
+        """Have jobs measured alone under the caps they have: half a second each, after as long again to warm up."""
+        for job, rate in zip(residents, trial.rates, strict=True):
             held = draft.holding(job)
-            if job.id in unknown and setting.fraction == 1.0 and held is not None:
+            if job.id in unknown and held is not None:
                 draft.assign(job, held, Probe(max(_FEWEST_STEPS, min(_MOST_STEPS, round(rate)))))
         yield f"measures {', '.join(unknown)} alone"
 
@@ -212,7 +213,7 @@ class Competitive(Policy):
             if moderate not in tried:
                 return moderate
             taught = {tuple(s.fraction for s in each.vector): each.speeds for each in trial.tried}
-            search = replace(search, estimates=Taught(search.estimates, taught))
+            search = replace(search, estimates=Taught(search.estimates, taught, search.solos(tried)))
         else:
             search.corrections = trial.corrections
         vector, values = search.best(trial.best, tabu=tried)
@@ -250,19 +251,13 @@ def _fixed(job: Job) -> Setting | None:
 
 def _first_guess(search: ShareSearch, residents: Sequence[Job]) -> Vector:
     """Whole shares for jobs that have to be measured alone; others stay as they are, or begin with moderate ones."""
-    unknown = search.unknown()
+    unknown = search.unknown(search.equal(1.0))
     settings = []
     for job, tenant, moderate in zip(residents, search.tenants, search.moderate(), strict=True):
         held = None if job.observed is None else Setting(job.observed.shares[0].fraction, job.observed.batch_size)
         guess = Setting(1.0) if job.id in unknown else held or moderate
         settings.append(tenant.fixed or guess)
     return tuple(settings)
-
-
-def _relative(search: ShareSearch, rates: Sequence[float]) -> list[float]:
-    """Measured rates relative to those alone."""
-    whole = [search.estimates.rate(tenant.spec, Placement(((search.kind, 1),))).mean for tenant in search.tenants]
-    return [min(rate / alone, 1e6) if alone > 0.0 else 1e6 for rate, alone in zip(rates, whole, strict=True)]
 
 
 def _words(vector: Vector) -> str:

@@ -106,10 +106,27 @@ class ShareSearch:
         whole = [(tenant.spec, *setting) for tenant, setting in zip(self.tenants, self.moderate(), strict=True)]
         return any(map(_is_unsure, one_by_one(self.estimates, self.kind, whole)))
 
-    def unknown(self) -> list[JobId]:
-        """The jobs of which it is not known how fast they are alone on the whole device."""
-        whole = Placement(((self.kind, 1),))
-        return [t.spec.id for t in self.tenants if _is_unsure(self.estimates.rate(t.spec, whole))]
+    def unknown(self, vector: Vector) -> list[JobId]:
+        """The jobs of which it is not known how fast they are alone under these caps."""
+        pairs = zip(self.tenants, vector, strict=True)
+        return [tenant.spec.id for tenant, setting in pairs if _is_unsure(self._alone(tenant, setting.fraction))]
+
+    def relative(self, rates: Sequence[float]) -> list[float]:
+        """Rates relative to those alone on the whole device."""
+        whole = [self._alone(tenant, 1.0).mean for tenant in self.tenants]
+        return [min(rate / alone, 1e6) if alone > 0.0 else 1e6 for rate, alone in zip(rates, whole, strict=True)]
+
+    def solos(self, vectors: Sequence[Vector]) -> list[list[tuple[float, float]]]:
+        """Of each job, the caps of these vectors under which it was measured alone, with its relative speed."""
+        found = []
+        for tenant, settings in zip(self.tenants, zip(*vectors, strict=True), strict=True):
+            whole = self._alone(tenant, 1.0).mean
+            known = {s.fraction: self._alone(tenant, s.fraction) for s in settings}
+            found.append([(cap, e.mean / whole) for cap, e in known.items() if not _is_unsure(e) and whole > 0.0])
+        return found
+
+    def _alone(self, tenant: Tenant, fraction: float) -> Estimate:
+        return self.estimates.rate(tenant.spec, Placement(((self.kind, 1),), fraction))
 
     def believed(self, vectors: Sequence[Vector]) -> list[list[float]]:
         """Relative speeds under each vector, corrected by what the mix has shown."""

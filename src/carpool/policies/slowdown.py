@@ -2,14 +2,13 @@
 
 With s the shares and x_i job i's speed relative to alone on the whole device,
 
-    1/x_i = 1 + h_i·(1/s_i − 1) + Σ_{j≠i} c_ij·s_j^p        h, c ≥ 0, p = 1.5
+    1/x_i = 1 + h_i·(1/s_i − 1) + Σ_{j≠i} (c_ij·s_j + d_ij·s_j^8)        h, c, d ≥ 0
 
-The first term is Amdahl's law for a cap: h is the part of a step that more multiprocessors shorten. The second is what
-neighbours take: the more, the wider they spread. Each job has as many numbers as the mix has jobs, fitted to the
-vectors tried by non-negative least squares of relative errors, and held near what is typical while there are few.
-After the throughput estimator of competitive sharing (task combination and shares in, throughput out); the form is
-ours. On three H200 mixes the typical error after three vectors was 2–3 % where batches are alike and 15–20 % where one
-training is far larger than the others (`benchmarks/gpu_sharing.py`).
+The first term is Amdahl's law for a cap: h is the part of a step that more multiprocessors shorten; measuring a job
+alone under its cap shows it. The second is what neighbours take: in proportion to their caps, and far more where a cap
+leaves no multiprocessor free of them. Fitted to the vectors tried by non-negative least squares of relative errors, and
+held near what is typical while there are few. After the throughput estimator of competitive sharing (task combination
+and shares in, throughput out); the form is ours, and was chosen on four mixes on an H200 (`benchmarks/share_model.py`).
 """
 
 from __future__ import annotations
@@ -28,9 +27,10 @@ from carpool.policies.share_search import Tenure
 
 Floats = NDArray[np.float64]
 Shares = tuple[float, ...]
+Solo = tuple[float, float]  # a cap, and the speed alone under it relative to the whole device
 
-_SPREADS = 1.5  # p
-_TYPICAL = (0.3, 0.6)  # h and c before anything is tried
+_CROWDS = 8  # exponent of the term that matters only near whole caps
+_TYPICAL = (0.3, 0.4, 0.4)  # h, c and d before anything is tried
 _DOUBT = 0.02  # weight of the typical numbers against one measured vector
 _LEAST = 1e-3
 _ERROR = 0.1  # spread of a prediction, relative to it
@@ -39,20 +39,27 @@ _ERROR = 0.1  # spread of a prediction, relative to it
 class Slowdown:
     """Fitted to one mix."""
 
-    def fit(self, shares: Sequence[Shares], speeds: Sequence[Sequence[float]]) -> Slowdown:
-        """Learn from vectors of shares and the speeds relative to alone that they gave."""
+    def fit(
+        self, shares: Sequence[Shares], speeds: Sequence[Sequence[float]], solos: Sequence[Sequence[Solo]] = ()
+    ) -> Slowdown:
+        """Learn from vectors of shares and the speeds they gave, and from each job alone under some caps."""
         from scipy.optimize import nnls  # half a second to import
 
         count = len(shares[0])
-        typical = np.array([_TYPICAL[0], *[_TYPICAL[1]] * (count - 1)])
+        hunger, takes, crowds = _TYPICAL
+        typical = np.array([hunger, *[takes] * (count - 1), *[crowds] * (count - 1)])
+        doubt = np.sqrt(_DOUBT) * np.eye(len(typical))
         self.numbers_: list[Floats] = []
         for place in range(count):
-            kept = np.array([max(speed[place], _LEAST) for speed in speeds])
-            rows = np.array([_row(vector, place) for vector in shares]) * kept[:, None]
-            wanted = 1.0 - kept  # (1/x − 1)·x: errors relative to the slowdown
-            doubt = np.sqrt(_DOUBT) * np.eye(count)
-            found, _ = nnls(np.vstack([rows, doubt]), np.concatenate([wanted, np.sqrt(_DOUBT) * typical]))
-            self.numbers_.append(found)
+            rows = [_row(vector, place) for vector in shares]
+            kept = [speed[place] for speed in speeds]
+            for share, speed in solos[place] if solos else ():
+                rows.append(_row([share if other == place else 0.0 for other in range(count)], place))
+                kept.append(speed)
+            known = np.clip(kept, _LEAST, 1.0)
+            wanted = 1.0 - known  # (1/x − 1)·x: errors relative to the slowdown
+            left = np.vstack([np.array(rows) * known[:, None], doubt])
+            self.numbers_.append(nnls(left, np.concatenate([wanted, np.sqrt(_DOUBT) * typical]))[0])
         return self
 
     def predict(self, shares: Shares) -> list[float]:
@@ -66,10 +73,11 @@ class Taught:
 
     estimates: Estimator
     tried: Mapping[Shares, Sequence[float]]  # speeds relative to alone
+    solos: Sequence[Sequence[Solo]] = ()  # of each job
     _model: Slowdown = field(default_factory=Slowdown)
 
     def __post_init__(self) -> None:
-        self._model.fit(list(self.tried), list(self.tried.values()))
+        self._model.fit(list(self.tried), list(self.tried.values()), self.solos)
 
     @property
     def version(self) -> int:
@@ -101,5 +109,5 @@ class Taught:
 
 
 def _row(shares: Sequence[float], place: int) -> Floats:
-    others = [share**_SPREADS for other, share in enumerate(shares) if other != place]
-    return np.array([1.0 / shares[place] - 1.0, *others])
+    others = [share for other, share in enumerate(shares) if other != place]
+    return np.array([1.0 / shares[place] - 1.0, *others, *[share**_CROWDS for share in others]])
