@@ -196,11 +196,11 @@ class Competitive(Policy):
             yield f"tries {_words(vector)} on {draft.view.cluster.device_name(device)}"
 
     def _probe(self, draft: Draft, trial: Trial, residents: Sequence[Job], unknown: Sequence[JobId]) -> Iterator[str]:
-        """Have jobs measured alone under the caps they have: half a second each, after as long again to warm up."""
+        """Have jobs measured alone under the caps they have: some tenths of a second, after as long to warm up."""
         for job, rate in zip(residents, trial.rates, strict=True):
             held = draft.holding(job)
             if job.id in unknown and held is not None:
-                draft.assign(job, held, Probe(max(_FEWEST_STEPS, min(_MOST_STEPS, round(rate)))))
+                draft.assign(job, held, Probe(max(_FEWEST_STEPS, min(_MOST_STEPS, round(rate / 2.0)))))
         yield f"measures {', '.join(unknown)} alone"
 
     def _next(self, search: ShareSearch, trial: Trial) -> Vector | None:
