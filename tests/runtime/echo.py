@@ -8,8 +8,9 @@ from typing import Any
 
 from carpool.runtime.digest import digest
 from carpool.runtime.graphs import Graphs
-from carpool.runtime.proof import copies, put, tensors_in
+from carpool.runtime.proof import copies, tensors_in
 from carpool.runtime.recorder import Replay
+from carpool.runtime.rows import put
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.training import Training
 

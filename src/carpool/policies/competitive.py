@@ -44,7 +44,7 @@ class Competitive(Policy):
     most: int = 4  # residents of one device
     levels: tuple[float, ...] = (0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.8, 1.0)
     tries: int = 4  # vectors that are measured for a mix
-    settle_s: float = 1.5  # of a window; a vector is measured in two or more
+    settle_s: float = 1.2  # of a window; a vector is measured in two or more
     min_gain: float = 0.02
 
     def __post_init__(self) -> None:
@@ -177,14 +177,15 @@ class Competitive(Policy):
         is_first = trial.is_measured and not trial.is_overdue and len(trial.tried) < _PROBED
         unknown = search.unknown(trial.now) if is_first else []
         if unknown and not trial.has_probed:
-            trial = replace(trial, looks=0, has_probed=True)
+            trial = replace(trial, has_probed=True)
             yield from self._probe(draft, trial, residents, unknown)
         if not trial.is_measured or unknown:
             trials.keep(device, trial, at + self.settle_s)
             return
         trial = trial.judged(search, search.relative(trial.rates))
         vector = self._next(search, trial)
-        if vector is None and trial.most < 1.0 - self.min_gain:
+        is_slower = trial.most < 1.0 - self.min_gain and not search.unknown(search.equal(1.0))
+        if vector is None and is_slower:
             yield from self._fall_back(draft, trials, device, residents, trial.most)
         elif vector is None:
             trials.settle(device, trial)

@@ -11,7 +11,7 @@ from carpool.core.model import DeviceId, Job, JobId
 from carpool.policies.share_search import Setting, ShareSearch, Vector
 
 _CORRECTED = (0.2, 5.0)  # how far one measurement may move what is believed
-_STEADY = 0.05  # by how much two windows may differ in a rate that is believed
+_STEADY = 0.08  # by how much two windows may differ in a rate that is believed: a mirror that is written costs 5 %
 _MOST_LOOKS = 12  # at a vector whose rates do not settle, or whose jobs cannot be measured alone
 
 
@@ -77,7 +77,7 @@ class Trial:
         agree = [abs(new - old) <= _STEADY * max(new, old) for new, old in zip(rates, self.rates, strict=False)]
         if (agree and all(agree)) or looked.is_overdue:
             both = zip(rates, self.rates or rates, strict=True)
-            return replace(looked, rates=tuple((new + old) / 2.0 for new, old in both), is_measured=True)
+            return replace(looked, rates=tuple((new + old) / 2.0 for new, old in both), is_measured=True, looks=0)
         return replace(looked, rates=rates)
 
     @property

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from carpool.runtime.errors import TrainingError
+from carpool.runtime.rows import put
 
 _ALIGN = 16  # elements
 
@@ -131,8 +132,7 @@ class Layout:
         """Give the model these buffers with these contents again, even if it replaced them by others."""
         for slot, buffer in zip((*self.floats, *self.whole), buffers, strict=True):
             slot.module._buffers[slot.key] = buffer
-        if buffers:
-            torch._foreach_copy_(buffers, contents)
+        put(buffers, contents)
 
 
 def real(tensor: Tensor) -> Tensor:

@@ -26,8 +26,9 @@ from torch import Tensor
 
 from carpool.runtime.flat import Layout
 from carpool.runtime.passes import Passes
-from carpool.runtime.proof import Settings, are_same, copies, host_chance, numbers_in, put, tensors_in
+from carpool.runtime.proof import Settings, are_same, copies, host_chance, numbers_in, tensors_in
 from carpool.runtime.recorder import Recorder, Replay
+from carpool.runtime.rows import put
 from carpool.runtime.seeding import Caveats
 from carpool.runtime.still import NotStill, Outline, fill, outline, still
 from carpool.runtime.update import Update

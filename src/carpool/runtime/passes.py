@@ -20,6 +20,7 @@ from torch import Tensor
 from carpool.runtime.errors import TrainingError
 from carpool.runtime.flat import Contribution, Layout, real
 from carpool.runtime.order import Draw
+from carpool.runtime.rows import put
 from carpool.runtime.samples import Samples
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.seeding import seed_pass
@@ -160,9 +161,7 @@ class Passes:
         """The contents of buffers as they are now, in memory that is used again for every step."""
         if [buffer.shape for buffer in self._before] != [buffer.shape for buffer in buffers]:
             self._before = [torch.empty_like(buffer) for buffer in buffers]
-        if buffers:
-            with torch.no_grad():
-                torch._foreach_copy_(self._before, buffers)
+        put(self._before, buffers)
         return self._before
 
     def _autocast(self) -> AbstractContextManager[object]:

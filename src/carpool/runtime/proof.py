@@ -38,13 +38,6 @@ def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def put(tensors: Sequence[Tensor], contents: Sequence[Tensor]) -> None:
-    """Give tensors these contents."""
-    if tensors:
-        torch._foreach_copy_(list(tensors), list(contents))
-
-
-@torch.no_grad()
 def are_same(left: Sequence[Tensor], right: Sequence[Tensor], *, loosely: bool = False) -> bool:
     """Whether two rows of tensors agree bit for bit, or loosely: by the norm of all differences together.
 
