@@ -13,8 +13,7 @@ from sharing.table import Table
 from carpool.runtime.zoo import MODELS
 
 EQUAL = (33, 40, 50, 60, 100)
-BESIDE = (25, 33, 40, 50, 60, 100)  # equal shares of skewed mixes
-LARGE, SMALL = (25, 33, 40, 50, 60, 70, 80, 100), (10, 15, 20, 25, 33, 40, 50, 60, 100)
+LEVELS = (10, 15, 20, 25, 33, 40, 50, 60, 80, 100)  # those of `competitive`
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,40 +113,30 @@ def baselines(table: Table, room: Room, whole: Mix, *, deterministic: bool, seco
         table.add(stage, whole.name, f"MPS {share} % each, eager", rates, solo, share=share, **more)
 
 
-def skewed(table: Table, room: Room, whole: Mix, seconds: float) -> None:
-    """A large training and small ones: every equal share, and a grid of unlike ones."""
-    few = len(whole.tasks) > 4
-    small = [share for share in SMALL if not few or share not in (15, 60)]
-    guests = [guest for share in LARGE for guest in whole.at(share)[:1]]
-    room.invite([*guests, *[guest for share in small for guest in whole.at(share)[1:]]])
+def equal_rows(table: Table, room: Room, stage: str, whole: Mix, shares: Sequence[int], seconds: float) -> list[float]:
+    """Each alone, then all at each equal share; the rates alone."""
     solo = alone(room, whole, seconds)
-    table.add("skewed", whole.name, "alone, graph", solo, solo)
-    for share in BESIDE:
-        if share in small:
-            _row(table, room, whole, (share,) * len(whole.tasks), solo, seconds)
-    for first in (50, 60, 70, 80, 100):
-        for others in (10, 15, 20, 25, 33):
-            if others in small:
-                _row(table, room, whole, (first, *[others] * (len(whole.tasks) - 1)), solo, seconds)
-
-
-def _row(table: Table, room: Room, whole: Mix, shares: Sequence[int], solo: Sequence[float], seconds: float) -> None:
-    rates = room.run(whole.at(*shares), seconds)
-    words = "/".join(map(str, (shares[0], *sorted(set(shares[1:])))))
-    table.add("skewed", whole.name, f"MPS {words} %, graph", rates, solo, shares=list(shares))
-
-
-def many(table: Table, room: Room, whole: Mix, seconds: float) -> None:
-    """Many trainings at once, against one after another by the code and with graphs."""
-    shares = (20, 25, 33, 40, 100)
-    room.invite([guest for share in shares for guest in whole.at(share)])
-    solo = alone(room, whole, seconds)
-    table.add("many", whole.name, "alone, graph", solo, solo)
-    by_code = alone(room, whole, seconds, eager=True)
-    table.add("many", whole.name, "alone, eager", by_code, solo)
+    table.add(stage, whole.name, "alone, graph", solo, solo)
     for share in shares:
         rates = room.run(whole.at(share), seconds)
-        over = sum(rate / b for rate, b in zip(rates, by_code, strict=True))
-        table.add(
-            "many", whole.name, f"MPS {share} % each, graph", rates, solo, share=share, sum_of_eager=round(over, 3)
-        )
+        table.add(stage, whole.name, f"MPS {share} % each, graph", rates, solo, share=share)
+    return solo
+
+
+def levels_for(whole: Mix) -> tuple[int, ...]:
+    """As many shares as there may be clients."""
+    if len(whole.tasks) > 6:
+        return (15, 20, 25, 33, 100)
+    return LEVELS if len(whole.tasks) <= 4 else (10, 20, 25, 33, 50, 60, 100)
+
+
+def larger(whole: Mix, factor: int) -> Mix:
+    """The small trainings of a mix at a multiple of their batches."""
+    small = [replace(each, batch=each.batch * factor) for each in whole.tasks[1:]]
+    return Mix(f"{whole.name} x{factor}", (whole.tasks[0], *small))
+
+
+def progress(rates: Sequence[float], own: Mix, now: Mix) -> list[float]:
+    """Samples per second, each worth (φ + m0)/(φ + m) at a gradient noise scale φ of eight own batches m0."""
+    pairs = zip(rates, own.tasks, now.tasks, strict=True)
+    return [rate * 9.0 * before.batch / (8.0 * before.batch + after.batch) for rate, before, after in pairs]

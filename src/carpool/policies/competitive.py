@@ -209,16 +209,17 @@ class Competitive(Policy):
         if trial.is_last(self.tries):
             return None
         tried = [each.vector for each in trial.tried]
-        moderate = search.moderate()
+        moderate, enough = search.moderate(), self.min_gain
         if search.is_guess:
             if moderate not in tried:
                 return moderate
+            enough = 0.0  # what is believed rests on few vectors: any gain is worth one more
             taught = {tuple(s.fraction for s in each.vector): each.speeds for each in trial.tried}
             search = replace(search, estimates=Taught(search.estimates, taught, search.solos(tried)))
         else:
             search.corrections = trial.corrections
         vector, values = search.best(trial.best, tabu=tried)
-        if vector not in tried and search.value(values) > trial.value * (1.0 + self.min_gain):
+        if vector not in tried and search.value(values) > trial.value * (1.0 + enough):
             return vector
         knows = isinstance(search.estimates, KnowsMixes)  # else the search knows only that more share is more
         return None if knows or moderate in tried else moderate

@@ -1,0 +1,67 @@
+"""Stages that let the policy choose, and the map of virtual totals and batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sharing.closed_loop import choose
+from sharing.mixes import PAIRED, Mix, alone, equal_rows, larger, levels_for, progress
+from sharing.room import Room
+from sharing.table import Table, fair
+
+FACTORS = (2, 4)  # of the batches of small trainings
+_MAPPED = (20, 33, 40, 50, 60, 80, 100)
+
+
+def skewed(table: Table, room: Room, whole: Mix, seconds: float) -> None:
+    """A large training and small ones: equal shares, what the policy chooses, and larger batches for the small ones."""
+    levels = levels_for(whole)
+    room.invite([guest for level in levels for guest in whole.at(level)])
+    solo = equal_rows(table, room, "skewed", whole, [level for level in levels if level >= 25], seconds)
+    chosen = choose(room, whole, levels, seconds)
+    if not chosen.shares:
+        table.fail(f"skewed {whole.name}", RuntimeError("the policy gave the mix up"))
+        return
+    words = "/".join(map(str, chosen.shares))
+    table.add(
+        *("skewed", whole.name, f"chosen: {words} %, graph", chosen.rates, solo),
+        shares=list(chosen.shares),
+        vectors=chosen.vectors,
+        measuring_s=round(chosen.measuring_s, 2),
+        cpu_s=round(chosen.cpu_s, 2),
+    )
+    for factor in FACTORS:
+        now = larger(whole, factor)
+        room.invite(now.at(*chosen.shares))
+        rates = room.run(now.at(*chosen.shares), seconds)
+        worth = fair(progress(rates, whole, now), solo)
+        table.add(
+            *("skewed", whole.name, f"chosen: {words} %, small batches x{factor}", rates, solo),
+            batches=[task.batch for task in now.tasks],
+            fair_progress=round(worth, 4),
+        )
+
+
+def many(table: Table, room: Room, whole: Mix, seconds: float) -> None:
+    """Many trainings at once, against one after another by the code and with graphs."""
+    levels = levels_for(whole)
+    room.invite([guest for level in levels for guest in whole.at(level)])
+    by_code = alone(room, whole, seconds, eager=True)
+    solo = equal_rows(table, room, "many", whole, [level for level in levels if level >= 15], seconds)
+    table.add("many", whole.name, "alone, eager", by_code, solo)
+    best = max((row for row in table.rows if row.get("mix") == whole.name and "share" in row), key=lambda r: r["sum"])
+    over = sum(rate / base for rate, base in zip(best["rates"], by_code, strict=True))
+    best["sum_of_eager"] = round(over, 3)
+    print(f"{'':12} best at {best['share']} %: {over:.2f} times one after another, eager", flush=True)
+    table.save()
+
+
+def mapped(table: Table, room: Room, whole: Mix, seconds: float) -> None:
+    """One mix at three batches over all virtual totals."""
+    for batch in (32, 128, 512) if whole.tasks[0].batch > 8 else (2, 4):
+        now = Mix(f"{whole.name} @{batch}", tuple(replace(task, batch=batch) for task in whole.tasks))
+        room.invite([guest for share in _MAPPED for guest in now.at(share)])
+        equal_rows(table, room, "map", now, _MAPPED, seconds)
+
+
+MAP = PAIRED[:1]
