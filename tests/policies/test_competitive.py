@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from carpool.backends.live import Live
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.estimates import Declared, Estimate, Estimator
-from carpool.core.model import DeviceId, JobId, JobSpec, Kind
+from carpool.core.model import DeviceId, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.competitive import Competitive
 from carpool.policies.share_search import Setting, ShareSearch, Tenant, fair, raw
@@ -264,3 +264,28 @@ def test_slowdowns_are_learned_from_a_few_vectors(shares: list[float], count: in
     for place, speed in enumerate(model.predict(tuple(shares))):
         assert 0.0 < speed <= 1.0
         assert speed == pytest.approx(law.speed(place, shares), rel=0.45 if count < 5 else 0.25)
+
+
+def looked_at(*dones: float) -> Trial:
+    """A trial of one job, seen every second with so much work done."""
+    spec = JobSpec(JobId("a"))
+    trial = Trial((spec.id,), (Setting(0.5),), 0.0)
+    for at, done in enumerate(dones):
+        trial = trial.seen([Job(spec, 0, 0.0, Phase.RUNNING, done=done, as_of=float(at))])
+    return trial
+
+
+def test_a_vector_is_measured_when_two_windows_agree() -> None:
+    assert not looked_at(0.0, 10.0).is_measured
+    assert not looked_at(0.0, 10.0, 50.0, 60.0).is_measured  # it began slowly, and stood still for a while
+    steady = looked_at(0.0, 10.0, 50.0, 91.0)
+    assert steady.is_measured
+    assert steady.rates == (40.5,)
+
+
+def test_rates_that_never_settle_are_taken_in_the_end() -> None:
+    wild = [0.0]
+    while len(wild) < 20:
+        wild.append(wild[-1] + (10.0 if len(wild) % 2 else 40.0))
+    assert not looked_at(*wild[:11]).is_measured
+    assert looked_at(*wild).is_measured

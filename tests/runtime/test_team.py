@@ -115,6 +115,11 @@ class Pretended:
     def step(self) -> int:
         return len(self.state)
 
+    @property
+    def runs_short(self) -> bool:
+        """Whether it will run out of memory, or has said so and not been heard: once more would be even alone."""
+        return self.short or any(isinstance(message, Broke) for message in self.outbox)
+
     def hear(self, message: Message, beside: Any) -> None:
         if self.at == "exchanging" and isinstance(message, Halt | Proceed):
             self.alive = False  # it has nothing to go on with
@@ -458,7 +463,7 @@ def happen(world: World, kind: str, what: Any) -> None:
             picked.alive = False
         case "hang" if picked:
             picked.hung = True
-        case "short" if picked and world.parked == 0 and not any(w.short for w in living):
+        case "short" if picked and world.parked == 0 and not any(w.runs_short for w in living):
             picked.short = True
         case "tick":
             world.tick()
