@@ -156,8 +156,11 @@ class Live:
         key = _key(job.id, self.cluster.placement(job.observed), shared)
         known = self._rates.get(key)
         if known is None:
-            self._rates[key] = Measured(report.rate, report.rate * (_PROBED if report.alone else _UNSURE))
             self._of_job.setdefault(job.id, []).append(key)
+        if report.alone:
+            self._rates[key] = Measured(report.rate, report.rate * _PROBED)
+        elif known is None:
+            self._rates[key] = Measured(report.rate, report.rate * _UNSURE)
         else:
             known.spread += _LATEST * (abs(report.rate - known.mean) - known.spread)
             known.mean += _LATEST * (report.rate - known.mean)
