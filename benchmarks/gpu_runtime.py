@@ -1,7 +1,9 @@
-"""One GPU: the example jobs unchanged, their digests under switching, kill and resume, and what carpool costs a step.
+"""One GPU: the example jobs unchanged, and their digests under switching, kill and resume, in default and exact mode.
 
-Usage: PYTHONPATH=src python benchmarks/gpu_runtime.py [--out FILE] [--devices cuda]
-Every child has a time limit. Needs a GPU, torch, and nothing else that carpool does not need anyway.
+    python benchmarks/gpu_runtime.py [--devices cuda] [--at-once 5] [--out FILE]
+
+Nothing is timed, so several ways may run at once. Every child has a time limit. Needs a GPU, torch, and nothing else
+that carpool does not need anyway. Exits with 1 unless all digests of a mode are equal.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from measured import ROOT, conditions
+from measured import RESULTS, ROOT, conditions
 
 EXAMPLES = ROOT / "examples"
 JOBS = {  # job -> the rest of its table in a job file
@@ -27,6 +30,7 @@ JOBS = {  # job -> the rest of its table in a job file
     "lstm": 'entry = "lstm_language_model.py:lstm"\nargs = { epochs = 2 }',
 }
 LIMIT_S = 150.0
+FIRST, RESUMED = "one after another", "interrupted and resumed"
 
 
 def job_file(folder: Path, names: list[str], *, exact: bool) -> Path:
@@ -42,17 +46,18 @@ def job_file(folder: Path, names: list[str], *, exact: bool) -> Path:
     return path
 
 
-def run(folder: Path, *args: str, interrupt_s: float = 0.0, **environment: str) -> dict[str, Any]:
-    """``carpool run --json``; with `interrupt_s` Ctrl-C is pressed after so many seconds."""
+def run(folder: Path, *args: str, interrupt_at: str = "", **environment: str) -> dict[str, Any]:
+    """``carpool run --json``; with `interrupt_at` Ctrl-C is pressed once a job of that name has begun."""
     command = [sys.executable, "-m", "carpool", "run", str(folder / "jobs.toml"), "--json", *args]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=folder)
     try:
-        if interrupt_s:
-            try:
-                child.wait(interrupt_s)
-            except subprocess.TimeoutExpired:
-                child.send_signal(signal.SIGINT)
+        if interrupt_at:
+            begun = folder / "state" / "jobs" / interrupt_at / "log"
+            until = time.monotonic() + LIMIT_S
+            while child.poll() is None and not begun.exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            child.send_signal(signal.SIGINT)
         stdout, stderr = child.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         child.kill()
@@ -75,7 +80,7 @@ def scenario(name: str, devices: str, exact: bool, work: Path) -> dict[str, Any]
     job_file(folder, list(JOBS), exact=exact)
     started = time.perf_counter()
     basic = ["--devices", devices, "--state", str(folder / "state")]
-    if name == "one after another":
+    if name == FIRST:
         result = run(folder, *basic, "--policy", "fifo")
     elif name == "switched":
         result = run(folder, *basic, "--policy", "mps-equal:slots=4", "--lanes", "slice")
@@ -85,7 +90,7 @@ def scenario(name: str, devices: str, exact: bool, work: Path) -> dict[str, Any]
         faults = [{"job": job, "step": 20, "kind": "kill", "once": str(folder / f"mark-{job}")} for job in JOBS]
         result = run(folder, *basic, "--policy", "fifo", CARPOOL_FAULTS=json.dumps(faults))
     else:
-        result = run(folder, *basic, "--policy", "fifo", interrupt_s=14.0)
+        result = run(folder, *basic, "--policy", "fifo", interrupt_at=list(JOBS)[1])
         first = result.get("code")
         if first == 130:
             result = run(folder, *basic, "--policy", "fifo", "--resume")
@@ -102,37 +107,48 @@ def scenario(name: str, devices: str, exact: bool, work: Path) -> dict[str, Any]
     return found | ({"failed": failed} if failed else {})
 
 
-def main() -> None:
+def differing(rows: list[dict[str, Any]], row: dict[str, Any]) -> list[str]:
+    """The jobs whose weights are not those of the first way in the same mode."""
+    first = next(other for other in rows if other["exact"] == row["exact"] and other["scenario"] == FIRST)
+    base = first["digests"]
+    return [job for job in JOBS if not row["digests"].get(job) or row["digests"][job] != base.get(job)]
+
+
+def judge(rows: list[dict[str, Any]]) -> int:
+    """Print how the digests compare; the exit code."""
+    unlike = 0
+    for row in rows:
+        others = differing(rows, row)
+        unlike += bool(others)
+        problem = f"{row.get('error', '')} {row.get('failed', '')} {row.get('stderr', '')[-600:]}".strip()
+        told = "all equal" if not others else f"UNEQUAL {others} {problem}"
+        print(f"{'exact' if row['exact'] else 'default':8} {row['scenario']:24} code {row['code']}, {told}", flush=True)
+    print(f"{len(rows) - unlike} of {len(rows)} ways gave the weights of the first")
+    return 1 if unlike else 0
+
+
+def main() -> int:
     """Run every scenario and compare digests with the first."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default="", help="write JSON here")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_runtime.json")
     parser.add_argument("--devices", default="cuda")
+    parser.add_argument("--at-once", type=int, default=1, help="ways that run at the same time")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as work:
-        for exact in (False, True):
-            first = len(rows)
-            # Lanes of unlike sizes have unlike bits, so side by side only exact jobs can be compared: theirs are whole.
-            names = ["one after another", "switched", *["side by side"] * exact, "killed", "interrupted and resumed"]
-            for name in names:
-                row = scenario(name, options.devices, exact, Path(work))
-                rows.append(row)
-                base = rows[first]["digests"]
-                equal = {job: row["digests"].get(job) == base.get(job) is not None for job in JOBS}
-                told = (
-                    "all equal"
-                    if all(equal.values())
-                    else f"UNEQUAL {[job for job, same in equal.items() if not same]}"
-                )
-                print(
-                    f"{'exact' if exact else 'default':8} {name:24} {row['wall_s']:6.1f} s, code {row['code']}, {told} "
-                    f"{row.get('error', '')} {row.get('failed', '')} {row.get('stderr', '')[-600:]}",
-                    flush=True,
-                )
-                if options.out:  # as they come: a run that is cut short leaves what it found
-                    document = {"schema": 1, **conditions(), "results": rows}
-                    Path(options.out).write_text(json.dumps(document, indent=1), encoding="utf-8")
+    # Lanes of unlike sizes have unlike bits, so side by side only exact jobs can be compared: theirs are whole.
+    cases = [(name, exact) for exact in (False, True) for name in (FIRST, "switched", "killed", RESUMED)]
+    cases.append(("side by side", True))
+    with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(options.at_once) as pool:
+        started = [pool.submit(scenario, name, options.devices, exact, Path(work)) for name, exact in cases]
+        for future in as_completed(started):
+            row = future.result()
+            rows.append(row)
+            print(f"{row['scenario']}, exact {row['exact']}: {row['wall_s']} s, code {row['code']}", flush=True)
+            document = {"schema": 1, **conditions(), "results": rows}
+            options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    rows.sort(key=lambda row: cases.index((row["scenario"], row["exact"])))
+    return judge(rows)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = Path(os.environ.get("CARPOOL_RESULTS") or ROOT / "benchmarks" / "results")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +49,33 @@ def carpool(*args: str, timeout_s: float = 900.0) -> Usage:
     return Usage(stdout, used.ru_utime + used.ru_stime, wall_s, used.ru_maxrss * 1024)
 
 
+class Patience:
+    """How long a benchmark may go on starting things: what it has seen by then is what it reports."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._ends = time.monotonic() + limit_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing new should be started."""
+        return time.monotonic() >= self._ends
+
+
 def save(name: str, results: Any) -> Path:
-    """Write results beside the machine, the versions and the commit they were measured with."""
+    """Write results beside the machine, the versions and the commit they were measured with.
+
+    Called after every row, so that a run that is cut short leaves what it saw.
+    """
     RESULTS.mkdir(parents=True, exist_ok=True)
     document = {"schema": 1, "benchmark": name, **conditions(), "results": results}
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    partial.rename(path)
     return path
 
 
+@functools.cache
 def conditions() -> dict[str, Any]:
     """The machine, the versions and the commit."""
     versions = {"python": platform.python_version()}

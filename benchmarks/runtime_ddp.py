@@ -1,14 +1,15 @@
 """Carpool beside hand-written DistributedDataParallel: throughput on like and unlike devices, and lines of user code.
 
-    python benchmarks/runtime_ddp.py [--steps 60] [--repeats 5] [--only cnn]
+    python benchmarks/runtime_ddp.py [--steps 60] [--repeats 5] [--only cnn] [--limit-s 600]
 
 Two jobs, each written twice (trials/beside/): a residual CNN with BatchNorm and SGD, and an LSTM of 2.1 million
 parameters with Adam and clipped gradients. DDP is started by torchrun with gloo; both get the same cores, pinned, as
 many threads as cores, the same batch and the same number of steps, and take turns. Throughput counts from the end of
-step 10 to the end of the last step, as the workers saw them: start-up, where DDP is slower by far, is left out. Unlike
-devices: one has twice the cores of the other; DDP cuts its batch evenly, as it does. Lines of code: neither blank nor
-comment nor docstring, the networks counted for neither. Exits with 1 if a ratio is below 0.97 on like devices or 1 on
-unlike ones.
+step 10 to the end of the last step, as the workers saw them: start-up, where DDP is slower by far, is left out, and is
+paid once: one executor has all devices, and one torchrun for each number of processes runs the scripts one after
+another (trials/beside/again.py). Unlike devices: one has twice the cores of the other; DDP cuts its batch evenly, as it
+does. Lines of code: neither blank nor comment nor docstring, the networks counted for neither. Exits with 1 if a ratio
+is below 0.97 on like devices or 1 on unlike ones.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from __future__ import annotations
 import argparse
 import ast
 import asyncio
+import contextlib
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measured import ROOT, save
+from measured import ROOT, Patience, save
+from trials.beside.again import Torchrun
 from trials.clocked import ENTRY, taken_s
 from trials.desk import Desk, dealt, new_mark
 
@@ -54,70 +55,118 @@ def jobs(cores: int) -> tuple[Job, ...]:
     return (Job("cnn", "channels", 12 if few else 32, 128), Job("lstm", "hidden", 512, 32 if few else 128))
 
 
-async def with_carpool(folder: Path, job: Job, cores: Sequence[int], steps: int) -> float:
-    """Samples per second."""
-    notes = folder / "notes"
-    notes.mkdir()
-    desk = await Desk.open(folder / "state", cores, mark=new_mark(), patience_s=PATIENCE_S)
-    try:
-        arguments = {job.argument: job.size, "batch_size": job.batch_size, "steps": steps}
-        clocked = {"entry": f"{BESIDE}/{job.name}.py:training", "notes": str(notes), "steps": steps, "args": arguments}
-        desk.introduce(job.name, Program(entry=ENTRY, args=clocked, folder=str(folder)))
-        desk.assign(job.name, *range(len(cores)))
-        digest = await desk.end_of(job.name)
-    finally:
-        await desk.close()
-    if digest.startswith("FAILED"):
-        raise SystemExit(f"{job.name}: {digest}")
-    return job.batch_size * (steps - WARM) / taken_s(notes, WARM, steps)
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Devices that a job runs on."""
+
+    cores: tuple[int, ...]  # of each device
+    first: int  # the number of the first one, of all that the executor has
+
+    @property
+    def is_like(self) -> bool:
+        """Whether all have as many cores."""
+        return len(set(self.cores)) == 1
 
 
-def with_ddp(folder: Path, job: Job, cores: Sequence[int], steps: int) -> float:
-    """Samples per second."""
-    notes = folder / "notes"
-    notes.mkdir()
-    lists = ":".join(",".join(map(str, device.cores)) for device in dealt(cores))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={len(cores)}"]
-    script = [f"{BESIDE}/{job.name}_ddp.py", str(job.size), str(job.batch_size), str(steps), lists, str(notes)]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}/benchmarks", "OMP_NUM_THREADS": str(cores[0])}
-    ran = subprocess.run([*command, *script], env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    if ran.returncode:
-        raise SystemExit(f"torchrun ended with {ran.returncode}: {ran.stderr[-2000:]}")
-    (notes / "checkpoint.pt").unlink()
-    return job.batch_size * (steps - WARM) / taken_s(notes, WARM, steps)
+def setups(cores: int) -> list[Setup]:
+    """Two and four like devices, and where there are cores enough one with twice as many as the other."""
+    dealt_cores = [(max(1, cores // number),) * number for number in (2, 4)]
+    if cores >= 4:
+        dealt_cores.append((cores // 2, cores // 4))
+    firsts = [sum(len(earlier) for earlier in dealt_cores[:number]) for number in range(len(dealt_cores))]
+    return [Setup(each, first) for each, first in zip(dealt_cores, firsts, strict=True)]
 
 
-def compare(job: Job, cores: Sequence[int], options: argparse.Namespace) -> dict[str, Any]:
-    """Both by turns; medians, and the median of the ratios."""
-    rates: dict[str, list[float]] = {"carpool": [], "ddp": []}
-    for repeat in range(options.repeats):
-        for way in ("carpool", "ddp") if repeat % 2 else ("ddp", "carpool"):
-            with tempfile.TemporaryDirectory() as name:
-                if way == "ddp":
-                    rate = with_ddp(Path(name), job, cores, options.steps)
-                else:
-                    rate = asyncio.run(with_carpool(Path(name), job, cores, options.steps))
-            rates[way].append(rate)
+class Contest:
+    """Carpool and DDP by turns on one machine: an executor with all devices, and a torchrun for each number of them."""
+
+    def __init__(self, folder: Path, desk: Desk, runs: dict[int, Torchrun], steps: int) -> None:
+        self._folder, self._desk, self._runs, self._steps = folder, desk, runs, steps
+        self._number = 0
+
+    async def rate(self, way: str, job: Job, setup: Setup) -> float:
+        """Samples per second of one training."""
+        self._number += 1
+        name = f"{way}-{self._number}"
+        notes = self._folder / name
+        notes.mkdir()
+        if way == "ddp":
+            lists = ":".join(",".join(map(str, device.cores)) for device in dealt(setup.cores))
+            sizes = (str(job.size), str(job.batch_size), str(self._steps))
+            await self._runs[len(setup.cores)].run(f"{BESIDE}/{job.name}_ddp.py", *sizes, lists, str(notes))
+            (notes / "checkpoint.pt").unlink()
+        else:
+            arguments = {job.argument: job.size, "batch_size": job.batch_size, "steps": self._steps}
+            entry = f"{BESIDE}/{job.name}.py:training"
+            clocked = {"entry": entry, "notes": str(notes), "steps": self._steps, "args": arguments}
+            self._desk.introduce(name, Program(entry=ENTRY, args=clocked, folder=str(self._folder)))
+            self._desk.assign(name, *range(setup.first, setup.first + len(setup.cores)))
+            digest = await self._desk.end_of(name)
+            if digest.startswith("FAILED"):
+                raise SystemExit(f"{job.name}: {digest}")
+        return job.batch_size * (self._steps - WARM) / taken_s(notes, WARM, self._steps)
+
+
+def judged(job: Job, setup: Setup, rates: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians, and the median of the ratios."""
     ratios = [ours / theirs for ours, theirs in zip(rates["carpool"], rates["ddp"], strict=True)]
-    is_like = len(set(cores)) == 1
-    found = {
+    return {
         "job": job.name,
-        "cores_of_devices": list(cores),
-        "like": is_like,
+        "cores_of_devices": list(setup.cores),
+        "like": setup.is_like,
         "carpool_samples_per_s": round(statistics.median(rates["carpool"]), 1),
         "ddp_samples_per_s": round(statistics.median(rates["ddp"]), 1),
         "ddp_step_ms": round(1e3 * job.batch_size / statistics.median(rates["ddp"]), 1),
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
-        "asked": LIKE if is_like else UNLIKE,
+        "asked": LIKE if setup.is_like else UNLIKE,
     }
+
+
+async def compare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Every job on every setup, both ways by turns; all of them once, then all again."""
+    cores = len(os.sched_getaffinity(0))
+    chosen = [job for job in jobs(cores) if options.only in {None, job.name}]
+    cases = [(job, setup) for job in chosen for setup in setups(cores)]
+    rates: dict[tuple[Job, Setup], dict[str, list[float]]] = {case: {"carpool": [], "ddp": []} for case in cases}
+    results: dict[str, Any] = {"rows": [], "lines_of_user_code": counted(chosen), "steps": options.steps}
+    patience = Patience(options.limit_s)
+    numbers = sorted({len(setup.cores) for _, setup in cases})
+    with contextlib.ExitStack() as stack:
+        runs = {number: stack.enter_context(Torchrun(number, folder / str(number))) for number in numbers}
+        all_cores = [size for setup in setups(cores) for size in setup.cores]
+        desk = await Desk.open(folder / "state", all_cores, mark=new_mark(), patience_s=PATIENCE_S)
+        contest = Contest(folder, desk, runs, options.steps)
+        try:
+            for repeat in range(options.repeats):
+                for case in cases:
+                    for way in ("carpool", "ddp") if repeat % 2 else ("ddp", "carpool"):
+                        rates[case][way].append(await contest.rate(way, *case))
+                    results["rows"] = [judged(*done, rates[done]) for done in cases if rates[done]["carpool"]]
+                    save("runtime_ddp", results)
+                    show(judged(*case, rates[case]))
+                    if patience.is_over:
+                        return results
+        finally:
+            await desk.close()
+    return results
+
+
+def show(row: dict[str, Any]) -> None:
+    """One row."""
+    kind = "like" if row["like"] else "unlike"
     print(
-        f"{job.name:>5} on {'like' if is_like else 'unlike'} devices of {'+'.join(map(str, cores))} cores: carpool "
-        f"{found['carpool_samples_per_s']} samples/s, DDP {found['ddp_samples_per_s']} "
-        f"(step {found['ddp_step_ms']} ms), ratio {found['ratio']} {found['ratios']}",
+        f"{row['job']:>5} on {kind} devices of {'+'.join(map(str, row['cores_of_devices']))} cores: carpool "
+        f"{row['carpool_samples_per_s']} samples/s, DDP {row['ddp_samples_per_s']} "
+        f"(step {row['ddp_step_ms']} ms), ratio {row['ratio']} {row['ratios']}",
         flush=True,
     )
-    return found
+
+
+def counted(chosen: Sequence[Job]) -> dict[str, dict[str, int]]:
+    """Lines of user code of each job, written each way."""
+    ways = (("carpool", ""), ("ddp", "_ddp"))
+    return {job.name: {way: lines_of_code(BESIDE / f"{job.name}{end}.py") for way, end in ways} for job in chosen}
 
 
 def lines_of_code(path: Path) -> int:
@@ -137,28 +186,18 @@ def lines_of_code(path: Path) -> int:
 
 def main() -> None:
     """Compare everything."""
-    cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", help="one of the jobs")
+    parser.add_argument("--limit-s", type=float, default=600.0, help="begin no comparison after so many seconds")
     options = parser.parse_args()
-    chosen = [job for job in jobs(cores) if options.only in {None, job.name}]
-    setups = [(max(1, cores // number),) * number for number in (2, 4)]
-    if cores >= 4:
-        setups.append((cores // 2, cores // 4))
-    rows = [compare(job, setup, options) for job in chosen for setup in setups]
-    lines = {
-        job.name: {
-            way: lines_of_code(BESIDE / f"{job.name}{end}.py") for way, end in (("carpool", ""), ("ddp", "_ddp"))
-        }
-        for job in chosen
-    }
-    for name, counts in lines.items():
-        print(f"{name:>5}: {counts['carpool']} lines of user code with carpool, {counts['ddp']} with DDP")
-    path = save("runtime_ddp", {"rows": rows, "lines_of_user_code": lines, "steps": options.steps})
-    short = [row for row in rows if row["ratio"] < row["asked"]]
-    print(f"{len(rows) - len(short)} of {len(rows)} as asked; wrote {path}")
+    with tempfile.TemporaryDirectory() as name:
+        results = asyncio.run(compare(Path(name), options))
+    for job, counts in results["lines_of_user_code"].items():
+        print(f"{job:>5}: {counts['carpool']} lines of user code with carpool, {counts['ddp']} with DDP")
+    short = [row for row in results["rows"] if row["ratio"] < row["asked"]]
+    print(f"{len(results['rows']) - len(short)} of {len(results['rows'])} as asked")
     raise SystemExit(1 if short else 0)
 
 

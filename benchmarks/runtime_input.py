@@ -1,6 +1,6 @@
 """How much of a step is waiting for data, for each way in which carpool makes batches, beside torch's DataLoader.
 
-    python benchmarks/runtime_input.py [--device cuda] [--rounds 9]
+    python benchmarks/runtime_input.py [--device cuda] [--rounds 9] [--limit-s 150]
 
 Every loop is run by turns with its own twin that computes on one batch which is always there: the share of waiting is
 1 − (step of the twin) / (step with input), median over rounds; below zero means that nothing could be told apart. The
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measured import save
+from measured import Patience, save
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -185,6 +185,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--limit-s", type=float, default=150.0, help="begin no case after so many seconds")
     options = parser.parse_args()
     guard = threading.Timer(GUARD_S, lambda: os._exit(3))
     guard.daemon = True
@@ -198,8 +199,11 @@ def main() -> int:
     labels = torch.randint(0, 10, (size,), generator=chance)
     setting = Setting(torch.device(options.device), images, labels, 128 if gpu else 16, 256 if gpu else 64)
     results = []
+    patience = Patience(options.limit_s)
     print(f"{'data':16} {'way':24} {'step':>10} {'still':>10}  waiting", flush=True)
     for data, way, make in cases(setting):
+        if patience.is_over:
+            break
         still = setting.first
         loop = make()
         twin = (
@@ -209,11 +213,11 @@ def main() -> int:
         )
         row = {"data": data, "way": way, **waiting(setting, loop, twin, options.rounds)}
         results.append(row)
+        save(f"runtime_input{'_gpu' if gpu else ''}", results)
         print(
             f"{data:16} {way:24} {row['step_ms']:7.2f} ms {row['still_ms']:7.2f} ms  {row['waiting']:7.1%}", flush=True
         )
         del loop, twin
-    save(f"runtime_input{'_gpu' if gpu else ''}", results)
     return 0
 
 

@@ -106,11 +106,13 @@ def main() -> int:
     args = parser.parse_args()
     device = parse_devices(args.device)[0]
     print(f"on {device.name} ({device.kind})")
-    results = [judge(case, asyncio.run(measure(case, device))) for case in CASES]
+    name = args.out or ("runtime_memory" if device.cuda is None else "runtime_memory_gpu")
+    results: list[dict[str, Any]] = []
+    for case in CASES:
+        results.append(judge(case, asyncio.run(measure(case, device))))
+        save(name, {"device": device.kind, "limit": LIMIT, "cases": results})
     worst = max(result["worst_error"] for result in results)
     print(f"\nworst error on batch sizes that were not measured: {worst:.2%} (limit {LIMIT:.0%})")
-    name = args.out or ("runtime_memory" if device.cuda is None else "runtime_memory_gpu")
-    print(f"wrote {save(name, {'device': device.kind, 'limit': LIMIT, 'cases': results}).relative_to(ROOT)}")
     return 0 if worst <= LIMIT else 1
 
 

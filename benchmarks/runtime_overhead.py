@@ -1,8 +1,8 @@
 """What carpool costs a training that runs alone, beside a bare PyTorch loop in the same run; how fast workers start.
 
-    python benchmarks/runtime_overhead.py [--device cuda] [--rounds 15] [--out FILE]
+    python benchmarks/runtime_overhead.py [--device cuda] [--rounds 15] [--limit-s 400] [--out FILE]
 
-Ways to make the same steps, each in a process of its own that rests meanwhile:
+Ways to make the same steps, each in a process of its own that rests meanwhile, one training after another:
 
 - ``bare``: the loop that a good user writes: data on the device, nothing read back but the loss, and that only now and
   then (the GPU is never made to wait for Python);
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import os
 import statistics
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measured import RESULTS, conditions
+from measured import RESULTS, Patience, conditions
 from torch.nn.functional import cross_entropy
 from trials.steps import MODELS, mlp
 
@@ -61,7 +62,7 @@ from carpool.runtime.seeding import settle
 from carpool.runtime.trainer import Trainer
 
 LIMIT, LONG_ENOUGH_S = 1.02, 0.010
-GUARD_S = {"cpu": 600.0, "cuda": 175.0}  # after which everything is ended
+GUARD_S = 600.0  # after which everything is ended
 SPELL_S = 0.25  # how long each way computes in a round
 READ_EVERY = 10  # steps after which a good user reads the loss
 
@@ -113,15 +114,19 @@ def trainer_loop(training: carpool.Training, device: torch.device) -> Iterator[N
 LOOPS = {"bare": bare_loop, "like": like_loop, "trainer": trainer_loop}
 
 
-def serve(loop: str, model: str, device: torch.device) -> int:
-    """In a process of its own: make as many steps as each line of input says."""
+def serve(loop: str, device: torch.device) -> int:
+    """In a process of its own: make as many steps of a training as each line of input says; the last one is kept."""
     torch.set_num_threads(1)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8") if loop != "bare" else None
-    steps = LOOPS[loop](named(model)(), device)
+    if loop != "bare":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     print("ready", flush=True)
+    kept, steps = "", iter(())
     for line in sys.stdin:
+        model, count = line.split()
+        if model != kept:
+            kept, steps = model, LOOPS[loop](named(model)(), device)
         began, on_core = time.perf_counter(), time.process_time()
-        for _ in range(int(line)):
+        for _ in range(int(count)):
             next(steps)
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -137,21 +142,24 @@ def named(model: str) -> Callable[[], carpool.Training]:
 class Loop:
     """A process that serves a loop."""
 
-    def __init__(self, loop: str, model: str, device: str) -> None:
-        command = [sys.executable, __file__, "--serve", loop, model, "--device", device]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._guard = threading.Timer(GUARD_S[device], self._process.kill)
+    def __init__(self, loop: str, device: str) -> None:
+        self._command = [sys.executable, __file__, "--serve", loop, "--device", device]
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._guard = threading.Timer(GUARD_S, self._process.kill)
         self._guard.daemon = True
         self._guard.start()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
-        if not self._out.readline():
-            raise SystemExit(f"{' '.join(command)} ended with {self._process.wait()}")
 
-    async def make(self, steps: int) -> Spent:
+    def await_ready(self) -> None:
+        """Return when it has started."""
+        if not self._out.readline():
+            raise SystemExit(f"{' '.join(self._command)} ended with {self._process.wait()}")
+
+    async def make(self, model: str, steps: int) -> Spent:
         """Make steps."""
-        self._in.write(f"{steps}\n")
+        self._in.write(f"{model} {steps}\n")
         self._in.flush()
         return Spent(*map(float, self._out.readline().split()))
 
@@ -207,15 +215,11 @@ async def forked(nursery: Nursery, entry: str, core: int, device: str = "cpu") -
     return worker, {"fork_ms": (born - began) * 1e3, "begin_to_ready_ms": (ready - born) * 1e3}
 
 
-async def overhead(
-    nursery: Nursery, entry: Callable[[], carpool.Training], device: str, rounds: int, core: int
-) -> dict[str, Any]:
+async def overhead(nursery: Nursery, loops: dict[str, Loop], name: str, device: str, rounds: int) -> dict[str, Any]:
     """Ratios to the loops without carpool, of the trainer alone and of a worker."""
-    name = entry.__name__
-    worker, _ = await forked(nursery, name, core, device)
-    loops = [Loop(loop, name, device) for loop in LOOPS]
+    worker, _ = await forked(nursery, name, min(os.sched_getaffinity(0)), device)
     ways: dict[str, Callable[[int], Awaitable[Spent]]] = {"worker": worker.make}
-    ways |= {loop: process.make for loop, process in zip(LOOPS, loops, strict=True)}
+    ways |= {way: functools.partial(loop.make, name) for way, loop in loops.items()}
     try:
         for make in ways.values():
             await make(5)
@@ -228,14 +232,13 @@ async def overhead(
         found["publish_ms"] = await publish_ms(worker)
     finally:
         worker.channel.close()
-        for process in loops:
-            process.close()
     step_s = statistics.median(spent["like"].clock_s for spent in made) / steps
     judged = found["worker_to_like_core" if device == "cpu" else "worker_to_like_clock"]
     return {
         "model": name,
-        "parameters": sum(parameter.numel() for parameter in entry().model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in named(name)().model.parameters()),
         "step_ms": round(step_s * 1e3, 2),
+        "rounds": rounds,
         **found,
         "within": judged <= LIMIT or step_s < LONG_ENOUGH_S,
     }
@@ -323,38 +326,51 @@ async def small_things(nursery: Nursery, core: int) -> dict[str, float]:
     return {**medians, "look_us": round(look_us, 2), "round_trip_us": round(statistics.median(trips) * 1e6, 1)}
 
 
-async def measure(device: str, rounds: int) -> dict[str, Any]:
-    """All of it."""
+async def measure(device: str, options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """All of it; what is known is kept after every row."""
     core = min(os.sched_getaffinity(0))
     if device == "cpu":
         os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
+    patience = Patience(options.limit_s)
+    loops = {loop: Loop(loop, device) for loop in LOOPS}
     nursery = Nursery(lambda exited: None)
     began = time.perf_counter()
     await nursery.start()
     started = round(time.perf_counter() - began, 2)
     figures: dict[str, Any] = {"device": device, "nursery_start_s": started, "overhead": []}
     try:
-        if device == "cpu":
+        for loop in loops.values():
+            loop.await_ready()
+        print(f"{'model':16} {'step':>9}  worker/like  worker/bare  trainer/like  like/bare", flush=True)
+        for entry in MODELS[device]:
+            if patience.is_over or options.only not in {None, entry.__name__}:
+                continue
+            row = await overhead(nursery, loops, entry.__name__, device, options.rounds)
+            figures["overhead"].append(row)
+            keep(figures)
+            show(row, "core" if device == "cpu" else "clock")
+        if device == "cpu" and not options.only:
             figures["small"] = await small_things(nursery, core)
             print(f"nursery {started} s; {figures['small']}", flush=True)
-        print(f"{'model':16} {'step':>9}  worker/like  worker/bare  trainer/like  like/bare", flush=True)
-        by = "core" if device == "cpu" else "clock"
-        for entry in MODELS[device]:
-            row = await overhead(nursery, entry, device, rounds, core)
-            figures["overhead"].append(row)
-            shown = [row[f"{way}_{by}"] for way in SHOWN]
-            print(
-                f"{row['model']:16} {row['step_ms']:6.2f} ms  {shown[0]:11.3f}  {shown[1]:11.3f}  {shown[2]:12.3f}  "
-                f"{shown[3]:9.3f}  {'' if row['within'] else 'ABOVE THE LIMIT'}",
-                flush=True,
-            )
+            figures["mirror"] = mirror_ms(mlp())
+            print(f"mirror of a million parameters with momentum: {figures['mirror']}")
+            keep(figures)
     finally:
+        for loop in loops.values():
+            loop.close()
         await nursery.stop()
-    if device == "cpu":
-        figures["mirror"] = mirror_ms(mlp())
-        print(f"mirror of a million parameters with momentum: {figures['mirror']}")
     return figures
+
+
+def show(row: dict[str, Any], by: str) -> None:
+    """One row."""
+    shown = [row[f"{way}_{by}"] for way in SHOWN]
+    print(
+        f"{row['model']:16} {row['step_ms']:6.2f} ms  {shown[0]:11.3f}  {shown[1]:11.3f}  {shown[2]:12.3f}  "
+        f"{shown[3]:9.3f}  {'' if row['within'] else 'ABOVE THE LIMIT'}",
+        flush=True,
+    )
 
 
 def main() -> int:
@@ -362,15 +378,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", help="one of the trainings")
+    parser.add_argument("--limit-s", type=float, default=400.0, help="begin no training after so many seconds")
     parser.add_argument("--out", type=Path, default=None, help="default: benchmarks/results/runtime_overhead*.json")
-    parser.add_argument("--serve", nargs=2, metavar=("LOOP", "MODEL"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", metavar="LOOP", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        return serve(*options.serve, device=torch.device(options.device))
-    figures = asyncio.run(asyncio.wait_for(measure(options.device, options.rounds), GUARD_S[options.device]))
+        return serve(options.serve, device=torch.device(options.device))
     out = options.out or RESULTS / f"runtime_overhead{'' if options.device == 'cpu' else '_gpu'}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"schema": 1, **conditions(), **figures}, indent=1) + "\n", encoding="utf-8")
+
+    def keep(figures: dict[str, Any]) -> None:
+        out.write_text(json.dumps({"schema": 1, **conditions(), **figures}, indent=1) + "\n", encoding="utf-8")
+
+    figures = asyncio.run(asyncio.wait_for(measure(options.device, options, keep), GUARD_S))
     return 0 if all(result["within"] for result in figures["overhead"]) else 1
 
 
