@@ -18,16 +18,17 @@ import argparse
 import ast
 import asyncio
 import contextlib
+import itertools
 import os
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from measured import ROOT, Patience, save
-from trials.beside.again import Torchrun
+from trials.beside.again import Failed, Torchrun
 from trials.clocked import ENTRY, taken_s
 from trials.desk import Desk, dealt, new_mark
 
@@ -68,13 +69,16 @@ class Setup:
         return len(set(self.cores)) == 1
 
 
-def setups(cores: int) -> list[Setup]:
+def setups(cores: int, first: int = 0) -> list[Setup]:
     """Two and four like devices, and where there are cores enough one with twice as many as the other."""
     dealt_cores = [(max(1, cores // number),) * number for number in (2, 4)]
     if cores >= 4:
         dealt_cores.append((cores // 2, cores // 4))
-    firsts = [sum(len(earlier) for earlier in dealt_cores[:number]) for number in range(len(dealt_cores))]
+    firsts = [first + sum(len(earlier) for earlier in dealt_cores[:number]) for number in range(len(dealt_cores))]
     return [Setup(each, first) for each, first in zip(dealt_cores, firsts, strict=True)]
+
+
+Case = tuple[Job, Setup]
 
 
 class Contest:
@@ -103,7 +107,7 @@ class Contest:
             self._desk.assign(name, *range(setup.first, setup.first + len(setup.cores)))
             digest = await self._desk.end_of(name)
             if digest.startswith("FAILED"):
-                raise SystemExit(f"{job.name}: {digest}")
+                raise Failed(f"{job.name}: {digest}")
         return job.batch_size * (self._steps - WARM) / taken_s(notes, WARM, self._steps)
 
 
@@ -123,32 +127,31 @@ def judged(job: Job, setup: Setup, rates: dict[str, list[float]]) -> dict[str, A
     }
 
 
-async def compare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+async def compare(contest: Contest, cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any]:
     """Every job on every setup, both ways by turns; all of them once, then all again."""
-    cores = len(os.sched_getaffinity(0))
-    chosen = [job for job in jobs(cores) if options.only in {None, job.name}]
-    cases = [(job, setup) for job in chosen for setup in setups(cores)]
-    rates: dict[tuple[Job, Setup], dict[str, list[float]]] = {case: {"carpool": [], "ddp": []} for case in cases}
-    results: dict[str, Any] = {"rows": [], "lines_of_user_code": counted(chosen), "steps": options.steps}
+    rates: dict[Case, dict[str, list[float]]] = {case: {"carpool": [], "ddp": []} for case in cases}
+    chosen = dict.fromkeys(job for job, _ in cases)
+    results: dict[str, Any] = {"rows": [], "failed": [], "lines_of_user_code": counted(chosen), "steps": options.steps}
     patience = Patience(options.limit_s)
-    numbers = sorted({len(setup.cores) for _, setup in cases})
-    with contextlib.ExitStack() as stack:
-        runs = {number: stack.enter_context(Torchrun(number, folder / str(number))) for number in numbers}
-        all_cores = [size for setup in setups(cores) for size in setup.cores]
-        desk = await Desk.open(folder / "state", all_cores, mark=new_mark(), patience_s=PATIENCE_S)
-        contest = Contest(folder, desk, runs, options.steps)
+    for repeat, case in itertools.product(range(options.repeats), cases):
+        if patience.is_over:
+            break
         try:
-            for repeat in range(options.repeats):
-                for case in cases:
-                    for way in ("carpool", "ddp") if repeat % 2 else ("ddp", "carpool"):
-                        rates[case][way].append(await contest.rate(way, *case))
-                    results["rows"] = [judged(*done, rates[done]) for done in cases if rates[done]["carpool"]]
-                    save("runtime_ddp", results)
-                    show(judged(*case, rates[case]))
-                    if patience.is_over:
-                        return results
-        finally:
-            await desk.close()
+            ways = ("carpool", "ddp") if repeat % 2 else ("ddp", "carpool")
+            found = {way: await contest.rate(way, *case) for way in ways}
+        except Failed as error:
+            results["failed"].append(f"{case[0].name} on {case[1].cores}: {error}")
+            print(results["failed"][-1], flush=True)
+            continue
+        for way, rate in found.items():
+            rates[case][way].append(rate)
+        results["rows"] = [judged(*done, rates[done]) for done in cases if rates[done]["carpool"]]
+        save("runtime_ddp", results)
+        show(judged(*case, rates[case]))
+    for name, counts in results["lines_of_user_code"].items():
+        print(f"{name:>5}: {counts['carpool']} lines of user code with carpool, {counts['ddp']} with DDP")
+    short = [row for row in results["rows"] if row["ratio"] < row["asked"]]
+    print(f"{len(results['rows']) - len(short)} of {len(results['rows'])} as asked", flush=True)
     return results
 
 
@@ -163,7 +166,7 @@ def show(row: dict[str, Any]) -> None:
     )
 
 
-def counted(chosen: Sequence[Job]) -> dict[str, dict[str, int]]:
+def counted(chosen: Iterable[Job]) -> dict[str, dict[str, int]]:
     """Lines of user code of each job, written each way."""
     ways = (("carpool", ""), ("ddp", "_ddp"))
     return {job.name: {way: lines_of_code(BESIDE / f"{job.name}{end}.py") for way, end in ways} for job in chosen}
@@ -184,21 +187,48 @@ def lines_of_code(path: Path) -> int:
     )
 
 
-def main() -> None:
-    """Compare everything."""
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """What is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", help="one of the jobs")
     parser.add_argument("--limit-s", type=float, default=600.0, help="begin no comparison after so many seconds")
-    options = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def cases_of(options: argparse.Namespace, first: int = 0) -> list[Case]:
+    """What is compared; the first device is given."""
+    cores = len(os.sched_getaffinity(0))
+    chosen = [job for job in jobs(cores) if options.only in {None, job.name}]
+    return [(job, setup) for job in chosen for setup in setups(cores, first)]
+
+
+def start_runs(folder: Path, cases: Iterable[Case], stack: contextlib.ExitStack) -> dict[int, Torchrun]:
+    """A torchrun for each number of processes."""
+    numbers = sorted({len(setup.cores) for _, setup in cases})
+    return {number: stack.enter_context(Torchrun(number, folder / str(number))) for number in numbers}
+
+
+async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """With an executor and torchruns of its own."""
+    cases = cases_of(options)
+    with contextlib.ExitStack() as stack:
+        runs = start_runs(folder, cases, stack)
+        devices = [size for setup in setups(len(os.sched_getaffinity(0))) for size in setup.cores]
+        desk = await Desk.open(folder / "state", devices, mark=new_mark(), patience_s=PATIENCE_S)
+        try:
+            return await compare(Contest(folder, desk, runs, options.steps), cases, options)
+        finally:
+            await desk.close()
+
+
+def main() -> None:
+    """Compare everything."""
     with tempfile.TemporaryDirectory() as name:
-        results = asyncio.run(compare(Path(name), options))
-    for job, counts in results["lines_of_user_code"].items():
-        print(f"{job:>5}: {counts['carpool']} lines of user code with carpool, {counts['ddp']} with DDP")
-    short = [row for row in results["rows"] if row["ratio"] < row["asked"]]
-    print(f"{len(results['rows']) - len(short)} of {len(results['rows'])} as asked")
-    raise SystemExit(1 if short else 0)
+        results = asyncio.run(measure(Path(name), parsed()))
+    is_short = any(row["ratio"] < row["asked"] for row in results["rows"])
+    raise SystemExit(1 if is_short or results["failed"] else 0)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Do unlike devices share a step by their speeds? Balanced parts against equal parts, over the same number of steps.
 
-    python benchmarks/runtime_unlike.py [--steps 60] [--repeats 5] [--fast 8] [--slow 4] [--limit-s 300]
+    python benchmarks/runtime_unlike.py [--steps 60] [--repeats 5] [--fast 8] [--slow 4] [--job cnn] [--limit-s 300]
 
-A job (the CNN of examples/, default mode) runs over one device with twice the cores of the other. Balanced: the parts
+A job runs in default mode over one device with twice the cores of the other: the CNN of examples/, or a perceptron,
+whose steps are large products and scale better over cores. Balanced: the parts
 of the batch follow the guessed, then measured speeds, as in every run. Equal: half of the batch each, by order. Both
 take turns, each run is a new job. Counted are the steps after the tenth, as the workers saw them end: before, memory is
 touched for the first time and convolutions are planned, which takes both ways the same; the figure with these steps is
@@ -18,6 +19,7 @@ import itertools
 import os
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +33,24 @@ from carpool.runtime.program import Program
 
 ASKED = 1.35
 WARM = 10  # steps
-JOB = f"{ROOT}/examples/cifar10_cnn.py:cnn"
+ENTRIES = {"cnn": "examples/cifar10_cnn.py:cnn", "perceptron": "benchmarks/trials/wide.py:training"}
+
+
+def job(options: argparse.Namespace) -> tuple[str, dict[str, int]]:
+    """The entry, and its arguments."""
+    sizes = {"channels": options.channels} if options.job == "cnn" else {"width": options.width, "layers": 3}
+    return f"{ROOT}/{ENTRIES[options.job]}", {**sizes, "batch_size": options.batch, "samples": 4 * options.batch}
 
 
 async def run(desk: Desk, folder: Path, name: str, options: argparse.Namespace, *, equal: bool) -> dict[str, Any]:
     """One job to its end: how long it took, and the parts it had."""
     notes = folder / name
     notes.mkdir()
-    arguments = {"channels": options.channels, "batch_size": options.batch, "samples": 4 * options.batch}
-    clocked = {"entry": JOB, "notes": str(notes), "steps": options.steps, "args": arguments}
+    entry, arguments = job(options)
+    clocked = {"entry": entry, "notes": str(notes), "steps": options.steps, "args": arguments}
     desk.introduce(name, Program(entry=ENTRY, args=clocked, folder=str(folder)))
     half = options.batch // 2
-    generation = desk.assign(name, 0, 1, parts=(options.batch - half, half) if equal else ())
+    generation = desk.assign(name, *options.devices, parts=(options.batch - half, half) if equal else ())
     assert isinstance(await desk.answered(name, generation), AssignApplied)
     digest = await desk.end_of(name)
     if digest.startswith("FAILED"):
@@ -58,25 +66,23 @@ async def run(desk: Desk, folder: Path, name: str, options: argparse.Namespace, 
     }
 
 
-async def compare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+async def compare(desk: Desk, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Both ways by turns, in one executor."""
     found: dict[str, list[dict[str, Any]]] = {"balanced": [], "equal": []}
     results: dict[str, Any] = {}
     patience = Patience(options.limit_s)
-    desk = await Desk.open(folder / "state", (options.fast, options.slow), mark=new_mark(), patience_s=600.0)
-    try:
-        for repeat in range(options.repeats):
-            for way in ("equal", "balanced") if repeat % 2 else ("balanced", "equal"):
-                made = await run(desk, folder, f"{way}-{repeat}", options, equal=way == "equal")
-                found[way].append(made)
-                step_ms, parts = made["median_step_ms"], made["parts"]
-                print(f"{way:>9} {made['taken_s']:8.2f} s, median step {step_ms:7.1f} ms, parts {parts}", flush=True)
-            results = judged(found, options)
-            save("runtime_unlike", results)
-            if patience.is_over:
-                break
-    finally:
-        await desk.close()
+    for repeat in range(options.repeats):
+        for way in ("equal", "balanced") if repeat % 2 else ("balanced", "equal"):
+            made = await run(desk, folder, f"{way}-{options.job}-{repeat}", options, equal=way == "equal")
+            found[way].append(made)
+            step_ms, parts = made["median_step_ms"], made["parts"]
+            print(f"{way:>9} {made['taken_s']:8.2f} s, median step {step_ms:7.1f} ms, parts {parts}", flush=True)
+        results = judged(found, options)
+        save(options.out, results)
+        if patience.is_over:
+            break
+    ratio, each = results["times_faster"], results["times_faster_each"]
+    print(f"balanced is {ratio:.2f} x as fast as equal ({ASKED} asked); each pair {each}", flush=True)
     return results
 
 
@@ -87,10 +93,10 @@ def judged(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) 
         [equal[span] / balanced[span] for equal, balanced in pairs] for span in ("taken_s", "from_first_s")
     )
     return {
+        "job": options.job,
+        "arguments": job(options)[1],
         "devices": f"cpu:1x{options.fast},1x{options.slow}",
         "steps": options.steps,
-        "batch_size": options.batch,
-        "channels": options.channels,
         "times_faster": round(statistics.median(ratios), 3),
         "times_faster_each": [round(each, 3) for each in ratios],
         "times_faster_from_first_step": [round(each, 3) for each in whole],
@@ -99,24 +105,40 @@ def judged(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) 
     }
 
 
-def main() -> None:
-    """Measure, print the ratio, and keep it."""
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """What is asked for."""
     cores = len(os.sched_getaffinity(0))
     slow = max(1, cores // 4)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", type=int, default=max(1, cores // 2), help="cores of the one device (half of all)")
     parser.add_argument("--slow", type=int, default=slow, help="cores of the other one (a quarter of all)")
+    parser.add_argument("--job", choices=list(ENTRIES), default="cnn")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--limit-s", type=float, default=300.0, help="begin no repeat after so many seconds")
     parser.add_argument("--batch", type=int, default=192)
-    parser.add_argument("--channels", type=int, default=32 if cores >= 8 else 8)
-    options = parser.parse_args()
+    parser.add_argument("--channels", type=int, default=32 if cores >= 8 else 8, help="of the CNN")
+    parser.add_argument("--width", type=int, default=1024 if cores >= 8 else 64, help="of the perceptron")
+    parser.add_argument("--out", default="runtime_unlike", help="name of the result file, without .json")
+    parser.set_defaults(devices=(0, 1))
+    return parser.parse_args(words)
+
+
+async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """In an executor of its own."""
+    desk = await Desk.open(folder / "state", (options.fast, options.slow), mark=new_mark(), patience_s=600.0)
+    try:
+        return await compare(desk, folder, options)
+    finally:
+        await desk.close()
+
+
+def main() -> None:
+    """Measure, print the ratio, and keep it."""
+    options = parsed()
     with tempfile.TemporaryDirectory() as name:
-        results = asyncio.run(compare(Path(name), options))
-    ratio, each = results["times_faster"], results["times_faster_each"]
-    print(f"balanced is {ratio:.2f} x as fast as equal ({ASKED} asked); each pair {each}")
-    if options.fast == 2 * options.slow and ratio < ASKED:
+        results = asyncio.run(measure(Path(name), options))
+    if options.fast == 2 * options.slow and results["times_faster"] < ASKED:
         raise SystemExit(1)
 
 

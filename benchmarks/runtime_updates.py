@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,30 +50,34 @@ async def run(desk: Desk, folder: Path, name: str, options: argparse.Namespace) 
     return 1e3 * median_step_s(notes, SETTLED), digest, placed[-1] if placed else "every device updates all itself"
 
 
-async def compare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+async def open_desks(folder: Path, options: argparse.Namespace) -> dict[Division, Desk]:
+    """An executor for each way."""
+    cores = (options.fast, options.slow)
+    opened = [Desk.open(folder / way, cores, mark=new_mark(), patience_s=600.0, updates=way) for way in Division]
+    return dict(zip(Division, await asyncio.gather(*opened), strict=True))
+
+
+async def compare(desks: dict[Division, Desk], folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """All ways by turns."""
     steps_ms: dict[Division, list[float]] = {way: [] for way in Division}
     digests: set[str] = set()
     stories: list[str] = []
     results: dict[str, Any] = {}
     patience = Patience(options.limit_s)
-    async with contextlib.AsyncExitStack() as stack:
-        cores = (options.fast, options.slow)
-        opened = [Desk.open(folder / way, cores, mark=new_mark(), patience_s=600.0, updates=way) for way in Division]
-        desks = dict(zip(Division, await asyncio.gather(*opened), strict=True))
-        for desk in desks.values():
-            stack.push_async_callback(desk.close)
-        for repeat in range(options.repeats):
-            for way in Division if repeat % 2 else list(Division)[::-1]:
-                step_ms, digest, story = await run(desks[way], folder, f"{way}-{repeat}", options)
-                steps_ms[way].append(step_ms)
-                digests.add(digest)
-                stories += [story] if way is Division.CHOSEN else []
-                print(f"{way:>7}: median step {step_ms:7.1f} ms, {story}", flush=True)
-            results = judged(steps_ms, options) | {"chosen": stories, "same_weights": len(digests) == 1}
-            save("runtime_updates", results)
-            if patience.is_over:
-                break
+    for repeat in range(options.repeats):
+        for way in Division if repeat % 2 else list(Division)[::-1]:
+            step_ms, digest, story = await run(desks[way], folder, f"{way}-{repeat}", options)
+            steps_ms[way].append(step_ms)
+            digests.add(digest)
+            stories += [story] if way is Division.CHOSEN else []
+            print(f"{way:>7}: median step {step_ms:7.1f} ms, {story}", flush=True)
+        results = judged(steps_ms, options) | {"chosen": stories, "same_weights": len(digests) == 1}
+        save("runtime_updates", results)
+        if patience.is_over:
+            break
+    ratios = results["chosen_is_times_faster_than"]
+    told = ", ".join(f"{ratio} x {way.value!r}" for way, ratio in ratios.items() if way is not Division.CHOSEN)
+    print(f"the chosen one is as fast as {told}; weights the same: {results['same_weights']}", flush=True)
     return results
 
 
@@ -89,8 +93,8 @@ def judged(steps_ms: dict[Division, list[float]], options: argparse.Namespace) -
     }
 
 
-def main() -> None:
-    """Measure all ways by turns."""
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """What is asked for."""
     cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", type=int, default=max(1, cores // 2), help="cores of the first device (half of all)")
@@ -101,14 +105,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limit-s", type=float, default=300.0, help="begin no repeat after so many seconds")
-    options = parser.parse_args()
+    return parser.parse_args(words)
+
+
+async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """In executors of its own."""
+    desks = await open_desks(folder, options)
+    try:
+        return await compare(desks, folder, options)
+    finally:
+        await asyncio.gather(*(desk.close() for desk in desks.values()))
+
+
+def main() -> None:
+    """Measure all ways by turns."""
     with tempfile.TemporaryDirectory() as name:
-        results = asyncio.run(compare(Path(name), options))
-    ratios, same = results["chosen_is_times_faster_than"], results["same_weights"]
-    told = ", ".join(f"{ratio} x {way.value!r}" for way, ratio in ratios.items() if way is not Division.CHOSEN)
-    print(f"the chosen one is as fast as {told}; weights the same: {same}")
+        results = asyncio.run(measure(Path(name), parsed()))
+    ratios = results["chosen_is_times_faster_than"]
     is_quickest = min(ratios[Division.FIRST], ratios[Division.EVEN]) >= 1.0 - NOISE
-    raise SystemExit(0 if is_quickest and same else 1)
+    raise SystemExit(0 if is_quickest and results["same_weights"] else 1)
 
 
 if __name__ == "__main__":

@@ -383,6 +383,7 @@ class World:
             first = proceeds[0]
             assert all((p.owners, p.parts) == (first.owners, first.parts) for p in proceeds)
             assert all(p.updates == first.updates for p in proceeds)
+            assert {p.update_threads for p in proceeds} == {min(p.threads for p in proceeds)}
             if first.size == 1:
                 assert not first.updates
                 continue

@@ -20,7 +20,11 @@ from carpool.runtime.deathbed import die_with
 
 ROOT = Path(__file__).resolve().parents[3]
 LOOK_S = 0.02
-PATIENCE_S = 300.0
+PATIENCE_S = 120.0
+
+
+class Failed(Exception):
+    """A script did not come to its end."""
 
 
 class Torchrun:
@@ -56,7 +60,7 @@ class Torchrun:
         while len(list(self._folder.glob(f"{self._number}.done.*"))) < self._size:
             if self._process.poll() is not None or time.monotonic() > patient_until:
                 self._log.seek(0)
-                raise SystemExit(f"{' '.join(words)}: torchrun did not get there: {self._log.read()[-2000:]}")
+                raise Failed(f"{' '.join(words)}: torchrun did not get there: {self._log.read()[-1500:]}")
             await asyncio.sleep(LOOK_S)
         self._number += 1
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from carpool.runtime.exchange import Exchange, copying_s
 from carpool.runtime.pace import Pace
 from carpool.runtime.protocol import Proceed
 from carpool.runtime.reducer import Reducer
+from carpool.runtime.seeding import intra_op_threads
 from carpool.runtime.slots import Owners
 from carpool.runtime.trainer import Trainer
 
@@ -38,6 +40,10 @@ class Place:
     def updates(self) -> range:
         """The parameters that it updates, and hands over to the others."""
         return range(*self.said.updates[self.said.rank])
+
+    def alike(self) -> AbstractContextManager[None]:
+        """Add up and update with as many threads as every other rank: their number may change the bits."""
+        return intra_op_threads(self.said.update_threads or None)
 
     def measure(self, trainer: Trainer, updated: Sequence[int]) -> None:
         """Note how long updating these parameters took, and how long copying what would be exchanged takes."""

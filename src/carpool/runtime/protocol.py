@@ -76,6 +76,7 @@ class Proceed(Message):
     by_token: bool = False  # ask for a `Grant` before each step
     batch_size: int = 0  # samples per step from here on; 0: as before
     threads: int = 0  # intra-op threads from here on; 0: as before
+    update_threads: int = 0  # for adding up and updating, the same in every rank; 0: as for the rest
     probe: int = 0  # rank 0 reports on so many steps together, after as many that warm up
     limits: tuple[tuple[int, int], ...] = ()  # (step, most samples in a pass from it on): more ran out of memory
 

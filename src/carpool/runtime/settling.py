@@ -198,6 +198,7 @@ class Settling(Roster):
                 by_token=shape.by_token,
                 batch_size=shape.batch_size,
                 threads=self._cutter.threads(seat),
+                update_threads=min(self._cutter.threads(seat) for seat in seats),
                 limits=self._splits.limits,
                 probe=0 if self._probed >= self.wish.generation else self.wish.probe,
             )

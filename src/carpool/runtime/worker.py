@@ -138,7 +138,8 @@ class Worker:
         sums = self._alone(step, place) if place.reducer is None else self._in_company(step, place, place.reducer)
         if sums is None:
             return
-        done = trainer.advance(step, sums)
+        with place.alike():
+            done = trainer.advance(step, sums)
         self._counter.set(done.step)
         self._torn = False
         if place.said.by_token:
@@ -186,12 +187,13 @@ class Worker:
 
     def _update(self, step: Step, place: Place, reducer: Reducer) -> Sums | None:
         """New weights of the sum of all contributions; None if the step was given up while they were exchanged."""
-        total = reducer.total(step)
-        self._torn = True
-        if place.exchange is None:
-            sums = self._trainer.apply(step, total)
-            place.measure(self._trainer, range(len(self._trainer.layout.parameters)))
-            return sums
+        with place.alike():
+            total = reducer.total(step)
+            self._torn = True
+            if place.exchange is None:
+                sums = self._trainer.apply(step, total)
+                place.measure(self._trainer, range(len(self._trainer.layout.parameters)))
+                return sums
         return self._update_and_exchange(step, place, total, place.exchange)
 
     def _update_and_exchange(self, step: Step, place: Place, total: Contribution, exchange: Exchange) -> Sums | None:
@@ -199,7 +201,8 @@ class Worker:
         exchange.lay_out()
         count = len(self._trainer.layout.parameters)
         mine = [index for index in range(count) if index in place.updates or index not in exchange.known]
-        sums = self._trainer.apply(step, total, mine)
+        with place.alike():
+            sums = self._trainer.apply(step, total, mine)
         place.measure(self._trainer, mine)
         exchange.give([index for index in place.updates if index in exchange.known])
         self._channel.send(Updated(place.said.formation, step.number))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,6 +88,31 @@ def greedy() -> carpool.Training:
 
     made = mlp()
     return dataclasses.replace(made, optimizer=Greedy(made.model.parameters(), lr=0.1))
+
+
+def counts_threads(notes: str) -> carpool.Training:
+    """Writes down how many threads compute the loss, and how many the update and what follows it."""
+
+    def note(what: str) -> None:
+        with Path(notes, str(os.getpid())).open("a", encoding="ascii") as file:
+            file.write(f"{what} {torch.get_num_threads()}\n")
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            note("update")
+            return super().step(closure)
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        note("pass")
+        return mean_loss(model, batch)
+
+    made = mlp(steps=2)
+    return dataclasses.replace(
+        made,
+        optimizer=Counting(made.model.parameters(), lr=0.1),
+        loss=loss,
+        after_update=lambda model, step: note("after"),
+    )
 
 
 def speaks() -> carpool.Training:

@@ -284,6 +284,21 @@ def test_whoever_gives_up_an_exchange_has_nothing_to_go_on_with(bench: Any, run:
     assert run(work()) == TORN
 
 
+def test_ranks_with_unlike_numbers_of_threads_update_with_the_same(
+    bench: Any, run: Any, program: MakeProgram, tmp_path: Path
+) -> None:
+    wanted = program("counts_threads", notes=str(tmp_path))
+
+    async def work() -> list[Any]:
+        hands = [await bench.worker(wanted, threads=threads) for threads in (3, 2)]
+        last: list[Any] = await bench.drive(hands, bench.form(hands, update_threads=2))
+        return last
+
+    assert len(digests(run(work()))) == 1
+    found = sorted(tuple(dict.fromkeys(file.read_text().splitlines())) for file in tmp_path.iterdir())
+    assert found == [("pass 2", "update 2", "after 2"), ("pass 3", "update 2", "after 2")]
+
+
 def test_the_batch_follows_the_number_of_devices_when_it_is_per_device(
     bench: Any, run: Any, program: MakeProgram
 ) -> None:
