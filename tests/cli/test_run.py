@@ -41,10 +41,12 @@ class Machine:
         self.fails: dict[str, str] = {}
         self.interrupts = False
         self.started: list[FakeMachine] = []
-        self.lanes, self.warm = "", -1
+        self.options: tuple[str, int, str] | None = None
 
-    async def start(self, devices: Sequence[LocalDevice], state: Path, *, lanes: str, warm: int) -> FakeMachine:
-        self.lanes, self.warm = lanes, warm
+    async def start(
+        self, devices: Sequence[LocalDevice], state: Path, *, lanes: str, warm: int, reducer: str
+    ) -> FakeMachine:
+        self.options = (lanes, warm, reducer)
         kept = self.started[-1].kept if self.started else None
         steps = {"a": 10, "b": 20, "c": 5}
         machine = FakeMachine(steps, fails=self.fails, kept=kept, at_once=not self.interrupts)
@@ -68,11 +70,21 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        run(["run", "jobs.toml", "--devices", "cpu:2", "--policy", "fifo", "--lanes", "slice", "--warm", "2", "--json"])
-        == 0
-    )
-    assert (machine.lanes, machine.warm) == ("slice", 2)
+    words = [
+        "--devices",
+        "cpu:2",
+        "--policy",
+        "fifo",
+        "--lanes",
+        "slice",
+        "--warm",
+        "2",
+        "--reducer",
+        "group",
+        "--json",
+    ]
+    assert run(["run", "jobs.toml", *words]) == 0
+    assert machine.options == ("slice", 2, "group")
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     assert list(document) == TOP
@@ -163,6 +175,7 @@ BAD = [
     (["jobs.toml", "--journal", "no/where.jsonl"], ["no/where.jsonl", "cannot be written"]),
     (["wide.toml", "--devices", "cpu:2"], ["asks 3 devices; there are 2"]),
     (["wrong.toml"], ["job 'a'", "unknown key 'wieght'"]),
+    (["joint.toml", "--reducer", "group"], ["job 'a'", "sync_batchnorm = true", "--reducer shared"]),
 ]
 
 
@@ -172,6 +185,7 @@ def test_bad_input_starts_nothing(
 ) -> None:
     head = '[[job]]\nname = "a"\nentry = "train.py:main"\n'
     (tmp_path / "wide.toml").write_text(head + "devices = 3\n", encoding="utf-8")
+    (tmp_path / "joint.toml").write_text(head + "sync_batchnorm = true\n", encoding="utf-8")
     (tmp_path / "wrong.toml").write_text(head + "wieght = 3\n", encoding="utf-8")
     assert run(["run", *words]) == 2
     error = capsys.readouterr().err

@@ -70,7 +70,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_jobs_are_trained_and_their_weights_can_be_had(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "jobs.toml").write_text(JOBS, encoding="utf-8")
-    assert run(["run", "jobs.toml", "--devices", "cpu:2", "--json"]) == 1  # one of them fails
+    words = ["--devices", "cpu:2", "--reducer", "group", "--json"]
+    assert run(["run", "jobs.toml", *words]) == 1  # one of them fails
     jobs = {job["name"]: job for job in json.loads(capsys.readouterr().out)["jobs"]}
     assert {name: job["state"] for name, job in jobs.items()} == {
         "one": "finished",

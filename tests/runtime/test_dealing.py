@@ -121,3 +121,11 @@ def test_the_batch_can_be_kept_per_device() -> None:
     made = Cutter(DEVICES, Rules(batch_per_device=True), ())
     made.ready = Ready("", 8, 30, None, 100)
     assert [made.batch_size(Wish(1), size) for size in (1, 2, 4)] == [30, 60, 100]
+
+
+def test_parts_that_wait_for_each_other_in_a_pass_take_no_turns() -> None:
+    made = Cutter(DEVICES, Rules(sync_batchnorm=True), ())
+    made.ready = cutter().ready
+    together = made.shape(Wish(1, BOTH), BOTH, 0, by_token=True, now=None, is_new=True)
+    alone = made.shape(Wish(1, BOTH[:1]), BOTH[:1], 0, by_token=True, now=None, is_new=True)
+    assert (together.by_token, alone.by_token) == (False, True)

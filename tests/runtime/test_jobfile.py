@@ -181,6 +181,7 @@ BAD = [
     (HEAD + "shards = 4", ["shards is given, exact is not"]),
     (HEAD + "exact = true\nshards = 2\nmax_devices = 4", ["max_devices is 4, shards is 2"]),
     (HEAD + "exact = 1", ["exact is 1", "true or false"]),
+    (HEAD + "exact = true\nsync_batchnorm = true", ["sync_batchnorm = true together with exact", "Leave one of them"]),
     (HEAD + "batch = { tune = true }", ["tune is on without a range"]),
     (HEAD + "batch = { tune = true, min = 9, max = 3 }", ["min is 9, max is 3"]),
     (HEAD + "batch = { per = 'node' }", ["per is 'node'", "'device'"]),

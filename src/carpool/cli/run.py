@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
+from carpool.core.errors import InputError
 
 if TYPE_CHECKING:
     from carpool.backends.local import Ending, Link
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from carpool.cli.board import Board
     from carpool.cli.runs import Given
     from carpool.runtime.devices import LocalDevice
+    from carpool.runtime.jobfile import Listed
 
 PREFERRED = ("carpool", "afs", "fifo:bypass=true")  # the default policy: the first of these that there is
 
@@ -66,6 +68,13 @@ Examples:
     show_default=True,
     help="Processes kept ready on each GPU, so that a job need not wait for CUDA; each takes up a context there.",
 )
+@click.option(
+    "--reducer",
+    type=click.Choice(["shared", "group"]),
+    default="shared",
+    show_default=True,
+    help="How a step's gradients meet when a job has several devices. shared: in memory; group: by gloo's messages.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 def command(
     jobs: str | None,
@@ -77,6 +86,7 @@ def command(
     oversubscribe: bool,
     lanes: str,
     warm: int,
+    reducer: str,
     as_json: bool,
 ) -> int:
     """Run all jobs of a file on this machine.
@@ -97,9 +107,11 @@ def command(
     others = outsider_note(list_gpus()) if any(device.cuda is not None for device in found) else ""
     for note in filter(None, [others, overlap_note(found), *check_fit(given.jobs, as_cluster(found))]):
         click.echo(f"carpool: {note}", err=True)
+    check_reducer(reducer, given.jobs)
     run = prepare(given, found, policy or given.policy or default_policy(), journal)
     try:
-        ending = watch(run, choose_board(run, as_json=as_json), partial(start_executor, lanes=lanes, warm=warm))
+        start = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer)
+        ending = watch(run, choose_board(run, as_json=as_json), start)
     finally:
         given.folder.let_go()
     if as_json:
@@ -168,11 +180,24 @@ def _interrupt(run: LocalRun) -> None:
     run.interrupt()
 
 
-async def start_executor(devices: Sequence[LocalDevice], state: Path, *, lanes: str = "auto", warm: int = 0) -> Link:
+def check_reducer(reducer: str, jobs: Sequence[Listed]) -> None:
+    """Refuse what needs shared memory where there shall be none."""
+    joint = [spec.id for spec, program in jobs if program.sync_batchnorm]
+    if reducer == "group" and joint:
+        raise InputError(
+            f"--reducer group, but job {joint[0]!r} has sync_batchnorm = true, which goes through shared memory",
+            way_out="Use --reducer shared, or set sync_batchnorm = false.",
+        )
+
+
+async def start_executor(
+    devices: Sequence[LocalDevice], state: Path, *, lanes: str = "auto", warm: int = 0, reducer: str = "shared"
+) -> Link:
     """The executor process of this machine."""
     from carpool.runtime.link import ExecutorLink, ExecutorOptions
 
-    return await ExecutorLink.start(devices, state, options=ExecutorOptions(mps=lanes == "auto", warm=warm))
+    options = ExecutorOptions(mps=lanes == "auto", warm=warm, reducer=reducer)
+    return await ExecutorLink.start(devices, state, options=options)
 
 
 def exit_code(run: LocalRun, ending: Ending) -> int:

@@ -151,6 +151,8 @@ class Rules:
     grace_s: float = 5.0  # between a polite word and a kill
     division: Division = Division.CHOSEN  # of updates
     splits: bool = True  # what does not fit into memory even alone may be split
+    sync_batchnorm: bool = False  # the parts of a step show each other their statistics
+    reducer: str = "shared"  # or "group"
     has_lanes: bool = False  # a share of a GPU is a lane, which a process has for life
 
 

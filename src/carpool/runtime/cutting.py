@@ -52,6 +52,8 @@ class Cutter:
         batch = self.batch_size(wish, len(seats))
         if len(seats) == 1:
             return Shape(seats, (), batch, by_token)
+        if self._rules.sync_batchnorm:
+            by_token = False  # a part that waits for its turn would keep the others waiting in the middle of theirs
         updates = self._updates(seats) if not by_token else ()
         if len(wish.parts) == len(seats) and seats == wish.seats:
             return Shape(seats, wish.parts, batch, by_token, updates)
@@ -61,8 +63,8 @@ class Cutter:
 
     def _updates(self, seats: tuple[Seat, ...]) -> Ranges:
         """Who updates which parameters; whoever does, the bits are the same."""
-        if self.ready is None or not self.ready.may_split:
-            return ()
+        if self.ready is None or not self.ready.may_split or self._rules.reducer == "group":
+            return ()  # what is exchanged lies in shared memory
         return self._divider.ranges(self.ready.sizes, [self.trait(seat) for seat in seats])
 
     def _counts(

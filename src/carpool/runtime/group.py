@@ -23,9 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from carpool.core.errors import CarpoolError
 from carpool.runtime.flat import Contribution, Layout
 from carpool.runtime.passes import Gathered, Places, Step
+from carpool.runtime.reducer import GivenUp
 from carpool.runtime.shards import Node, is_empty, maximal_nodes, root, tree_sum
 from carpool.runtime.slots import Owners
 
@@ -33,7 +33,7 @@ _LOOK_S = 2e-4  # between two looks whether a message has come
 _LONG_S = 0.05  # after which nobody looks that often
 
 
-class PeerLost(CarpoolError):
+class PeerLost(GivenUp):
     """A rank of the group is gone, or somebody says so: the step must be made again in another epoch."""
 
 
@@ -68,7 +68,9 @@ class GroupReducer:
         *,
         exact: bool,
         interrupted: Callable[[], bool] = lambda: False,
+        on_device: bool = False,
     ) -> None:
+        self._on_device = on_device  # NCCL sends from the device itself
         self._group = group
         self._rank = rank
         self._nodes = [maximal_nodes(range(*pieces)) for pieces in owners]
@@ -82,18 +84,20 @@ class GroupReducer:
         return {}
 
     def write(self, step: Step, gathered: Gathered) -> None:
-        """Keep this rank's subtrees until all are ready to add up."""
-        self._mine = dict(gathered)
+        """Keep this rank's subtrees until all are ready to add up; in host memory, which is what gloo sends."""
+        self._mine = {node: None if made is None else self._sent(made) for node, made in gathered}
 
     @torch.no_grad()
     def total(self, step: Step) -> Contribution:
         """The sum of all contributions to a step."""
-        return self._gathered(step) if self._exact else self._reduced(step)
+        total = self._gathered(step) if self._exact else self._reduced(step)
+        device = self._layout.device
+        return Contribution(total.values.to(device), total.integers.to(device))
 
     def _reduced(self, step: Step) -> Contribution:
         """One all-reduce; integer buffers come from the first rank that has samples, as everywhere."""
         (own,) = self._mine.values()
-        total = self._layout.new() if own is None else own
+        total = self._sent(self._layout.new()) if own is None else own
         self._wait(self._group.allreduce([total.values]))
         if total.integers.numel():
             first = next(rank for rank, (node,) in enumerate(self._nodes) if not is_empty(node, step.bounds))
@@ -108,7 +112,7 @@ class GroupReducer:
                 if is_empty(node, step.bounds):
                     held.append((node, None))
                     continue
-                sent = self._mine[node] if rank == self._rank else self._layout.new()
+                sent = self._mine[node] if rank == self._rank else self._sent(self._layout.new())
                 assert sent is not None, "a node with samples has a contribution"
                 self._send(sent.values, rank)
                 self._send(sent.integers, rank)
@@ -116,6 +120,9 @@ class GroupReducer:
         total = tree_sum(held, root(len(step.bounds)), _add)
         assert total is not None, "a step has samples"
         return total
+
+    def _sent(self, made: Contribution) -> Contribution:
+        return made if self._on_device else Contribution(made.values.cpu(), made.integers.cpu())
 
     def _send(self, tensor: Tensor, rank: int) -> None:
         if tensor.numel():

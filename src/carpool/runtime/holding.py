@@ -96,5 +96,7 @@ def rules_of(program: Program, options: ExecutorOptions, *, has_lanes: bool) -> 
         grace_s=options.grace_s,
         division=Division(options.updates),
         splits=options.splits,
+        sync_batchnorm=program.sync_batchnorm,
+        reducer=options.reducer,
         has_lanes=has_lanes,
     )

@@ -189,7 +189,7 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         shards=shards,
         batch_size=batch.whole("size", 0, least=0),
         batch_per_device=batch.choice("per", ("step", "device")) == "device",
-        sync_batchnorm=table.flag("sync_batchnorm"),
+        sync_batchnorm=_sync_batchnorm(table, exact),
         deterministic=_deterministic(table, exact),
         graph=table.flag("graph", True),
         precision=table.choice("precision", ("", "float32", "tf32", "bf16")),
@@ -199,6 +199,20 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         time_limit_s=parse_seconds(table.values.get("time_limit", 0.0), f"{table.where}: time_limit"),
         retries=table.whole("retries", 3, least=0),
     )
+
+
+def _sync_batchnorm(table: Table, exact: bool) -> bool:
+    """Joint statistics; an exact job takes them over its shards, which are the same on any number of devices."""
+    wanted = table.flag("sync_batchnorm")
+    if wanted and exact:
+        raise InputError(
+            "sync_batchnorm = true together with exact = true: an exact job's shards need not be passed at once, so "
+            "they cannot wait for each other's statistics",
+            where=table.where,
+            way_out="Leave one of them out. With exact = true statistics are taken over each shard and averaged, alike "
+            "on any number of devices.",
+        )
+    return wanted
 
 
 def _deterministic(table: Table, exact: bool) -> bool:

@@ -10,6 +10,7 @@ from carpool.runtime.channel import Channel, Closed
 from carpool.runtime.counter import StepCounter, new_counter
 from carpool.runtime.errors import Left, Torn
 from carpool.runtime.heartbeat import Heartbeat
+from carpool.runtime.jointnorm import joint_norms
 from carpool.runtime.mishap import broke, is_lost, told
 from carpool.runtime.prepare import make_trainer, settle_in, take_lane
 from carpool.runtime.program import Program
@@ -38,6 +39,7 @@ def main(channel: Channel) -> int:
             if note := take_lane(begin):
                 channel.send(Noted(note))
             trainer = make_trainer(begin, program)
+            norms = joint_norms(program, trainer.training)
             counter = StepCounter(received.fds[1] if received.fds[1:] else new_counter(begin.job))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - an entry may raise anything
             traceback.print_exc()
@@ -47,7 +49,7 @@ def main(channel: Channel) -> int:
             channel.send(Broke("input", told(error)))
             _await_dismissal(channel)
         try:
-            Worker(channel, begin, program, trainer, counter).run()
+            Worker(channel, begin, program, trainer, counter, norms).run()
         except Torn:
             return TORN
     return 0

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from carpool.runtime.exchange import Exchange, copying_s
+from carpool.runtime.meeting import Meeting
 from carpool.runtime.pace import Pace
 from carpool.runtime.protocol import Proceed
 from carpool.runtime.reducer import Reducer
@@ -25,6 +26,7 @@ class Place:
     reducer: Reducer | None  # None: it is alone
     pace: Pace
     exchange: Exchange | None = None  # None: everybody updates everything
+    meeting: Meeting | None = None  # None: nothing is shown in the middle of a pass
     update_s: float = 0.0  # per element, of the last update
     copy_s: float = 0.0  # per element, of what an exchange copies
     granted: int = 0  # steps that it may still make, where steps are made by token

@@ -20,7 +20,6 @@ from carpool.runtime.program import Program
 from carpool.runtime.protocol import Begin, Ready
 from carpool.runtime.seeding import settle
 from carpool.runtime.seen import lane_note, lane_problem, look
-from carpool.runtime.segment import contribution_bytes
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.training import Training
 
@@ -122,17 +121,17 @@ def take_lane(begin: Begin) -> str:
     return lane_note(int(asked), device, seen)
 
 
-def ready(trainer: Trainer, program: Program) -> Ready:
+def ready(trainer: Trainer, program: Program, slot_bytes: int) -> Ready:
     """What the executor has to know about the training."""
     training, batch_size = trainer.training, trainer.batch_size
     notes = list(trainer.notes)
     if trainer.graphs is not None and training.autocast_dtype is torch.float16:
         notes.append("steps are made without CUDA graphs: the fp16 loss is scaled by a number on the host")
     if program.sync_batchnorm and training.batch_norms:
-        notes.append("sync_batchnorm is not offered yet: statistics are taken per part and averaged")
+        notes.append("BatchNorm takes its statistics over all parts of a step, which therefore take no turns")
     return Ready(
         digest=digest(training.model),
-        segment_bytes=contribution_bytes(trainer.layout),
+        segment_bytes=slot_bytes,
         batch_size=batch_size,
         total_steps=training.stop.most_steps(-(-training.num_samples // batch_size)),
         num_samples=training.num_samples,

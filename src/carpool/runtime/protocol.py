@@ -65,7 +65,7 @@ class Load(Message):
 
 @dataclass(frozen=True, slots=True)
 class Proceed(Message):
-    """Work in this formation from the present step on. Beside it, for size above 1: the segment's descriptor."""
+    """Work in this formation from the present step on. Beside it, for size above 1: a memory file for all ranks."""
 
     formation: int
     rank: int = 0  # 0 reports, evaluates, publishes and saves for all
@@ -73,6 +73,7 @@ class Proceed(Message):
     owners: tuple[tuple[int, int], ...] = ()  # pieces [first, stop) of every rank; empty: rank 0 has all
     parts: tuple[int, ...] = ()  # default mode: samples per rank; empty: equal
     updates: tuple[tuple[int, int], ...] = ()  # parameters [first, stop) that each rank updates; empty: all do all
+    reducer: str = "shared"  # or "group": what is beside it is the store of a process group
     by_token: bool = False  # ask for a `Grant` before each step
     batch_size: int = 0  # samples per step from here on; 0: as before
     threads: int = 0  # intra-op threads from here on; 0: as before

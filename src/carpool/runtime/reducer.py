@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from carpool.core.errors import CarpoolError
 from carpool.runtime.flat import Contribution
 from carpool.runtime.passes import Gathered, Places, Step
+
+
+class GivenUp(CarpoolError):
+    """A step will not be completed in this formation: somebody is gone, or orders have come."""
 
 
 class Reducer(Protocol):

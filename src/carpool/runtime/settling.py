@@ -181,8 +181,8 @@ class Settling(Roster):
         self._numbers += 1
         self.formation = Formation(self._numbers, tuple(w.id for w in seated), shape, step, at)
         owners = owners_of(shape, exact=self.rules.exact)
-        size = segment_bytes(owners, self.ready.segment_bytes)
-        if size and (self._segment is None or self._segment.size_bytes < size):
+        size = self._shared_bytes(owners)
+        if owners and (self._segment is None or self._segment.size_bytes < size):
             self._segment = Segment(self._numbers, size)
         if (cut := self._cutter.record(step, shape)) is not None:
             self._actions.append(Write(cut))
@@ -195,6 +195,7 @@ class Settling(Roster):
                 owners,
                 parts=() if self.rules.exact else shape.counts,
                 updates=shape.updates,
+                reducer=self.rules.reducer,
                 by_token=shape.by_token,
                 batch_size=shape.batch_size,
                 threads=self._cutter.threads(seat),
@@ -202,7 +203,7 @@ class Settling(Roster):
                 limits=self._splits.limits,
                 probe=0 if self._probed >= self.wish.generation else self.wish.probe,
             )
-            self._send(worker.id, proceed, self._segment if size else None)
+            self._send(worker.id, proceed, self._segment if owners else None)
             worker.mode, worker.holds, worker.has_joined = Mode.WORKING, True, True
             self._losses.joined(worker.device)
         wished = {self._berth(seat) for seat in self.wish.seats}
@@ -211,6 +212,11 @@ class Settling(Roster):
                 self._dismiss(at, worker)
         self._first_step = step if self._first_step is None else self._first_step
         self._safe.begin(at)
+
+    def _shared_bytes(self, owners: tuple[tuple[int, int], ...]) -> int:
+        """What ranks share: all contributions, or with a process group only its store, a file that grows by itself."""
+        assert self.ready is not None
+        return 0 if self.rules.reducer == "group" else segment_bytes(owners, self.ready.segment_bytes)
 
     def _tell_division(self, shape: Shape) -> None:
         """Who updates the parameters, when that has changed."""

@@ -29,6 +29,7 @@ class ExecutorOptions:
     tick_s: float = 0.1  # how often the clock is looked at
     heartbeat_s: float = 0.5
     updates: str = "chosen"  # who updates the parameters of a job on several devices: chosen, all, first or even
+    reducer: str = "shared"  # how contributions of several devices meet: shared (memory) or group (gloo's messages)
     splits: bool = True  # steps that do not fit into memory even alone may become micro-steps
     mps: bool = True  # jobs that share a GPU compute at the same time, where NVIDIA's service is there
     warm: int = 0  # processes kept ready on each GPU for jobs to come; each takes up a CUDA context there

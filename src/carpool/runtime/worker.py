@@ -23,9 +23,10 @@ from carpool.runtime.errors import CheckpointError, Left, Torn
 from carpool.runtime.exchange import Exchange
 from carpool.runtime.faults import Faults
 from carpool.runtime.flat import Contribution, Sums
+from carpool.runtime.joining import Joiner
+from carpool.runtime.jointnorm import JointNorms
 from carpool.runtime.keeping import Keeper, publish, take_over
 from carpool.runtime.mishap import broke, is_device, is_memory
-from carpool.runtime.pace import Pace
 from carpool.runtime.passes import Step
 from carpool.runtime.place import Place
 from carpool.runtime.prepare import ready
@@ -58,10 +59,8 @@ from carpool.runtime.protocol import (
     Spared,
     Updated,
 )
-from carpool.runtime.reducer import Reducer
+from carpool.runtime.reducer import GivenUp, Reducer
 from carpool.runtime.room import make_room, most_taken
-from carpool.runtime.segment import Segment, contribution_bytes
-from carpool.runtime.slots import Slots, owners_of
 from carpool.runtime.trainer import Trainer
 
 
@@ -69,7 +68,13 @@ class Worker:
     """A trainer under orders."""
 
     def __init__(
-        self, channel: Channel, begin: Begin, program: Program, trainer: Trainer, counter: StepCounter
+        self,
+        channel: Channel,
+        begin: Begin,
+        program: Program,
+        trainer: Trainer,
+        counter: StepCounter,
+        norms: JointNorms | None = None,
     ) -> None:
         self._channel = channel
         self._trainer = trainer
@@ -78,6 +83,7 @@ class Worker:
         self._batch_size = trainer.batch_size
         self._faults = Faults.of(begin.job)
         self._keeper = Keeper(begin.checkpoints, program.keep, self._faults)
+        self._joiner = Joiner(trainer, norms, self._is_given_up)
         self._place: Place | None = None
         self._formation = -1  # the newest
         self._torn = False
@@ -85,7 +91,7 @@ class Worker:
 
     def run(self) -> None:
         """Do as told until told to leave."""
-        self._channel.send(ready(self._trainer, self._program))
+        self._channel.send(ready(self._trainer, self._program, self._joiner.slot_bytes))
         with self._trainer.caveats.watching():
             while True:
                 self._turn()
@@ -163,10 +169,21 @@ class Worker:
         return trainer.apply(step, total)
 
     def _in_company(self, step: Step, place: Place, reducer: Reducer) -> Sums | None:
+        """New weights of all ranks' contributions to a step; None: the step was given up, and there are new orders."""
+        try:
+            return self._with_others(step, place, reducer)
+        except GivenUp:
+            while self._place is place:
+                self._hear()
+            return None
+
+    def _with_others(self, step: Step, place: Place, reducer: Reducer) -> Sums | None:
         """Contribute to a step, wait for the others, and make new weights of the sum; None: the step was given up."""
         began = time.perf_counter()
         self._tell_unrecorded("several devices share them")
         places = reducer.places(step, place.said.rank)
+        if place.meeting is not None:
+            place.meeting.attend(step)
         reducer.write(step, self._trainer.contribute(step, place.pieces, places))
         self._faults.strike(step, place.said.rank, place.pieces)
         seconds = time.perf_counter() - began
@@ -258,6 +275,12 @@ class Worker:
         self._carry_out(received)
         return received.message
 
+    def _is_given_up(self) -> bool:
+        """Whether orders have come that end the present step; what has been said is put aside."""
+        while self._channel.poll():
+            self._deferred.append(self._next())
+        return any(isinstance(received.message, Proceed | Halt | Load | Leave) for received in self._deferred)
+
     def _next(self) -> Received:
         received = self._channel.receive()
         assert received is not None, "without a timeout there is a message or an end"
@@ -307,15 +330,11 @@ class Worker:
         if said.threads:
             torch.set_num_threads(said.threads)
         trainer.limits = said.limits
-        owners = owners_of(said.owners, said.size, trainer.shards)
-        slots = Slots(owners, contribution_bytes(trainer.layout))
-        segment = Segment(fds[0], slots, trainer.layout) if said.size > 1 else None
-        if segment is not None:
-            segment.clear(said.rank)
-        parts = said.parts or tuple(1 for _ in range(said.size))
-        self._place = Place(said, owners, parts, segment, Pace(said.probe))
-        if said.updates:
-            self._place.exchange = Exchange(fds[0], slots.num_bytes, trainer.layout, trainer.training.optimizer)
+        try:
+            self._place = self._joiner.join(said, fds)
+        except GivenUp as error:
+            if not self._is_given_up():
+                raise Torn from error
 
     def _refuse_if_torn(self) -> None:
         """The last update was given up half-way: what is here belongs to no step."""

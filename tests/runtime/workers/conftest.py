@@ -121,7 +121,7 @@ class Bench:
             assert hands[0].ready is not None
             pieces = owners or tuple((rank, rank + 1) for rank in range(len(hands)))
             slots = Slots(pieces, hands[0].ready.segment_bytes)
-            fds = [new_memory("test", slots.num_bytes)]
+            fds = [new_memory("test", 0 if options.get("reducer") == "group" else slots.num_bytes)]
         for rank, hand in enumerate(hands):
             hand.say(Proceed(self._formations, rank, len(hands), owners, **options), *fds)
         close_all(fds)

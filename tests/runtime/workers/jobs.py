@@ -42,6 +42,20 @@ def mlp(
     )
 
 
+def normalised(steps: int = 6) -> carpool.Training:
+    """BatchNorm, and nothing that is drawn by chance in a pass: cut in any way it learns the same but for rounding."""
+    inputs, labels = 1.0 + torch.randn(100, 6), torch.randint(0, 3, (100,))
+    model = nn.Sequential(nn.Linear(6, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+    return carpool.Training(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        dataset=TensorData(inputs, labels),
+        loss=mean_loss,
+        batch_size=36,
+        stop=carpool.Stop(steps=steps),
+    )
+
+
 def mean_loss(model: nn.Module, batch: Any) -> Any:
     return cross_entropy(model(batch[0]), batch[1])
 
