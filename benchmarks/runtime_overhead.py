@@ -1,6 +1,6 @@
 """What carpool costs a training that runs alone, beside a bare PyTorch loop in the same run; how fast workers start.
 
-    python benchmarks/runtime_overhead.py [--device cuda] [--rounds 15] [--limit-s 400] [--out FILE]
+    python benchmarks/runtime_overhead.py [--device cuda] [--rounds 6] [--births 4] [--limit-s 400] [--out FILE]
 
 Ways to make the same steps, each in a process of its own that rests meanwhile, one training after another:
 
@@ -11,10 +11,12 @@ Ways to make the same steps, each in a process of its own that rests meanwhile, 
 - ``trainer``: a `Trainer` without a worker around it;
 - ``worker``: carpool. It makes the steps of a round freely, as it does all its life.
 
-A round is some steps of each in changing order, with one thread on the same core (on CUDA: on one GPU, each round ends
-when the device has made all of it). Ratios are taken within rounds, so that what else goes on in the machine matters
-less, and their median is reported: by the clock, and on CPU by time on the core as well. Exits with 1 when the worker's
-median ratio to ``like`` (on CPU by time on the core) is above 1.02 on a step of 10 ms or more.
+Where a training's memory comes to lie makes its steps some per cent faster or slower from one start to the next, for
+every one of these ways: so each is begun anew several times. A round is some steps of each in changing order, with one
+thread on the same core (on CUDA: on one GPU, each round ends when the device has made all of it). Ratios are taken
+within rounds, so that what else goes on in the machine matters less, and their median is reported: by the clock, and on
+CPU by time on the core as well. Exits with 1 when the worker's median ratio to ``like`` (on CPU by time on the core) is
+above 1.02 on a step of 10 ms or more.
 """
 
 from __future__ import annotations
@@ -122,9 +124,10 @@ def serve(loop: str, device: torch.device) -> int:
     print("ready", flush=True)
     kept, steps = "", iter(())
     for line in sys.stdin:
-        model, count = line.split()
-        if model != kept:
-            kept, steps = model, LOOPS[loop](named(model)(), device)
+        wanted, count = line.split()
+        if wanted != kept:
+            del steps
+            kept, steps = wanted, LOOPS[loop](named(wanted.partition(":")[0])(), device)
         began, on_core = time.perf_counter(), time.process_time()
         for _ in range(int(count)):
             next(steps)
@@ -157,9 +160,9 @@ class Loop:
         if not self._out.readline():
             raise SystemExit(f"{' '.join(self._command)} ended with {self._process.wait()}")
 
-    async def make(self, model: str, steps: int) -> Spent:
-        """Make steps."""
-        self._in.write(f"{model} {steps}\n")
+    async def make(self, birth: str, steps: int) -> Spent:
+        """Make steps of a training, ``model:number``; another number is another birth of the same."""
+        self._in.write(f"{birth} {steps}\n")
         self._in.flush()
         return Spent(*map(float, self._out.readline().split()))
 
@@ -215,33 +218,46 @@ async def forked(nursery: Nursery, entry: str, core: int, device: str = "cpu") -
     return worker, {"fork_ms": (born - began) * 1e3, "begin_to_ready_ms": (ready - born) * 1e3}
 
 
-async def overhead(nursery: Nursery, loops: dict[str, Loop], name: str, device: str, rounds: int) -> dict[str, Any]:
+async def overhead(
+    nursery: Nursery, loops: dict[str, Loop], name: str, device: str, options: argparse.Namespace
+) -> dict[str, Any]:
     """Ratios to the loops without carpool, of the trainer alone and of a worker."""
-    worker, _ = await forked(nursery, name, min(os.sched_getaffinity(0)), device)
-    ways: dict[str, Callable[[int], Awaitable[Spent]]] = {"worker": worker.make}
-    ways |= {way: functools.partial(loop.make, name) for way, loop in loops.items()}
-    try:
-        for make in ways.values():
-            await make(5)
-        steps = max(2, round(SPELL_S / ((await ways["like"](3)).clock_s / 3)))
-        made = []
-        for number in range(rounds):
-            order = list(ways) if number % 2 else list(ways)[::-1]
-            made.append({way: await ways[way](steps) for way in order})
-        found = ratios(made, by_core=device == "cpu")
-        found["publish_ms"] = await publish_ms(worker)
-    finally:
-        worker.channel.close()
+    made: list[dict[str, Spent]] = []
+    steps = 0
+    for birth in range(options.births):
+        worker, _ = await forked(nursery, name, min(os.sched_getaffinity(0)), device)
+        ways: dict[str, Callable[[int], Awaitable[Spent]]] = {"worker": worker.make}
+        ways |= {way: functools.partial(loop.make, f"{name}:{birth}") for way, loop in loops.items()}
+        try:
+            for make in ways.values():
+                await make(5)
+            steps = steps or max(2, round(SPELL_S / ((await ways["like"](3)).clock_s / 3)))
+            for number in range(options.rounds):
+                order = list(ways) if number % 2 else list(ways)[::-1]
+                made.append({way: await ways[way](steps) for way in order})
+            published_ms = await publish_ms(worker)
+        finally:
+            worker.channel.close()
+    found = ratios(made, by_core=device == "cpu")
     step_s = statistics.median(spent["like"].clock_s for spent in made) / steps
     judged = found["worker_to_like_core" if device == "cpu" else "worker_to_like_clock"]
     return {
         "model": name,
         "parameters": sum(parameter.numel() for parameter in named(name)().model.parameters()),
         "step_ms": round(step_s * 1e3, 2),
-        "rounds": rounds,
+        "births": options.births,
+        "rounds": options.rounds,
         **found,
+        "worker_to_like_by_birth": by_birth(made, options.rounds, by_core=device == "cpu"),
+        "publish_ms": published_ms,
         "within": judged <= LIMIT or step_s < LONG_ENOUGH_S,
     }
+
+
+def by_birth(made: list[dict[str, Spent]], rounds: int, *, by_core: bool) -> list[float]:
+    """The worker's ratio to the like loop, for each birth."""
+    name = "worker_to_like_core" if by_core else "worker_to_like_clock"
+    return [ratios(made[first : first + rounds], by_core=by_core)[name] for first in range(0, len(made), rounds)]
 
 
 SHOWN = ("worker_to_like", "worker_to_bare", "trainer_to_like", "like_to_bare")
@@ -346,7 +362,7 @@ async def measure(device: str, options: argparse.Namespace, keep: Callable[[dict
         for entry in MODELS[device]:
             if patience.is_over or options.only not in {None, entry.__name__}:
                 continue
-            row = await overhead(nursery, loops, entry.__name__, device, options.rounds)
+            row = await overhead(nursery, loops, entry.__name__, device, options)
             figures["overhead"].append(row)
             keep(figures)
             show(row, "core" if device == "cpu" else "clock")
@@ -377,7 +393,8 @@ def main() -> int:
     """Measure, print, write the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--births", type=int, default=4)
     parser.add_argument("--only", help="one of the trainings")
     parser.add_argument("--limit-s", type=float, default=400.0, help="begin no training after so many seconds")
     parser.add_argument("--out", type=Path, default=None, help="default: benchmarks/results/runtime_overhead*.json")

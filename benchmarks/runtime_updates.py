@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from measured import ROOT, Patience, save
-from trials.clocked import ENTRY, median_step_s
+from trials.clocked import ENTRY, learned, median_step_s
 from trials.desk import Desk, new_mark
 
 from carpool.runtime.division import Division
@@ -39,11 +39,16 @@ async def run(desk: Desk, folder: Path, name: str, options: argparse.Namespace) 
     notes = folder / name
     notes.mkdir()
     arguments = {"width": options.width, "layers": options.layers, "batch_size": options.batch}
-    clocked = {"entry": JOB, "notes": str(notes), "steps": options.steps, "args": arguments}
+    clocked = {"entry": JOB, "notes": str(notes), "steps": options.steps, "args": arguments, "hashed": options.hashed}
     desk.introduce(name, Program(entry=ENTRY, args=clocked, folder=str(folder)))
     slow = options.batch * options.slow // (options.fast + options.slow)
     desk.assign(name, 0, 1, parts=(options.batch - slow, slow))
     digest = await desk.end_of(name)
+    if options.hashed:
+        seen = learned(notes)
+        apart = [step for step in sorted(seen) if len(seen[step]) > 1]
+        told = {step: min(seen[step])[:10] for step in sorted(seen)[:: max(1, len(seen) // 8)]}
+        print(f"{name}: ranks apart from step {apart[0] if apart else 'never'}; digests {told}", flush=True)
     if digest.startswith("FAILED"):
         raise SystemExit(f"{name}: {digest}")
     placed = [words for words in desk.stories.get(name, []) if "parameters" in words]
@@ -104,6 +109,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--hashed", action="store_true", help="compare the ranks' weights after every step")
     parser.add_argument("--limit-s", type=float, default=300.0, help="begin no repeat after so many seconds")
     return parser.parse_args(words)
 

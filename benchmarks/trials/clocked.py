@@ -22,8 +22,10 @@ import carpool
 ENTRY = f"{Path(__file__).resolve()}:clocked"
 
 
-def clocked(entry: str, notes: str, steps: int, args: Mapping[str, Any] | None = None) -> carpool.Training:
-    """``entry`` is ``folder/file.py:function``; nothing is evaluated."""
+def clocked(
+    entry: str, notes: str, steps: int, args: Mapping[str, Any] | None = None, *, hashed: bool = False
+) -> carpool.Training:
+    """``entry`` is ``folder/file.py:function``; nothing is evaluated. ``hashed`` notes the digest of each step too."""
     path, _, function = entry.partition(":")
     file = Path(path)
     if str(file.parent) not in sys.path:
@@ -32,7 +34,7 @@ def clocked(entry: str, notes: str, steps: int, args: Mapping[str, Any] | None =
     note = Clock(notes)
 
     def after_update(model: nn.Module, step: int) -> None:
-        note(step)
+        note(step, carpool.digest(model) if hashed else "")
 
     stop = carpool.Stop(steps=steps)
     return replace(training, stop=stop, evaluate=None, best="", schedule=None, after_update=after_update)
@@ -44,10 +46,10 @@ class Clock:
     def __init__(self, notes: str) -> None:
         self._notes = notes
 
-    def __call__(self, step: int) -> None:
+    def __call__(self, step: int, digest: str = "") -> None:
         """A step has just ended."""
         with Path(self._notes, str(os.getpid())).open("a", encoding="ascii") as file:
-            file.write(f"{step} {time.monotonic_ns()}\n")
+            file.write(f"{step} {time.monotonic_ns()} {digest}\n")
 
 
 def ends(notes: Path) -> dict[int, float]:
@@ -55,7 +57,7 @@ def ends(notes: Path) -> dict[int, float]:
     found: dict[int, float] = {}
     for file in notes.iterdir():
         for line in file.read_text(encoding="ascii").splitlines():
-            step, at = line.split()
+            step, at = line.split()[:2]
             found[int(step)] = max(found.get(int(step), 0.0), int(at) / 1e9)
     return found
 
@@ -70,3 +72,12 @@ def median_step_s(notes: Path, after: int) -> float:
     """The median step, of those after ``after``."""
     found = ends(notes)
     return statistics.median(found[step] - found[step - 1] for step in found if step > after and step - 1 in found)
+
+
+def learned(notes: Path) -> dict[int, set[str]]:
+    """For every step the digests that its workers noted: more than one means that they went apart."""
+    found: dict[int, set[str]] = {}
+    for file in notes.iterdir():
+        for step, _, digest in (line.split() for line in file.read_text(encoding="ascii").splitlines()):
+            found.setdefault(int(step), set()).add(digest)
+    return found
