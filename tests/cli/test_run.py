@@ -70,20 +70,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "--devices",
-        "cpu:2",
-        "--policy",
-        "fifo",
-        "--lanes",
-        "slice",
-        "--warm",
-        "2",
-        "--reducer",
-        "group",
-        "--json",
-    ]
-    assert run(["run", "jobs.toml", *words]) == 0
+    words = ["--devices", "cpu:2", "--policy", "fifo", "--lanes", "slice", "--warm", "2", "--reducer", "group"]
+    assert run(["run", "jobs.toml", *words, "--json"]) == 0
     assert machine.options == ("slice", 2, "group")
     printed = capsys.readouterr()
     document = json.loads(printed.out)
