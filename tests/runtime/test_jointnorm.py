@@ -77,7 +77,7 @@ def test_gradients_and_running_statistics_are_those_of_one_device(parts: tuple[i
     copies = in_parts(model, batches, parts)
     for inputs, targets in batches:
         model.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
+        nn.functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
     theirs = learned(model)
     ours = [learned(each) for each in copies]
     for name, expected in theirs.items():
@@ -92,7 +92,7 @@ def test_a_part_without_samples_misses_a_step_and_is_in_time_for_the_next() -> N
     copies = in_parts(model, batches, (17, 6, 1))  # of 8 samples the last part has none
     for inputs, targets in batches:
         model.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
+        nn.functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
     for name, expected in learned(model).items():
         if name.endswith(".grad"):
             assert relative(sum((learned(each)[name] for each in copies), torch.zeros(())), expected) < CLOSE, name

@@ -54,8 +54,9 @@ class JointNorms:
         if self.meeting is None or not layer.training:
             normalised: Tensor = type(layer).forward(layer, inputs)
             return normalised
-        layer._check_input_dim(inputs)
-        normalised, mean, variance, count = _Normalise.apply(inputs, layer.weight, layer.bias, layer.eps, self.meeting)
+        layer._check_input_dim(inputs)  # type: ignore[no-untyped-call]
+        settings = (layer.weight, layer.bias, layer.eps, self.meeting)
+        normalised, mean, variance, count = _Normalise.apply(inputs, *settings)  # type: ignore[no-untyped-call]
         if layer.track_running_stats:
             _remember(layer, mean, variance, float(count))
         return normalised
