@@ -68,3 +68,31 @@ def test_it_is_decided_by_what_was_measured_once_there_is_enough(
 def test_what_is_ordered_needs_no_measurement() -> None:
     assert Divider(Division.FIRST).ranges((5, 5), [("a", 1.0), ("b", 1.0)]) == ((0, 2), (2, 2))
     assert Divider(Division.EVEN).ranges((5, 5), [("a", 1.0), ("b", 1.0)]) == ((0, 1), (1, 2))
+
+
+@pytest.mark.parametrize(("divided_s", "is_kept"), [(0.8, True), (1.2, False)])
+def test_a_division_that_proves_worse_than_none_is_given_up(divided_s: float, is_kept: bool) -> None:
+    divider = Divider()
+    traits = [("cpu8", 1.0), ("cpu4", 1.0)]
+    sizes = (1_000_000,) * 9
+    for _ in range(SETTLED):
+        for trait, update_s in zip(traits, (1e-8, 2e-8), strict=True):
+            divider.measure(trait, update_s, 1e-9)
+        divider.passed(traits, (), 1.0)
+    chosen = divider.ranges(sizes, traits)
+    assert chosen
+    for _ in range(SETTLED):
+        divider.passed(traits, chosen, 9.0)  # new memory is touched for the first time
+        assert divider.ranges(sizes, traits) == chosen
+    for _ in range(SETTLED):
+        divider.passed(traits, chosen, divided_s)
+    assert divider.ranges(sizes, traits) == (chosen if is_kept else ())
+
+
+def test_an_ordered_division_is_kept_whatever_it_takes() -> None:
+    divider = Divider(Division.EVEN)
+    traits = [("cpu1", 1.0), ("cpu1", 1.0)]
+    for between_s, ranges in ((1.0, ()), (5.0, divider.ranges((5, 5), traits))):
+        for _ in range(2 * SETTLED):
+            divider.passed(traits, ranges, between_s)
+    assert divider.ranges((5, 5), traits) == ((0, 1), (1, 2))

@@ -97,14 +97,16 @@ class Pace:
     sync_s: float | None = None
     _last: float | None = None
 
-    def barrier(self, at: float, slowest_s: float) -> None:
-        """All contributions to a step are there; the slowest pass took so long."""
-        if self._last is not None:
-            step_s = at - self._last
-            sync_s = max(0.0, step_s - slowest_s)
-            self.step_s = step_s if self.step_s is None else self.step_s + 0.2 * (step_s - self.step_s)
-            self.sync_s = sync_s if self.sync_s is None else self.sync_s + 0.2 * (sync_s - self.sync_s)
-        self._last = at
+    def barrier(self, at: float, slowest_s: float) -> float | None:
+        """All contributions to a step are there; the slowest pass took so long. What the step took beside it."""
+        last, self._last = self._last, at
+        if last is None:
+            return None
+        step_s = at - last
+        sync_s = max(0.0, step_s - slowest_s)
+        self.step_s = step_s if self.step_s is None else self.step_s + 0.2 * (step_s - self.step_s)
+        self.sync_s = sync_s if self.sync_s is None else self.sync_s + 0.2 * (sync_s - self.sync_s)
+        return sync_s
 
 
 @dataclass(slots=True)

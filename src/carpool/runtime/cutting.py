@@ -138,6 +138,10 @@ class Cutter:
         self._speeds.measure(trait, said.seconds, said.samples)
         self._divider.measure(trait, said.update_s, said.copy_s)
 
+    def passed(self, shape: Shape, between_s: float) -> None:
+        """A step in this shape took so long beside its longest pass."""
+        self._divider.passed([self.trait(seat) for seat in shape.seats], shape.updates, between_s)
+
     def batch_size(self, wish: Wish, size: int) -> int:
         """Samples per step on so many devices."""
         assert self.ready is not None

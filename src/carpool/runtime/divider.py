@@ -1,4 +1,4 @@
-"""Updates divided by what was measured: once for each set of devices, and only where it is worth it; pure."""
+"""Updates divided by what was measured: once for each set of devices, and only where it proves worth it; pure."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Divider:
         self._update_s: dict[Trait, deque[float]] = {}
         self._copy_s: dict[Trait, deque[float]] = {}
         self._divided: dict[tuple[Trait, ...], Ranges] = {}
+        self._between_s: dict[tuple[tuple[Trait, ...], Ranges], deque[float]] = {}
 
     def measure(self, trait: Trait, update_s: float, copy_s: float) -> None:
         """Take in seconds per element; 0 for what is not known."""
@@ -28,10 +29,24 @@ class Divider:
             self._update_s.setdefault(trait, deque(maxlen=SETTLED)).append(update_s)
             self._copy_s.setdefault(trait, deque(maxlen=SETTLED)).append(copy_s)
 
+    def passed(self, traits: Sequence[Trait], ranges: Ranges, between_s: float) -> None:
+        """Take in how long a step on such devices, divided so, took beside its longest pass.
+
+        That is what a division is for, whatever was predicted: where it proves worse than none, it is given up.
+        """
+        key = tuple(traits)
+        known = self._between_s.setdefault((key, ranges), deque(maxlen=2 * SETTLED))
+        known.append(between_s)
+        undivided = self._between_s.get((key, ()))
+        if self._division is not Division.CHOSEN or not ranges or undivided is None or len(known) < 2 * SETTLED:
+            return
+        if statistics.median(list(known)[SETTLED:]) > statistics.median(undivided):  # the first ones touch new memory
+            self._divided[key] = ()
+
     def ranges(self, sizes: tuple[int, ...], traits: Sequence[Trait]) -> Ranges:
         """Who updates what on such devices: all do all until enough is measured, then what is predicted to be best.
 
-        It is decided once: changing it costs a new formation, and the next measurement would not be of all ways either.
+        It is decided once, and taken back at most once: changing it costs a new formation.
         """
         key = tuple(traits)
         if key not in self._divided:

@@ -7,6 +7,7 @@ the store in which the ranks of a process group find each other.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 
 from torch._C._distributed_c10d import FileStore
@@ -62,11 +63,17 @@ class Joiner:
 
     def _group(self, said: Proceed, fd: int, place: Place) -> Reducer:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this node
-        store = FileStore(f"/proc/self/fd/{os.dup(fd)}", -1)
-        group = open_group(store, said.formation, said.rank, said.size, timeout_s=GROUP_S)
-        exact = self._trainer.shards is not None
-        layout = self._trainer.layout
-        return GroupReducer(group, said.rank, place.owners, layout, exact=exact, interrupted=self._is_given_up)
+        kept = os.dup(fd)  # the store opens its file by this number
+        try:
+            store = FileStore(f"/proc/self/fd/{kept}", -1)
+            group = open_group(store, said.formation, said.rank, said.size, timeout_s=GROUP_S)
+        except BaseException:
+            os.close(kept)
+            raise
+        exact, layout = self._trainer.shards is not None, self._trainer.layout
+        made = GroupReducer(group, said.rank, place.owners, layout, exact=exact, interrupted=self._is_given_up)
+        weakref.finalize(made, os.close, kept)
+        return made
 
 
 def slot_bytes(trainer: Trainer, norms: JointNorms | None) -> int:

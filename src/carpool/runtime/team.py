@@ -160,7 +160,8 @@ class Team(Settling):
         formation.contributed[who.id] = said.seconds
         if len(formation.contributed) < len(formation.members):
             return
-        formation.pace.barrier(at, max(formation.contributed.values()))
+        if (between_s := formation.pace.barrier(at, max(formation.contributed.values()))) is not None:
+            self._cutter.passed(formation.shape, between_s)
         formation.halting = formation.halting or self._wants_change()
         for member in formation.members:
             self._send(member, Apply(formation.number, formation.step, formation.halting))
