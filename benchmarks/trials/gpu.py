@@ -24,11 +24,11 @@ FOREVER = 10_000_000  # steps
 _SETTLED = 20  # steps after a change: first the code's own, then proofs, then replays
 
 
-async def open_desk(state: Path, *, patience_s: float = 60.0, **options: Any) -> Desk:
-    """An executor on the first GPU."""
+async def open_desk(state: Path, *, devices: str = "cuda:0", patience_s: float = 60.0, **options: Any) -> Desk:
+    """An executor on the first GPU, or on other devices."""
     mark = new_mark()
     chosen = ExecutorOptions(environment={MARK: mark}, hang_s=30.0, **{"warm": 0, **options})
-    link = await ExecutorLink.start(parse_devices("cuda:0"), state, options=chosen)
+    link = await ExecutorLink.start(parse_devices(devices), state, options=chosen)
     return Desk(link, mark, patience_s)
 
 

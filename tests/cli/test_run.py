@@ -41,12 +41,12 @@ class Machine:
         self.fails: dict[str, str] = {}
         self.interrupts = False
         self.started: list[FakeMachine] = []
-        self.options: tuple[str, int, str] | None = None
+        self.options: tuple[str, int, str, int] | None = None
 
     async def start(
-        self, devices: Sequence[LocalDevice], state: Path, *, lanes: str, warm: int, reducer: str
+        self, devices: Sequence[LocalDevice], state: Path, *, lanes: str, warm: int, reducer: str, memory_cap: int
     ) -> FakeMachine:
-        self.options = (lanes, warm, reducer)
+        self.options = (lanes, warm, reducer, memory_cap)
         kept = self.started[-1].kept if self.started else None
         steps = {"a": 10, "b": 20, "c": 5}
         machine = FakeMachine(steps, fails=self.fails, kept=kept, at_once=not self.interrupts)
@@ -71,8 +71,8 @@ def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--devices", "cpu:2", "--policy", "fifo", "--lanes", "slice", "--warm", "2", "--reducer", "group"]
-    assert run(["run", "jobs.toml", *words, "--json"]) == 0
-    assert machine.options == ("slice", 2, "group")
+    assert run(["run", "jobs.toml", *words, "--memory-cap", "3GiB", "--json"]) == 0
+    assert machine.options == ("slice", 2, "group", 3 << 30)
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     assert list(document) == TOP

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import select
 import signal
 import time
@@ -404,6 +405,27 @@ def test_two_jobs_take_turns_on_one_device(desk: Desk, run: Run[None]) -> None:
         desk.assign("second", 1, 0, turn=1, fraction=0.5)
         first, second = await desk.finished("first"), await desk.finished("second")
         assert first.digest == second.digest == desk.expected(epochs=8)
+
+    run(go())
+
+
+def test_jobs_over_a_memory_cap_take_turns_and_learn_what_they_learn_alone(run: Run[None], tmp_path: Path) -> None:
+    """Each state takes a page of 2 MiB; there is room for two."""
+
+    async def go() -> None:
+        desk = await Desk.open(tmp_path, memory_cap=5 << 20, quantum_s=0.0)
+        jobs = [f"capped-{n}" for n in range(4)]
+        for job in jobs:
+            desk.introduce(job, exact=False, args={"epochs": 12})
+            desk.assign(job, 0, fraction=0.25)
+        desk.introduce("wide", args={"epochs": 6})
+        desk.assign("wide", 1, 0, fraction=0.25)
+        assert {(await desk.finished(job)).digest for job in jobs} == {desk.expected(shards=None, epochs=12)}
+        assert (await desk.finished("wide")).digest == desk.expected(epochs=6)
+        hits = [re.search(r"came to (\d+) turns under the memory cap, (\d+) of", desk.story(job)) for job in jobs]
+        assert any(found and int(found[1]) > int(found[2]) for found in hits), "somebody had to leave"
+        await desk.link.stop(checkpoint=False)
+        assert isinstance(await last(desk), Gone)
 
     run(go())
 

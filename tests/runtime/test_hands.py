@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,28 @@ import pytest
 from carpool.core.messages import Assign, AssignApplied, JobFailed, Release, ReleaseApplied
 from carpool.core.model import Allocation, JobId
 from carpool.runtime import hands
+from carpool.runtime.baton import Baton
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
+    Arrived,
     Asked,
     Begin,
     Broke,
     Contributed,
+    Ending,
     Grant,
     Halted,
     Loaded,
+    Measures,
     Message,
+    Passed,
     Proceed,
     Published,
     Ready,
     Stepped,
+    Vacate,
+    Vacated,
     Warm,
     Warmed,
 )
@@ -52,14 +60,14 @@ class FakeStaff:
     def seat(self, key: Key, warm: Warm) -> None:
         self.seated[key] = dict(warm.environment)
 
-    def hand_over(self, seat: Key, key: Key, begin: Begin, log: int, counter: int) -> None:
+    def hand_over(self, seat: Key, key: Key, begin: Begin, log: int, *beside: int) -> None:
         self.moved[seat] = key
-        self.begin(key, begin, log, counter)
+        self.begin(key, begin, log, *beside)
 
     def silent_for(self, seconds: float) -> list[Key]:
         return []
 
-    def begin(self, key: Key, begin: Begin, log: int, counter: int) -> None:
+    def begin(self, key: Key, begin: Begin, log: int, *beside: int) -> None:
         self.begun.append(key)
         self.environments[key] = dict(begin.environment)
 
@@ -94,6 +102,51 @@ def test_a_worker_that_halts_while_it_waits_for_the_token_is_passed_over(
     executor.heard(b0, Contributed(formation, 0, 0.01, 4))
     executor.heard(b0, Asked(1))
     assert staff.granted() == [b0, b0]
+
+
+def test_the_next_worker_is_told_before_the_last_step_is_through_and_a_death_sets_it_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staff = FakeStaff()
+    monkeypatch.setattr(hands, "Staff", lambda *_: staff)
+    executor = hands.Executor(DEVICES, tmp_path, ExecutorOptions(), lambda report: None, clock=lambda: 0.0)
+    for job in ("a", "b"):
+        executor.introduce(JobId(job), Program(entry="jobs.py:tiny"), resume=False)
+    executor.carry([Assign(JobId(job), Allocation.of(0, fraction=0.5), 1) for job in ("a", "b")])
+    a, b = staff.begun
+    for key in (a, b):
+        executor.heard(key, READY)
+        executor.heard(key, Asked(0))
+    executor.heard(a, Ending(1))
+    assert [message for key, message in staff.sent if isinstance(message, Grant)] == [Grant(1, 1, 0), Grant(1, 2, 1)]
+    baton = Baton(*executor._rota.descriptors(0))
+    assert not baton.has_reached(1)
+    executor.ended(a, "killed by SIGKILL")
+    assert baton.has_reached(1)
+    baton.close()
+
+
+def test_under_a_memory_cap_a_grant_waits_until_another_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staff = FakeStaff()
+    monkeypatch.setattr(hands, "Staff", lambda *_: staff)
+    options, clock = ExecutorOptions(memory_cap=100), itertools.count()
+    executor = hands.Executor(DEVICES, tmp_path, options, lambda report: None, clock=lambda: float(next(clock)))
+    for job in ("a", "b"):
+        executor.introduce(JobId(job), Program(entry="jobs.py:tiny"), resume=False)
+    executor.carry([Assign(JobId(job), Allocation.of(0, fraction=0.5), 1) for job in ("a", "b")])
+    a, b = staff.begun
+    executor.heard(a, Arrived())
+    executor.heard(b, Arrived())
+    executor.heard(a, READY)
+    executor.heard(a, Ending(1))
+    said = [(key, message) for key, message in staff.sent if not isinstance(message, Proceed)]
+    assert said == [(a, Grant(16, 1, 0, room=100)), (a, Vacate(wholly=True))]
+    executor.heard(a, Measures(60, 0, 10))
+    executor.heard(a, Passed(1))
+    executor.heard(a, Vacated(wholly=True))
+    assert staff.sent[-1] == (b, Grant(16, 2, 1, room=90))
 
 
 # -- lanes of a GPU ---------------------------------------------------------------------------------------------------

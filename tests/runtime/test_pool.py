@@ -27,13 +27,13 @@ class FakeStarter:
         self.moved: list[tuple[Key, Key]] = []
         self.killed: list[Key] = []
 
-    def begin(self, key: Key, begin: Begin, log: int, counter: int) -> None:
+    def begin(self, key: Key, begin: Begin, log: int, *beside: int) -> None:
         self.forked.append(key)
 
     def seat(self, key: Key, warm: Warm) -> None:
         self.seated[key] = warm
 
-    def hand_over(self, seat: Key, key: Key, begin: Begin, log: int, counter: int) -> None:
+    def hand_over(self, seat: Key, key: Key, begin: Begin, log: int, *beside: int) -> None:
         self.moved.append((seat, key))
 
     def kill(self, key: Key) -> None:

@@ -7,7 +7,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.runtime.turns import Turns
+from carpool.runtime.turns import Granted, Turns
+
+
+def who_and_steps(granted: Granted[str] | None) -> tuple[str, int] | None:
+    return None if granted is None else (granted.who, granted.steps)
 
 
 def test_equal_turns_share_in_proportion_to_their_fractions() -> None:
@@ -28,14 +32,14 @@ def test_a_lower_turn_goes_first_and_a_higher_one_while_it_waits() -> None:
     turns: Turns[str] = Turns(max_wait_s=1000.0)
     turns.ask(0.0, "later", 1, 1.0)
     turns.ask(0.0, "first", 0, 1.0)
-    assert turns.next(0.0) == ("first", 1)
+    assert who_and_steps(turns.next(0.0)) == ("first", 1)
     assert turns.next(0.5) is None, "there is one token"
     turns.give_back(1.0, "first")
-    assert turns.next(1.0) == ("later", 1)
+    assert who_and_steps(turns.next(1.0)) == ("later", 1)
     turns.ask(1.5, "first", 0, 1.0)
     assert turns.next(1.5) is None
     turns.ask(2.0, "later", 1, 1.0)
-    assert turns.next(2.0) == ("first", 1)
+    assert who_and_steps(turns.next(2.0)) == ("first", 1)
 
 
 def test_nobody_waits_for_longer_than_allowed() -> None:
@@ -54,9 +58,9 @@ def test_nobody_waits_for_longer_than_allowed() -> None:
 def test_short_steps_are_granted_in_numbers_to_those_that_work_alone() -> None:
     turns: Turns[str] = Turns(max_wait_s=1.0, quantum_s=0.02)
     turns.ask(0.0, "alone", 0, 1.0, may_take_several=True)
-    assert turns.next(0.0) == ("alone", 1)
+    assert who_and_steps(turns.next(0.0)) == ("alone", 1)
     turns.ask(0.002, "alone", 0, 1.0, may_take_several=True)
-    assert turns.next(0.002) == ("alone", 10)
+    assert who_and_steps(turns.next(0.002)) == ("alone", 10)
 
 
 KINDS = st.sampled_from(["ask", "give_back", "withdraw", "leave", "next"])
@@ -88,3 +92,90 @@ def test_whoever_asks_gets_the_token_once_it_is_free(events: list[tuple[str, str
                 if granted is not None:
                     holder = granted[0]
                     asking.remove(holder)
+
+
+def asked(turns: Turns[str], at: float, *names: str) -> None:
+    for name in names:
+        turns.ask(at, name, 0, 0.5, may_take_several=True, may_inherit=True)
+
+
+def test_the_heir_is_chosen_while_the_last_step_runs_and_holds_the_token_after_it() -> None:
+    turns: Turns[str] = Turns(max_wait_s=1000.0, quantum_s=0.0)
+    asked(turns, 0.0, "a", "b")
+    assert turns.next(0.0) == Granted("a", 1, 1, 0)
+    assert turns.ending(1.0, "a", 1) == Granted("b", 1, 2, 1)
+    assert (turns.holder, turns.over) == ("a", 0)
+    assert turns.next(1.5) is None, "it has been told already"
+    turns.passed(2.0, "a", 1)
+    assert (turns.holder, turns.over) == ("b", 1)
+    assert turns.ending(9.0, "b", 2) == Granted("a", 1, 3, 2), "the one before has asked with its last step"
+
+
+def test_an_heir_that_has_begun_shows_that_the_one_before_is_through() -> None:
+    turns: Turns[str] = Turns(max_wait_s=1000.0, quantum_s=0.0)
+    asked(turns, 0.0, "a", "b")
+    turns.next(0.0)
+    turns.ending(1.0, "a", 1)
+    assert turns.ending(2.0, "b", 2) == Granted("b", 1, 3, 2)
+    turns.passed(2.1, "a", 1)  # comes late
+    assert turns.holder == "b"
+
+
+def test_the_one_that_has_had_less_may_come_after_itself() -> None:
+    turns: Turns[str] = Turns(max_wait_s=1000.0, quantum_s=0.0)
+    asked(turns, 0.0, "a", "b")
+    turns.next(0.0)
+    turns.passed(10.0, "a", 1)
+    asked(turns, 10.0, "a")
+    assert turns.next(10.0) == Granted("b", 1, 2, 1)
+    assert turns.ending(11.0, "b", 2) == Granted("b", 1, 3, 2)
+
+
+def test_an_heir_that_rests_is_replaced_and_its_number_is_not_used_again() -> None:
+    turns: Turns[str] = Turns(max_wait_s=1000.0, quantum_s=0.0)
+    asked(turns, 0.0, "a", "b", "c")
+    turns.next(0.0)
+    turns.ending(1.0, "a", 1)
+    turns.withdraw(1.5, "b")
+    turns.passed(2.0, "a", 1)
+    assert turns.over == 2
+    assert turns.next(2.0) == Granted("c", 1, 3, 2)
+
+
+def test_who_cannot_wait_by_itself_is_no_heir() -> None:
+    turns: Turns[str] = Turns(max_wait_s=1000.0, quantum_s=0.0)
+    asked(turns, 0.0, "a")
+    turns.next(0.0)
+    turns.ask(0.5, "session", 0, 0.5, may_take_several=True)
+    assert turns.ending(1.0, "a", 1) is None
+    turns.passed(2.0, "a", 1)
+    assert turns.next(2.0) == Granted("session", 1, 2, 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ask", "ending", "passed", "withdraw", "next"]), st.sampled_from("abc"))))
+def test_grants_come_one_after_another_whatever_happens(events: list[tuple[str, str]]) -> None:
+    """A grant begins after one that was given out before it, and what is over stays over."""
+    turns: Turns[str] = Turns(max_wait_s=2.0, quantum_s=0.0)
+    newest: dict[str, int] = {}
+    given: list[int] = [0]
+    over = 0
+    for at, (kind, who) in enumerate(events):
+        granted = None
+        match kind:
+            case "ask" if who != turns.holder:
+                asked(turns, float(at), who)
+            case "ending":
+                granted = turns.ending(float(at), who, newest.get(who, 0))
+            case "passed":
+                turns.passed(float(at), who, newest.get(who, 0))
+            case "withdraw":
+                turns.withdraw(float(at), who)
+            case "next":
+                granted = turns.next(float(at))
+        if granted is not None:
+            assert granted.after < granted.number
+            assert granted.number > given[-1]
+            given.append(granted.number)
+            newest[granted.who] = granted.number
+        assert over <= turns.over <= given[-1]
+        over = turns.over

@@ -31,6 +31,7 @@ Examples:
   carpool run jobs.toml
   carpool run jobs.toml --devices cpu:4 --policy las --json > result.json
   carpool run jobs.toml --resume
+  carpool run jobs.toml --devices cuda --memory-cap 40GiB
 """
 
 
@@ -75,6 +76,12 @@ Examples:
     show_default=True,
     help="How a step's gradients meet when a job has several devices. shared: in memory; group: by gloo's messages.",
 )
+@click.option(
+    "--memory-cap",
+    default="",
+    metavar="SIZE",
+    help="Let the jobs on each device take no more than this together: they take turns, and park in host memory.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 def command(
     jobs: str | None,
@@ -87,6 +94,7 @@ def command(
     lanes: str,
     warm: int,
     reducer: str,
+    memory_cap: str,
     as_json: bool,
 ) -> int:
     """Run all jobs of a file on this machine.
@@ -96,6 +104,7 @@ def command(
     """
     from carpool.cli.result import as_document, print_summary
     from carpool.cli.runs import look_up
+    from carpool.core.units import parse_bytes
     from carpool.runtime.devices import as_cluster, outsider_note, overlap_note, parse_devices
     from carpool.runtime.gpus import list_gpus
     from carpool.runtime.jobfile import check_fit
@@ -108,9 +117,10 @@ def command(
     for note in filter(None, [others, overlap_note(found), *check_fit(given.jobs, as_cluster(found))]):
         click.echo(f"carpool: {note}", err=True)
     check_reducer(reducer, given.jobs)
+    cap = parse_bytes(memory_cap, "--memory-cap") if memory_cap else 0
+    start = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap)
     run = prepare(given, found, policy or given.policy or default_policy(), journal)
     try:
-        start = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer)
         ending = watch(run, choose_board(run, as_json=as_json), start)
     finally:
         given.folder.let_go()
@@ -191,12 +201,18 @@ def check_reducer(reducer: str, jobs: Sequence[Listed]) -> None:
 
 
 async def start_executor(
-    devices: Sequence[LocalDevice], state: Path, *, lanes: str = "auto", warm: int = 0, reducer: str = "shared"
+    devices: Sequence[LocalDevice],
+    state: Path,
+    *,
+    lanes: str = "auto",
+    warm: int = 0,
+    reducer: str = "shared",
+    memory_cap: int = 0,
 ) -> Link:
     """The executor process of this machine."""
     from carpool.runtime.link import ExecutorLink, ExecutorOptions
 
-    options = ExecutorOptions(mps=lanes == "auto", warm=warm, reducer=reducer)
+    options = ExecutorOptions(mps=lanes == "auto", warm=warm, reducer=reducer, memory_cap=memory_cap)
     return await ExecutorLink.start(devices, state, options=options)
 
 

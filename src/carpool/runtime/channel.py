@@ -72,6 +72,10 @@ class Channel:
         except OSError as error:
             raise Closed(f"nobody hears {type(message).__name__}: {error.strerror}") from error
 
+    def fileno(self) -> int:
+        """The descriptor at which there is something to read when somebody has spoken."""
+        return self._socket.fileno()
+
     def poll(self) -> bool:
         """Whether `receive` would return, or fail, at once; takes about a microsecond."""
         return self._incoming.is_ready or bool(self._poll.poll(0))

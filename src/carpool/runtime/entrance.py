@@ -13,6 +13,7 @@ from carpool.runtime.outsiders import Lookout
 from carpool.runtime.pool import Pool
 from carpool.runtime.protocol import Begin, Message
 from carpool.runtime.reports import Report, Told
+from carpool.runtime.rota import Rota
 from carpool.runtime.staff import Key, Staff
 from carpool.runtime.wire import ExecutorOptions
 
@@ -26,6 +27,7 @@ class Entrance:
         trainings: Mapping[JobId, Training],
         staff: Staff,
         gate: Gate,
+        rota: Rota,
         options: ExecutorOptions,
         report: Callable[[Report], None],
         clock: Callable[[], float],
@@ -33,12 +35,15 @@ class Entrance:
         self._devices = devices
         self._trainings = trainings
         self._gate = gate
+        self._rota = rota
+        self._memory_cap = options.memory_cap
         self._report = report
         self._heartbeat_s = min(options.heartbeat_s, options.hang_s / 4)
         gpus = {number: device for number, device in devices.items() if device.cuda is not None}
         self._lookout = Lookout(gpus, clock)
         is_open = (self._gate.environment, self._may_sit)
-        self._pool = Pool(staff, gpus, options.warm, *is_open, clock, self._heartbeat_s)
+        warm = 0 if options.memory_cap else options.warm  # a seat takes memory too
+        self._pool = Pool(staff, gpus, warm, *is_open, clock, self._heartbeat_s)
 
     def admit(self, who: Waiting) -> None:
         """Start a worker as soon as it may."""
@@ -109,7 +114,8 @@ class Entrance:
             checkpoints=str(training.folder.checkpoints),
             heartbeat_s=self._heartbeat_s,
             environment=self._gate.environment(who.device, who.lane),
+            memory_cap=self._memory_cap,
         )
-        log, counter = training.folder.log(), training.counters[who.key[1]]
-        if words := self._pool.begin(who.key, who.device, who.lane, begin, log, counter):
+        beside = training.folder.log(), training.counters[who.key[1]], *self._rota.descriptors(who.device)
+        if words := self._pool.begin(who.key, who.device, who.lane, begin, *beside):
             self._report(Told(training.job, words))

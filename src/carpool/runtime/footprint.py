@@ -76,6 +76,13 @@ def limit_memory(num_bytes: int, device: torch.device) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (mapped + num_bytes, hard))
 
 
+def tighten_limit(num_bytes: int, device: torch.device) -> None:
+    """Count bytes of a GPU that were not allocated by torch into the limit that it has."""
+    whole = torch.cuda.get_device_properties(device).total_memory
+    now = torch.cuda.get_per_process_memory_fraction(device)
+    torch.cuda.set_per_process_memory_fraction(max(0.0, now - num_bytes / whole), device)
+
+
 def _status() -> dict[str, int]:
     """Sizes that the kernel tells of this process, in bytes."""
     rows = (line.split() for line in _STATUS.read_text(encoding="ascii").splitlines())

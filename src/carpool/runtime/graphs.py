@@ -287,7 +287,8 @@ class Graphs:
             self._by_code(take)
             return
         try:
-            before, given = copies(state), copies(gradients)
+            # The last one for the code's result: there must be no way to run out of memory once weights have changed.
+            before, given, after = copies(state), copies(gradients), copies(state)
         except torch.OutOfMemoryError:
             self._refuse_update("there is no memory to check it in")
             self._by_code(take)
@@ -300,7 +301,7 @@ class Graphs:
         if numbers_in(optimizer) != numbers:
             self._refuse_update(f"{type(optimizer).__name__} counts in Python")
             return
-        after = copies(state)
+        put(after, state)
         put(state, before)
         put(gradients, given)
         try:

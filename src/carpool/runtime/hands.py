@@ -1,7 +1,7 @@
 """A node's hands: devices, worker processes, mirrors and logs; carries out what others decide.
 
 What a training's workers do next is decided by `team.Team`, what a command does by `errand.Errand`, who computes on a
-shared device by `turns.Turns`: all of them pure. This file carries their wishes out.
+shared device by `turns.Turns` (held by `rota.Rota`): all of them pure. This file carries their wishes out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from carpool.runtime.actions import (
     Write,
 )
 from carpool.runtime.command import Command
-from carpool.runtime.crew import Seat, as_wish
+from carpool.runtime.crew import as_wish
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.entrance import Entrance
 from carpool.runtime.gate import Gate, Waiting
@@ -42,12 +42,12 @@ from carpool.runtime.parking import Parking
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Alive,
+    Arrived,
     Asked,
     Broke,
     Contributed,
     Done,
     Evaluated,
-    Grant,
     Halted,
     Joined,
     Message,
@@ -55,9 +55,10 @@ from carpool.runtime.protocol import (
     Ready,
 )
 from carpool.runtime.reports import Evaluation, Facts, Outcome, Report, Sized, Told
+from carpool.runtime.rota import Rota, Said
 from carpool.runtime.staff import Key, Staff
 from carpool.runtime.team import Team
-from carpool.runtime.turns import Turns, who_take_turns
+from carpool.runtime.turns import who_take_turns
 from carpool.runtime.wire import ExecutorOptions
 
 _NEEDS_NO_TOKEN = (Halted, Done, Broke)  # nor the one it may still be waiting for
@@ -82,10 +83,10 @@ class Executor:
         self._staff = Staff(self, clock)
         self._trainings: dict[JobId, Training] = {}
         self._commands: dict[JobId, Command] = {}
-        self._turns = {device: Turns[Key](options.max_wait_s, options.quantum_s) for device in self._devices}
+        self._rota = Rota(self._devices, options, self._say)
         self._parking = Parking(self._trainings, self._do, clock)
         self._gate = Gate(devices, wanted=options.mps, on_change=self._reopen, tell=self._tell_sharers)
-        known = (self._devices, self._trainings, self._staff, self._gate)
+        known = (self._devices, self._trainings, self._staff, self._gate, self._rota)
         self._entrance = Entrance(*known, options, report, clock)
         self._facts: list[Fact] = []
         self._ticked_at = clock()
@@ -107,6 +108,7 @@ class Executor:
             command.kill()
         await self._staff.stop()
         await self._gate.stop()
+        self._rota.close()
         for command in self._commands.values():
             await command.gone()
         for training in self._trainings.values():
@@ -175,10 +177,16 @@ class Executor:
         if isinstance(message, Asked):
             self._asked(at, training, who, device)
             return
+        if isinstance(message, Arrived):
+            self._rota.arrive(at, who, training.seat_on(device))
+            return
+        if isinstance(message, Said):
+            self._rota.heard(at, device, who, message)
+            return
         if isinstance(message, Contributed):
-            self._turns[device].give_back(at, who)
+            self._rota.give_back(at, device, who)
         elif isinstance(message, _NEEDS_NO_TOKEN) and not (isinstance(message, Broke) and message.kind == "disk"):
-            self._turns[device].withdraw(at, who)
+            self._rota.withdraw(at, device, who)
         if isinstance(message, Broke) and message.kind == "device" and self._gate.has_lanes:
             self._faulted(at, device, who, message.error)
             return
@@ -193,7 +201,7 @@ class Executor:
             self._report(Evaluation(job, message.step, message.metrics))
         if self._gate.progressed(device, job, training.team.done):
             self._entrance.let_in()
-        self._grant(at, device)
+        self._rota.grant(at, device)
         self._flush()
 
     def ended(self, who: Key, why: str) -> None:
@@ -204,13 +212,13 @@ class Executor:
         at = self._clock()
         device, steps = training.devices[who[1]], training.counted(who[1])
         training.bury(who[1])
-        self._turns[device].leave(at, who)
+        self._rota.leave(at, device, who)
         if not training.devices:
             training.drop_segment()  # a job that is off its devices takes no memory but its mirror
         self._gate.gone(device, who)
         self._do(training, training.team.died(at, who[1], why, steps))
         self._entrance.let_in()
-        self._grant(at, device)
+        self._rota.grant(at, device)
         self._flush()
 
     def tick(self) -> None:
@@ -223,6 +231,7 @@ class Executor:
         for command in list(self._commands.values()):
             command.tick(at)
         self._entrance.tick()
+        self._rota.tick()
         if not was_late:  # else what the workers said meanwhile has not been read yet
             for job, worker in self._staff.silent_for(self._options.hang_s):
                 if not self._entrance.silent((job, worker)):
@@ -276,13 +285,15 @@ class Executor:
         elif isinstance(action.beside, Mirror):
             fds = (training.memory(action.beside),)
         if isinstance(action.message, Proceed):  # it will ask anew
-            self._turns[training.devices[action.worker]].leave(self._clock(), key)
+            self._rota.begins_anew(self._clock(), training.devices[action.worker], key)
         self._staff.send(key, action.message, fds)
 
     def _conclude(self, training: Training, end: Ended | Stopped) -> None:
         if isinstance(end, Ended):
             figures = (end.steps, end.epochs, end.loss, end.metrics, end.digest, end.reason, end.samples_per_s)
             self._report(Outcome(training.job, *figures, memory_bytes=end.memory_bytes or None))
+        if words := self._rota.story(training.job):
+            self._report(Told(training.job, words))
         self._gate.over(training.job)
         training.close()
 
@@ -292,9 +303,8 @@ class Executor:
         for fact in facts:
             self._emit(fact)
         self._flush()
-
         if not command.errand.seats:
-            self._rest((command.errand.job, 0))
+            self._rota.forget(self._clock(), (command.errand.job, 0))
 
     def _on_session(self, command: Command, message: Message) -> None:
         """A program with a loop of its own said something."""
@@ -302,19 +312,10 @@ class Executor:
         if isinstance(message, Joined):
             self._share_out(at)
         elif isinstance(message, Asked) and command.by_token and command.errand.seats:
-            seat = command.errand.seats[0]
-            self._turns[seat.device].ask(at, (job, 0), seat.turn, seat.fraction, may_take_several=True)
-            self._grant(at, seat.device)
+            self._rota.ask(at, (job, 0), command.errand.seats[0], may_take_several=True)
         elif isinstance(message, Done):
-            self._rest((job, 0))
+            self._rota.forget(at, (job, 0))
         self._flush()
-
-    def _rest(self, who: Key) -> None:
-        """Somebody needs no token any more: others may have it."""
-        at = self._clock()
-        for device, turns in self._turns.items():
-            turns.leave(at, who)
-            self._grant(at, device)
 
     def _emit(self, fact: Fact) -> None:
         self._facts.append(fact)
@@ -339,8 +340,8 @@ class Executor:
         seats = {job: t.team.wish.seats for job, t in self._trainings.items() if not t.team.is_over}
         # A program with a loop of its own can wait for one token, not for several.
         seats |= {job: c.errand.seats for job, c in self._commands.items() if c.errand.has_session and c.errand.is_solo}
-        room = {number: room_on(d, has_lanes=self._gate.has_lanes) for number, d in self._devices.items()}
-        by_token = who_take_turns(seats, room)
+        how = {"has_lanes": self._gate.has_lanes, "has_cap": bool(self._options.memory_cap)}
+        by_token = who_take_turns(seats, {number: room_on(d, **how) for number, d in self._devices.items()})
         for job, command in self._commands.items():
             if command.errand.has_session and command.by_token != (job in by_token):
                 command.take_turns(job in by_token)
@@ -355,19 +356,15 @@ class Executor:
         formation = training.team.formation
         if formation is None or not formation.shape.by_token or who[1] not in formation.members:
             return  # it asked before it heard that things have changed, and will rest or ask anew
-        seat = next((seat for seat in training.team.wish.seats if seat.device == device), Seat(device))
-        self._turns[device].ask(at, who, seat.turn, seat.fraction, may_take_several=formation.is_solo)
-        self._grant(at, device)
+        solo = formation.is_solo
+        self._rota.ask(at, who, training.seat_on(device), may_take_several=solo, may_inherit=solo)
 
-    def _grant(self, at: float, device: int) -> None:
-        granted = self._turns[device].next(at)
-        if granted is None:
-            return
-        (job, _), steps = granted
+    def _say(self, who: Key, message: Message) -> None:
+        job = JobId(who[0])
         if job in self._commands:
-            self._commands[JobId(job)].send(Grant(steps))
+            self._commands[job].send(message)
         else:
-            self._staff.send(granted[0], Grant(steps))
+            self._staff.send(who, message)
 
     # -- lanes --------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import os
 from carpool.core.model import JobId
 from carpool.runtime.actions import Mirror, Segment
 from carpool.runtime.counter import counted, new_counter
-from carpool.runtime.crew import Rules
+from carpool.runtime.crew import Rules, Seat
 from carpool.runtime.division import Division
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.memory import new_memory
@@ -30,6 +30,10 @@ class Training:
         self.mirrors: dict[int, int] = {}  # key to descriptor
         self.spare: list[int] = []  # descriptors to be used again: their pages are there already
         self.segment: tuple[int, int] | None = None  # key and descriptor
+
+    def seat_on(self, device: int) -> Seat:
+        """What was wished for it on a device."""
+        return next((seat for seat in self.team.wish.seats if seat.device == device), Seat(device))
 
     def count(self, worker: int) -> None:
         """Have a counter for the steps of a new worker."""

@@ -24,8 +24,10 @@ def percent(fraction: float) -> int:
     return max(1, min(WHOLE, round(WHOLE * fraction)))
 
 
-def room_on(device: LocalDevice, *, has_lanes: bool) -> int:
-    """How many jobs compute on a device at the same time; more of them take turns."""
+def room_on(device: LocalDevice, *, has_lanes: bool, has_cap: bool = False) -> int:
+    """How many jobs compute on a device at the same time; more of them take turns, and all do under a memory cap."""
+    if has_cap:
+        return 0
     if device.cuda is None:
         return max(1, len(device.cores))
     return MOST_CLIENTS if has_lanes else 1

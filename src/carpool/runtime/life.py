@@ -6,6 +6,7 @@ import contextlib
 import traceback
 from typing import NoReturn
 
+from carpool.runtime.baton import Baton
 from carpool.runtime.channel import Channel, Closed
 from carpool.runtime.counter import StepCounter, new_counter
 from carpool.runtime.errors import Left, Torn
@@ -14,7 +15,8 @@ from carpool.runtime.jointnorm import joint_norms
 from carpool.runtime.mishap import broke, is_lost, told
 from carpool.runtime.prepare import make_trainer, settle_in, take_lane
 from carpool.runtime.program import Program
-from carpool.runtime.protocol import Begin, Broke, Leave, Noted, Warm
+from carpool.runtime.protocol import Arrived, Begin, Broke, Grant, Leave, Noted, Warm
+from carpool.runtime.residence import residence_of
 from carpool.runtime.warming import sit
 from carpool.runtime.worker import Worker
 
@@ -38,8 +40,10 @@ def main(channel: Channel) -> int:
                 Heartbeat(channel, begin.heartbeat_s).start()
             if note := take_lane(begin):
                 channel.send(Noted(note))
-            trainer = make_trainer(begin, program)
+            grants: list[Grant] = []
+            trainer = make_trainer(begin, program, lambda: _arrive(channel, grants))
             norms = joint_norms(program, trainer.training)
+            residence = residence_of(trainer, loosely=not program.deterministic) if begin.memory_cap else None
             counter = StepCounter(received.fds[1] if received.fds[1:] else new_counter(begin.job))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - an entry may raise anything
             traceback.print_exc()
@@ -49,10 +53,24 @@ def main(channel: Channel) -> int:
             channel.send(Broke("input", told(error)))
             _await_dismissal(channel)
         try:
-            Worker(channel, begin, program, trainer, counter, norms).run()
+            baton = Baton(*received.fds[2:4]) if received.fds[2:] else None
+            Worker(channel, begin, program, trainer, counter, norms, baton, residence, grants).run()
         except Torn:
             return TORN
     return 0
+
+
+def _arrive(channel: Channel, grants: list[Grant]) -> int:
+    """Wait until a device under a cap has room; the bytes of it."""
+    channel.send(Arrived())
+    while not grants:
+        received = channel.receive()
+        assert received is not None, "without a timeout there is a message or an end"
+        if isinstance(received.message, Leave):
+            raise Left
+        if isinstance(received.message, Grant):
+            grants.append(received.message)
+    return grants[0].room
 
 
 def _await_dismissal(channel: Channel) -> NoReturn:

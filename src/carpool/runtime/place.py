@@ -13,6 +13,7 @@ from carpool.runtime.protocol import Proceed
 from carpool.runtime.reducer import Reducer
 from carpool.runtime.seeding import intra_op_threads
 from carpool.runtime.slots import Owners
+from carpool.runtime.token import Token
 from carpool.runtime.trainer import Trainer
 
 
@@ -29,8 +30,7 @@ class Place:
     meeting: Meeting | None = None  # None: nothing is shown in the middle of a pass
     update_s: float = 0.0  # per element, of the last update
     copy_s: float = 0.0  # per element, of what an exchange copies
-    granted: int = 0  # steps that it may still make, where steps are made by token
-    asked: bool = False
+    token: Token | None = None  # where steps are made by token
     halting: bool = False  # at the next boundary, once its evaluation is made
 
     @property
@@ -46,6 +46,11 @@ class Place:
     def alike(self) -> AbstractContextManager[None]:
         """Add up and update with as many threads as every other rank: their number may change the bits."""
         return intra_op_threads(self.said.update_threads or None)
+
+    def announce_end(self) -> None:
+        """Most of a step has been said to the device; if it is the last for now, another may make itself ready."""
+        if self.token is not None:
+            self.token.last()
 
     def measure(self, trainer: Trainer, updated: Sequence[int]) -> None:
         """Note how long updating these parameters took, and how long copying what would be exchanged takes."""

@@ -30,7 +30,7 @@ _READ_AT_START = ("CUDA", "CUBLAS", "CUDNN", "NCCL", "NVIDIA", "PYTORCH", "TORCH
 class Starter(Protocol):
     """Who makes processes; `staff.Staff` does."""
 
-    def begin(self, key: Key, begin: Begin, log: int, counter: int) -> None:
+    def begin(self, key: Key, begin: Begin, log: int, *beside: int) -> None:
         """Start a worker in a new process."""
         ...
 
@@ -38,7 +38,7 @@ class Starter(Protocol):
         """Start a process for a job that is not known yet."""
         ...
 
-    def hand_over(self, seat: Key, key: Key, begin: Begin, log: int, counter: int) -> None:
+    def hand_over(self, seat: Key, key: Key, begin: Begin, log: int, *beside: int) -> None:
         """Make a seated process a worker."""
         ...
 
@@ -98,11 +98,11 @@ class Pool:
             number: _Place(device, deque([WHOLE] * size, maxlen=size), quiet_at) for number, device in devices.items()
         }
 
-    def begin(self, key: Key, device: int, lane: int, begin: Begin, log: int, counter: int) -> str:
+    def begin(self, key: Key, device: int, lane: int, begin: Begin, log: int, *beside: int) -> str:
         """Start a worker: on a seat where one fits, else in a new process; what it was given, for its story."""
         place = self._places.get(device)
         if place is None:
-            self._starter.begin(key, begin, log, counter)
+            self._starter.begin(key, begin, log, *beside)
             return ""
         place.asked.append(lane)
         place.busy_until = self._clock() + _REFILL_S
@@ -110,10 +110,10 @@ class Pool:
         seat = self._fitting(place, begin)
         if seat is None:
             self._make_way(place)
-            self._starter.begin(key, begin, log, counter)
+            self._starter.begin(key, begin, log, *beside)
             return ""
         place.seats.remove(seat)
-        self._starter.hand_over(seat.key, key, begin, log, counter)
+        self._starter.hand_over(seat.key, key, begin, log, *beside)
         return f"started in a process that was kept warm on {place.device.name}, {seat.held}"
 
     def tick(self) -> None:

@@ -1,10 +1,12 @@
-"""From a forked process to a worker that is ready for its first step."""
+"""From a forked process to a worker that is ready for its first step, and what it says after its last."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +17,12 @@ from carpool.runtime.digest import digest
 from carpool.runtime.entry import load_training
 from carpool.runtime.errors import NoLane
 from carpool.runtime.exchange import may_be_split
+from carpool.runtime.footprint import limit_memory
 from carpool.runtime.mps import PERCENTAGE
 from carpool.runtime.program import Program
-from carpool.runtime.protocol import Begin, Ready
+from carpool.runtime.protocol import Begin, Done, Ready
+from carpool.runtime.residency import CONTEXT
+from carpool.runtime.room import most_taken
 from carpool.runtime.seeding import settle
 from carpool.runtime.seen import lane_note, lane_problem, look
 from carpool.runtime.trainer import Trainer
@@ -70,15 +75,16 @@ def _give_freed_memory_back() -> None:
         trim(0)
 
 
-def make_trainer(begin: Begin, program: Program) -> Trainer:
-    """Load the entry and put its training on the device."""
+def make_trainer(begin: Begin, program: Program, arrive: Callable[[], int] = lambda: 0) -> Trainer:
+    """Load the entry and put its training on the device; ``arrive``, in between, says how much memory there is."""
     device = torch.device(begin.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        if program.memory_bytes:
-            _cap_memory(device, program.memory_bytes)
+    if not begin.memory_cap:
+        _start_cuda(device, program.memory_bytes)
     folder = Path(program.folder) if program.folder else None
     training = as_asked(load_training(program.entry, program.args, seed=program.seed, folder=folder), program)
+    if begin.memory_cap:  # only now, because CUDA itself takes memory
+        room = max(1, arrive() - CONTEXT)
+        _start_cuda(device, min(room, program.memory_bytes or room))
     trainer = Trainer(
         training,
         seed=program.seed,
@@ -103,10 +109,12 @@ def as_asked(training: Training, program: Program) -> Training:
     return replace(training, channels_last=True) if program.channels_last else training
 
 
-def _cap_memory(device: torch.device, num_bytes: int) -> None:
-    """Let torch allocate no more than the job said it needs: what exceeds it fails here, not next door."""
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
+def _start_cuda(device: torch.device, most_bytes: int) -> None:
+    """Let torch allocate no more than the job may have: what exceeds it fails here, not next door."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        if most_bytes:
+            limit_memory(most_bytes, device)
 
 
 def take_lane(begin: Begin) -> str:
@@ -141,4 +149,19 @@ def ready(trainer: Trainer, program: Program, slot_bytes: int) -> Ready:
         notes=tuple(notes),
         target_loss=training.stop.target_loss,
         window=training.stop.window,
+    )
+
+
+def farewell(trainer: Trainer, reason: str, more: Sequence[str] = ()) -> Done:
+    """What the executor has to know about a training that is over; with more for its story."""
+    unsure = [f"{each} has no deterministic form: equal bits are not promised" for each in trainer.caveats.operations]
+    return Done(
+        step=trainer.cursor.step,
+        epoch=trainer.cursor.epoch,
+        loss=trainer.losses[-1] if trainer.losses else math.nan,
+        digest=digest(trainer.training.model),
+        reason=reason,
+        metrics=trainer.metrics,
+        notes=(*trainer.notes, *unsure, *more),
+        memory_bytes=most_taken(trainer.device),
     )

@@ -34,7 +34,7 @@ class Message:
 # ------------------------------------------------------------------------------------------------ executor to worker
 @dataclass(frozen=True, slots=True)
 class Begin(Message):
-    """Become the worker of a job on a device. Beside it: the descriptors of its log and of its step counter."""
+    """Become the worker of a job on a device. Beside it: descriptors of its log, step counter, and device's baton."""
 
     job: str
     program: dict[str, Any]  # fields of a Program
@@ -44,6 +44,7 @@ class Begin(Message):
     checkpoints: str = ""  # folder for checkpoints and final weights
     heartbeat_s: float = 0.5
     environment: Mapping[str, str] = field(default_factory=dict)  # of its lane; set before CUDA starts
+    memory_cap: int = 0  # bytes of the device for all that take turns there: its memory comes and goes; 0: it stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,24 @@ class Measured(Message):
 
 @dataclass(frozen=True, slots=True)
 class Grant(Message):
-    """Make so many steps; then ask again."""
+    """Make so many steps, once the grant that this one comes after has ended; then ask again."""
 
     steps: int = 1
+    number: int = 0
+    after: int = 0
+    room: int = 0  # bytes of the device, for a worker that has just arrived under a cap
+
+
+@dataclass(frozen=True, slots=True)
+class Vacate(Message):
+    """Give memory of the device back once it has no turn: scratch, or wholly the state too; answered by `Vacated`."""
+
+    wholly: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Occupy(Message):
+    """There is room on the device: bring the state in, the turn comes soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +282,41 @@ class Asked(Message):
     """Asks for leave to make a step."""
 
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived(Message):
+    """The entry is loaded on the host; with the `Grant` that answers it, it goes on the device and settles there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measures(Message):
+    """What the worker's training takes on its device, in bytes."""
+
+    state: int
+    scratch: int
+    fixed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vacated(Message):
+    """The memory is back."""
+
+    wholly: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ending(Message):
+    """At the last step of a grant, and asks for another: whoever is next can make itself ready."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Passed(Message):
+    """A grant has come to its end; who comes after it has been told so already, by the baton."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

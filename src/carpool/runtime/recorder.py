@@ -9,9 +9,11 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+
+from carpool.runtime.vmm import ScratchPool
 
 Replay = Callable[[], None]
 
@@ -43,10 +45,11 @@ class Recorder(Protocol):
 class CudaRecorder:
     """Records on a stream of its own, all recordings of a job in one pool of memory."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, scratch: ScratchPool | None = None) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
+        self._scratch = scratch  # a pool that outlives its recordings
+        self._pool = self._new_pool()
         self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     @contextmanager
@@ -79,7 +82,10 @@ class CudaRecorder:
 
     def start_over(self) -> None:
         """Take another pool: the one whose last recording was let go is gone."""
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = self._new_pool()
+
+    def _new_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle() if self._scratch is None else self._scratch.id
 
     def mark(self) -> None:
         """Remember this place in the device's stream."""

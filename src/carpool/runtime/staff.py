@@ -66,19 +66,19 @@ class Staff:
         self._nursery = nursery
         self._is_there.set()
 
-    def begin(self, key: Key, begin: Begin, log: int, counter: int) -> None:
-        """Start a worker, with the descriptors of its log and of its step counter."""
-        self._hire(key, begin, log, [log, counter])
+    def begin(self, key: Key, begin: Begin, log: int, *beside: int) -> None:
+        """Start a worker, with the descriptors of its log and of what else belongs to `Begin`."""
+        self._hire(key, begin, log, [log, *beside])
 
     def seat(self, key: Key, warm: Warm) -> None:
         """Start a process for a job that is not known yet."""
         self._hire(key, warm)
 
-    def hand_over(self, seat: Key, key: Key, begin: Begin, log: int, counter: int) -> None:
+    def hand_over(self, seat: Key, key: Key, begin: Begin, log: int, *beside: int) -> None:
         """Make a seated process a worker."""
         process = self._processes[key] = self._processes.pop(seat)
         process.key = key
-        process.channel.send(begin, [log, counter])
+        process.channel.send(begin, [log, *beside])
 
     def _hire(self, key: Key, first: Begin | Warm, log: int | None = None, fds: Sequence[int] = ()) -> None:
         ours, theirs = pair()

@@ -3,13 +3,17 @@
 A lower turn goes first whenever it asks. Equal turns share the time in proportion to their fractions: of those that
 ask, the one goes next that has had the least time for its fraction (stride scheduling, Waldspurger and Weihl 1995).
 Whoever has waited for ``max_wait_s`` goes before all others.
+
+Grants are numbered. Who holds the token says so when it comes to its last step, and then its *heir* is chosen: it can
+make itself ready while that step runs, and begins as soon as the grant before its own has come to its end, which it
+learns from the holder itself (baton.py) and not from us.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from carpool.runtime.crew import Seat
 
@@ -19,11 +23,22 @@ K = TypeVar("K", bound=Hashable)
 _MOST_STEPS = 64  # with one grant
 
 
+class Granted(NamedTuple, Generic[K]):
+    """Leave to make some steps."""
+
+    who: K
+    steps: int
+    number: int  # higher than those of all grants before
+    after: int  # it begins when the grant of this number has come to its end
+
+
 @dataclass(slots=True)
 class _Client:
     turn: int
     fraction: float
     may_take_several: bool = False  # steps with one grant: it need not wait for others between them
+    may_inherit: bool = False  # it learns by itself when the grant before its own has ended
+    least_steps: int = 1  # of its next grant
     used: float = 0.0  # device time had, by fraction
     asked_at: float | None = None
     step_s: float = 0.0  # a step takes about so long
@@ -37,7 +52,7 @@ def who_take_turns(seats: Mapping[J, Sequence[Seat]], room: Mapping[int, int]) -
             sharers.setdefault(seat.device, []).append((job, seat))
     found: set[J] = set()
     for device, there in sharers.items():
-        if len(there) > 1 and (len(there) > room[device] or len({seat.turn for _, seat in there}) > 1):
+        if len(there) > room[device] or len({seat.turn for _, seat in there}) > 1:
             found.update(job for job, _ in there)
     return found
 
@@ -45,15 +60,39 @@ def who_take_turns(seats: Mapping[J, Sequence[Seat]], room: Mapping[int, int]) -
 class Turns(Generic[K]):
     """The token of one device."""
 
-    def __init__(self, max_wait_s: float, quantum_s: float = 0.02) -> None:
+    def __init__(self, max_wait_s: float, quantum_s: float = 0.02, least_steps: int = 1) -> None:
         self._max_wait_s = max_wait_s
         self._quantum_s = quantum_s  # a grant is for about so long, so that asking costs little
+        self._least_steps = least_steps  # of a grant, however long they take
         self._clients: dict[K, _Client] = {}
-        self._holder: K | None = None
+        self._held: Granted[K] | None = None
+        self._heir: Granted[K] | None = None  # knows that it is next
         self._granted_at = 0.0
         self._granted_steps = 1
+        self._charged_at = 0.0  # the holder's time is counted up to here
+        self._last = 0  # number given out
 
-    def ask(self, at: float, who: K, turn: int, fraction: float, *, may_take_several: bool = False) -> None:
+    @property
+    def over(self) -> int:
+        """All grants up to this number have come to their ends."""
+        return self._last if self._held is None else self._held.number - 1
+
+    @property
+    def holder(self) -> K | None:
+        """Who computes now, as far as is known here."""
+        return None if self._held is None else self._held.who
+
+    def ask(
+        self,
+        at: float,
+        who: K,
+        turn: int,
+        fraction: float,
+        *,
+        may_take_several: bool = False,
+        may_inherit: bool = False,
+        least_steps: int = 1,
+    ) -> None:
         """Somebody wants to compute; a grant it had before has come to its end."""
         self.give_back(at, who)
         client = self._clients.get(who)
@@ -61,43 +100,98 @@ class Turns(Generic[K]):
             # A newcomer has had nothing yet, but must not keep the others waiting until it has caught up.
             least = min((c.used for c in self._clients.values() if c.turn == turn), default=0.0)
             client = self._clients[who] = _Client(turn, fraction, used=least)
-        client.turn, client.fraction, client.may_take_several = turn, fraction, may_take_several
+        client.turn, client.fraction = turn, fraction
+        client.may_take_several, client.may_inherit, client.least_steps = may_take_several, may_inherit, least_steps
         if client.asked_at is None:
             client.asked_at = at
 
+    def ending(self, at: float, who: K, number: int) -> Granted[K] | None:
+        """Somebody is at the last step of its grant and asks for another: its heir, if that can be said already.
+
+        It may be the same one again.
+        """
+        if self._heir is not None and self._heir.who == who and self._held is not None:
+            self.give_back(at, self._held.who)  # else the heir could not have begun
+        if self._held is None or self._heir is not None or (self._held.who, self._held.number) != (who, number):
+            return None
+        self._charge(at)
+        self._clients[who].asked_at = at
+        chosen = self._most_urgent(at)
+        client = self._clients[chosen]
+        if not client.may_inherit:
+            return None
+        client.asked_at = None
+        self._last += 1
+        self._heir = Granted(chosen, self._steps_for(client), self._last, number)
+        return self._heir
+
+    def likely(self, at: float) -> K | None:
+        """Who would be next now, after those who know that already."""
+        if self._heir is not None or not any(client.asked_at is not None for client in self._clients.values()):
+            return None
+        return self._most_urgent(at)
+
+    def passed(self, at: float, who: K, number: int) -> None:
+        """Somebody's grant has come to its end."""
+        if self._held is not None and (self._held.who, self._held.number) == (who, number):
+            self.give_back(at, who)
+
     def give_back(self, at: float, who: K) -> None:
-        """Somebody does not need the token any more for now."""
-        if self._holder is None or self._holder != who:
+        """Somebody does not need the token any more for now; its heir has it then."""
+        if self._held is None or self._held.who != who:
             return
-        client = self._clients[who]
-        took_s = max(0.0, at - self._granted_at)
-        client.used += took_s / client.fraction
-        client.step_s = took_s / self._granted_steps
-        self._holder = None
+        self._charge(at)
+        self._clients[who].step_s = max(0.0, at - self._granted_at) / self._granted_steps
+        self._hold(at, self._heir)
+        self._heir = None
 
     def withdraw(self, at: float, who: K) -> None:
         """Somebody rests: it neither has the token nor waits for it."""
+        if self._heir is not None and self._heir.who == who:
+            self._heir = None
         self.give_back(at, who)
         if who in self._clients:
             self._clients[who].asked_at = None
 
     def leave(self, at: float, who: K) -> None:
         """Somebody is gone, or begins anew."""
-        self.give_back(at, who)
+        self.withdraw(at, who)
         self._clients.pop(who, None)
 
-    def next(self, at: float) -> tuple[K, int] | None:
-        """Who may compute now, and for how many steps; None if the token is not free or nobody asks."""
-        waiting = [(who, client) for who, client in self._clients.items() if client.asked_at is not None]
-        if self._holder is not None or not waiting:
+    def next(self, at: float) -> Granted[K] | None:
+        """Who may compute now; None if the token is not free or nobody asks."""
+        if self._held is not None or not any(client.asked_at is not None for client in self._clients.values()):
             return None
-        who, client = min(waiting, key=lambda item: self._urgency(at, item[1]))
+        who = self._most_urgent(at)
+        client = self._clients[who]
         client.asked_at = None
-        steps = 1
+        self._last += 1
+        granted = Granted(who, self._steps_for(client), self._last, self._last - 1)
+        self._hold(at, granted)
+        return granted
+
+    def _hold(self, at: float, granted: Granted[K] | None) -> None:
+        self._held = granted
+        if granted is not None:
+            self._granted_at, self._granted_steps, self._charged_at = at, granted.steps, at
+
+    def _charge(self, at: float) -> None:
+        """Count the time that the holder has had."""
+        assert self._held is not None
+        client = self._clients[self._held.who]
+        client.used += max(0.0, at - self._charged_at) / client.fraction
+        self._charged_at = at
+
+    def _steps_for(self, client: _Client) -> int:
+        steps = max(self._least_steps, client.least_steps) if client.may_take_several else 1
+        client.least_steps = 1
         if client.may_take_several and client.step_s > 0.0:
-            steps = max(1, min(_MOST_STEPS, int(self._quantum_s / client.step_s)))
-        self._holder, self._granted_at, self._granted_steps = who, at, steps
-        return who, steps
+            steps = max(steps, min(_MOST_STEPS, int(self._quantum_s / client.step_s)))
+        return steps
+
+    def _most_urgent(self, at: float) -> K:
+        waiting = [(who, client) for who, client in self._clients.items() if client.asked_at is not None]
+        return min(waiting, key=lambda item: self._urgency(at, item[1]))[0]
 
     def _urgency(self, at: float, client: _Client) -> tuple[bool, float, float, float]:
         assert client.asked_at is not None

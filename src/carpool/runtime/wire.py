@@ -25,6 +25,7 @@ class ExecutorOptions:
     hang_s: float = 10.0  # without a sign of life, after which a worker is killed
     max_wait_s: float = 1.0  # that a job waits for its turn on a device, whatever its turn is
     quantum_s: float = 0.02  # that a job computes before it asks for another turn
+    turn_steps: int = 1  # that it makes at least with one turn, however long they take
     grace_s: float = 5.0  # between a polite word and a kill
     tick_s: float = 0.1  # how often the clock is looked at
     heartbeat_s: float = 0.5
@@ -33,6 +34,9 @@ class ExecutorOptions:
     splits: bool = True  # steps that do not fit into memory even alone may become micro-steps
     mps: bool = True  # jobs that share a GPU compute at the same time, where NVIDIA's service is there
     warm: int = 0  # processes kept ready on each GPU for jobs to come; each takes up a CUDA context there
+    memory_cap: int = 0  # bytes of each device for the jobs on it, which take turns under it; 0: all there is
+    speculates: bool = True  # under a cap: the next job comes in while another computes, and who computed last stays
+    leaves_early: bool = True  # under a cap: a job that has to make room does so at the end of its turn, unasked
     environment: Mapping[str, str] = field(default_factory=dict)  # for the executor and all it starts
 
 

@@ -8,17 +8,17 @@ once. The one exception is the exchange of updated weights, which defers what it
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from carpool.core.errors import CarpoolError
+from carpool.runtime.baton import Baton, signal_of
 from carpool.runtime.channel import Channel, Closed, Received, close_all
 from carpool.runtime.counter import StepCounter
-from carpool.runtime.digest import digest
 from carpool.runtime.errors import CheckpointError, Left, Torn
 from carpool.runtime.exchange import Exchange
 from carpool.runtime.faults import Faults
@@ -26,18 +26,17 @@ from carpool.runtime.flat import Contribution, Sums
 from carpool.runtime.joining import Joiner
 from carpool.runtime.jointnorm import JointNorms
 from carpool.runtime.keeping import Keeper, publish, take_over
+from carpool.runtime.lodger import Lodger
 from carpool.runtime.mishap import broke, is_device, is_memory
 from carpool.runtime.passes import Step
 from carpool.runtime.place import Place
-from carpool.runtime.prepare import ready
+from carpool.runtime.prepare import farewell, ready
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Apply,
-    Asked,
     Begin,
     Broke,
     Contributed,
-    Done,
     Evaluated,
     Gather,
     Grant,
@@ -49,6 +48,7 @@ from carpool.runtime.protocol import (
     Measured,
     Message,
     Noted,
+    Occupy,
     Proceed,
     ProtocolError,
     Publish,
@@ -58,9 +58,12 @@ from carpool.runtime.protocol import (
     Spare,
     Spared,
     Updated,
+    Vacate,
 )
 from carpool.runtime.reducer import GivenUp, Reducer
+from carpool.runtime.residence import Residence
 from carpool.runtime.room import make_room, most_taken
+from carpool.runtime.token import Token
 from carpool.runtime.trainer import Trainer
 
 
@@ -75,8 +78,15 @@ class Worker:
         trainer: Trainer,
         counter: StepCounter,
         norms: JointNorms | None = None,
+        baton: Baton | None = None,
+        residence: Residence | None = None,
+        grants: Sequence[Grant] = (),
     ) -> None:
         self._channel = channel
+        self._baton = baton
+        self._signal = None if baton is None else signal_of(baton, trainer.device)
+        self._lodger = Lodger(residence, channel.send)
+        self._grants = list(grants)  # that it has before its first place
         self._trainer = trainer
         self._counter = counter
         self._program = program
@@ -129,27 +139,36 @@ class Worker:
             self._finish(place, reason)
         elif place.halting:
             self._halt()
-        elif place.said.by_token and not place.granted:
-            if not place.asked:
-                trainer.await_device()  # the next one shall have it for itself
-                self._channel.send(Asked(trainer.cursor.step))
-                place.asked = True
-            self._hear()
-        else:
+        elif place.token is None or self._has_turn(place.token):
             self._make_step(place)
+        else:
+            place.token.wait(self._channel.fileno())
+
+    def _has_turn(self, token: Token) -> bool:
+        """Whether the device is this worker's for the next step; who comes after this one gets it as soon as it can."""
+        if not token.left:
+            self._trainer.await_device()  # the next one shall have it for itself
+            self._lodger.tell_measures()
+        if token.is_spent:
+            token.hand_on()
+        if not token.has_turn:
+            self._lodger.make_way()
+        return token.begins(self._trainer.cursor.step)
 
     def _make_step(self, place: Place) -> None:
         trainer = self._trainer
+        self._lodger.enter()
         step = trainer.begin(place.parts)
         sums = self._alone(step, place) if place.reducer is None else self._in_company(step, place, place.reducer)
         if sums is None:
             return
         with place.alike():
             done = trainer.advance(step, sums)
+        self._lodger.settle()
         self._counter.set(done.step)
         self._torn = False
-        if place.said.by_token:
-            place.granted, place.asked = place.granted - 1, False
+        if place.token is not None:
+            place.token.done(is_idle=not (trainer.evaluation_due or trainer.stopped or place.halting))
         if place.said.rank == 0 and (report := place.pace.count(done, trainer.metrics)):
             self._channel.send(replace(report, memory_bytes=most_taken(trainer.device)))
         for words in trainer.graphs.take_news() if trainer.graphs is not None else ():
@@ -161,10 +180,15 @@ class Worker:
         self._faults.strike(step, place.said.rank, place.pieces)
         if trainer.is_whole(step):
             loss = trainer.pass_whole(step)
+            place.announce_end()
+            self._lodger.enter_wholly()
             self._torn = True
             return trainer.apply_whole(step, loss)
         self._tell_unrecorded(f"each of them is {len(step.bounds)} passes" if len(step.bounds) > 1 else "")
-        total = trainer.combine(step, trainer.contribute(step, range(len(step.bounds))))
+        self._lodger.enter_wholly()
+        contributions = trainer.contribute(step, range(len(step.bounds)))
+        place.announce_end()
+        total = trainer.combine(step, contributions)
         self._torn = True
         return trainer.apply(step, total)
 
@@ -204,6 +228,7 @@ class Worker:
 
     def _update(self, step: Step, place: Place, reducer: Reducer) -> Sums | None:
         """New weights of the sum of all contributions; None if the step was given up while they were exchanged."""
+        self._lodger.enter_wholly()
         with place.alike():
             total = reducer.total(step)
             self._torn = True
@@ -240,6 +265,7 @@ class Worker:
         if place.said.rank:
             self._hear()
             return
+        self._lodger.enter_wholly()
         metrics = self._trainer.evaluate()
         is_best = self._trainer.record(metrics)
         self._channel.send(Evaluated(self._trainer.cursor.step, metrics))
@@ -247,25 +273,11 @@ class Worker:
             self._save(is_best=True)
 
     def _finish(self, place: Place, reason: str) -> None:
-        trainer = self._trainer
         self._place = None
+        self._lodger.enter_wholly()
         if place.said.rank == 0:
             self._save()
-        unsure = [
-            f"{each} has no deterministic form: equal bits are not promised" for each in trainer.caveats.operations
-        ]
-        self._channel.send(
-            Done(
-                step=trainer.cursor.step,
-                epoch=trainer.cursor.epoch,
-                loss=trainer.losses[-1] if trainer.losses else math.nan,
-                digest=digest(trainer.training.model),
-                reason=reason,
-                metrics=trainer.metrics,
-                notes=(*trainer.notes, *unsure),
-                memory_bytes=most_taken(trainer.device),
-            )
-        )
+        self._channel.send(farewell(self._trainer, reason, self._lodger.story()))
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
@@ -309,9 +321,14 @@ class Worker:
             case Measured(step, metrics):
                 if self._trainer.evaluation_due and step == self._trainer.cursor.step:
                     self._trainer.record(metrics)
-            case Grant(steps):
-                if self._place is not None:
-                    self._place.granted += steps
+            case Grant() as grant:
+                if self._place is not None and self._place.token is not None:
+                    self._place.token.take(grant)
+                    self._lodger.come()
+            case Vacate() | Occupy() as order:
+                self._lodger.hear(order)
+                if self._place is None or self._place.token is None or not self._place.token.has_turn:
+                    self._lodger.make_way()
             case Leave():
                 raise Left
         close_all(received.fds)
@@ -331,10 +348,17 @@ class Worker:
             torch.set_num_threads(said.threads)
         trainer.limits = said.limits
         try:
-            self._place = self._joiner.join(said, fds)
+            place = self._joiner.join(said, fds)
         except GivenUp as error:
             if not self._is_given_up():
                 raise Torn from error
+            return
+        if said.by_token:
+            baton = self._baton if said.size == 1 else None
+            place.token = Token(self._channel.send, baton, self._signal)
+            while self._grants:
+                place.token.take(self._grants.pop())
+        self._place = place
 
     def _refuse_if_torn(self) -> None:
         """The last update was given up half-way: what is here belongs to no step."""
@@ -356,6 +380,7 @@ class Worker:
     def _load(self, path: str, fds: tuple[int, ...]) -> None:
         self._place = None
         try:
+            self._lodger.unsettle()
             take_over(self._trainer, fds, path)
         except CheckpointError as error:
             self._channel.send(Broke("input", str(error), self._trainer.cursor.step))
@@ -366,7 +391,8 @@ class Worker:
 
     def _publish(self, fds: tuple[int, ...]) -> None:
         try:
-            publish(self._trainer, fds[0])
+            with self._lodger.readable():
+                publish(self._trainer, fds[0])
         except CheckpointError as error:
             self._channel.send(broke(error, self._trainer.cursor.step))
         else:
@@ -375,7 +401,8 @@ class Worker:
     def _save(self, *, is_best: bool = False) -> str | None:
         """Write a checkpoint; a full disk is told and does not end the training."""
         try:
-            return self._keeper.save(self._trainer, is_best=is_best)
+            with self._lodger.readable():
+                return self._keeper.save(self._trainer, is_best=is_best)
         except CheckpointError as error:
             self._channel.send(broke(error, self._trainer.cursor.step))
             return None

@@ -1,0 +1,161 @@
+"""The memory of one device whose jobs take turns under a cap: who is let in, who leaves for it; pure.
+
+A grant waits here until there is room for whom it is for. Who has not said yet what it needs is taken to need all of
+the cap: it loads, makes its first steps and is measured alone on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from carpool.runtime.residency import Need, Residents, plan
+from carpool.runtime.turns import Granted
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves(Generic[K]):
+    """Somebody has to give memory back: its scratch, or wholly its state too."""
+
+    who: K
+    wholly: bool
+
+
+@dataclass(slots=True)
+class Counts:
+    """How often a job that came to its turn was still on the device."""
+
+    turns: int = 0
+    hits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moves(Generic[K]):
+    """What is to be said now."""
+
+    told: list[Granted[K]]  # grants that have room
+    leave: list[Leaves[K]]
+    come: list[K]  # before their turn
+
+
+@dataclass(slots=True, eq=False)
+class Berths(Generic[K]):
+    """Who is on the device, and who waits for room there."""
+
+    capacity: int  # bytes
+    speculates: bool = True  # keeps those who may come again, and lets the next ones in while another computes
+    leaves_early: bool = True  # who computes gives its memory back without being asked once it is through
+    needs: dict[K, Need] = field(default_factory=dict)
+    counts: dict[K, Counts] = field(default_factory=dict)
+    _states: set[K] = field(default_factory=set)  # on the device, or on their way to or from it
+    _scratches: set[K] = field(default_factory=set)
+    _leaving: dict[K, bool] = field(default_factory=dict)  # told to, and not gone yet; wholly or not
+    _recent: list[K] = field(default_factory=list)  # the latest first
+    _waiting: list[Granted[K]] = field(default_factory=list)
+
+    @property
+    def taken(self) -> int:
+        """Bytes on the device, or on their way there, of those who have been measured."""
+        return self._taken_by_others(None)
+
+    @property
+    def room(self) -> int:
+        """Bytes that a newcomer may take, alone on the device."""
+        return max(0, self.capacity - self._fixed)
+
+    def measured(self, who: K, need: Need) -> None:
+        """Somebody said what it takes."""
+        self.needs[who] = need
+
+    def want(self, granted: Granted[K]) -> None:
+        """Somebody is next."""
+        self._waiting.append(granted)
+        counts = self.counts.setdefault(granted.who, Counts())
+        counts.turns += 1
+        counts.hits += granted.who in self._states and granted.who not in self._leaving
+
+    def left(self, who: K, *, wholly: bool) -> None:
+        """Somebody gave back what it was told to."""
+        if self._leaving.get(who) == wholly:
+            del self._leaving[who]
+        self._scratches.discard(who)
+        if wholly:
+            self._states.discard(who)
+
+    def give_up(self, who: K) -> None:
+        """Somebody will not use the grant that it may be waiting for."""
+        self._waiting = [granted for granted in self._waiting if granted.who != who]
+
+    def gone(self, who: K) -> None:
+        """Somebody's process has ended."""
+        self.give_up(who)
+        for group in (self._states, self._scratches):
+            group.discard(who)
+        self._leaving.pop(who, None)
+        self.needs.pop(who, None)
+        self._recent = [other for other in self._recent if other != who]
+
+    def moves(self, running: K | None, soon: K | None = None) -> Moves[K]:
+        """What to say, while somebody computes and somebody else will probably be next after those who wait here."""
+        made: Moves[K] = Moves([], [], [])
+        while self._waiting:
+            granted = self._waiting[0]
+            if not self.speculates and running not in {None, granted.who}:
+                return made
+            if not self._admit(granted.who, running, made.leave):
+                return made
+            del self._waiting[0]
+            self._recent = [granted.who, *(other for other in self._recent if other != granted.who)]
+            made.told.append(granted)
+        may_come = soon is not None and self.speculates and soon in self.needs and soon not in self._states
+        if may_come and soon is not None and running is not None and running in self.needs:
+            is_possible = soon in self._plan(running, soon).states
+            if is_possible and self._admit(soon, running, made.leave):
+                made.come.append(soon)
+        return made
+
+    def _admit(self, who: K, running: K | None, leave: list[Leaves[K]]) -> bool:
+        """Let somebody in if there is room; else say who has to leave for it."""
+        wanted = self._plan(running, who)
+        if who not in wanted.states:  # not beside the one that computes: that has to leave too, when it is through
+            wanted = self._plan(None, who)
+        if who not in wanted.states:  # larger than the cap: all others leave for it
+            wanted = Residents(frozenset(), frozenset())
+        for other in [*self._states]:
+            if other == who or (other == running and not self.leaves_early):
+                continue
+            wholly = other not in wanted.states
+            is_told = self._leaving.get(other, False) or (other in self._leaving and not wholly)
+            if not is_told and (wholly or (other in self._scratches and other not in wanted.scratches)):
+                self._leaving[other] = wholly
+                leave.append(Leaves(other, wholly))
+        is_alone = not self._states - {who}  # then it has all there is, whatever it needs
+        if who in self._leaving or not (
+            is_alone or self._taken_by_others(who) + self._need(who).whole <= self.capacity
+        ):
+            return False
+        self._states.add(who)
+        self._scratches.add(who)
+        return True
+
+    def _plan(self, running: K | None, who: K) -> Residents[K]:
+        now = Residents(frozenset(self._states), frozenset(self._scratches))
+        holder = running if running in self._states and running != who else None
+        needs = {each: self._need(each) for each in {*self._states, who, *self.needs}}
+        recent = [other for other in self._recent if other in needs] if self.speculates else []
+        return plan(self.capacity, needs, now, running=holder, coming=[who], recent=recent)
+
+    def _taken_by_others(self, who: K | None) -> int:
+        states = sum(self._need(each).state for each in self._states if each != who)
+        scratches = sum(self._need(each).scratch for each in self._scratches if each != who)
+        return states + scratches + self._fixed
+
+    @property
+    def _fixed(self) -> int:
+        return sum(need.fixed for need in self.needs.values())
+
+    def _need(self, who: K) -> Need:
+        return self.needs[who] if who in self.needs else Need(self.room)

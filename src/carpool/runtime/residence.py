@@ -1,0 +1,263 @@
+"""A training's memory on its device, which can leave and come back without a new address.
+
+The state lies in one flat region: weights and buffers first, what the optimizer remembers behind them. Parked, it lies
+in a pinned mirror on the host, and both regions, state and scratch, have no memory on the device. It comes back in two
+copies on a stream of its own: the forward pass waits for the weights, the update for the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from carpool.runtime.footprint import tighten_limit
+from carpool.runtime.proof import tensors_in
+from carpool.runtime.recorder import CudaRecorder
+from carpool.runtime.residency import CONTEXT, Need
+from carpool.runtime.trainer import Trainer
+from carpool.runtime.vmm import CudaRegion, HostRegion, Region, ScratchPool
+
+_ALIGN = 256  # bytes, as torch's own allocations
+_BITE = 32 << 20  # bytes: half a millisecond over PCIe
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """Where a tensor of the state lies."""
+
+    tensor: Tensor
+    start: int
+
+    def view(self, flat: Tensor) -> Tensor:
+        size = self.tensor.numel() * self.tensor.element_size()
+        typed = flat[self.start : self.start + size].view(self.tensor.dtype)
+        return typed.as_strided(self.tensor.size(), self.tensor.stride(), typed.storage_offset())
+
+
+class Residence:
+    """The memory of one trainer."""
+
+    def __init__(self, trainer: Trainer, state: Region, scratch: Region | None) -> None:
+        self._trainer = trainer
+        self._state = state
+        self._scratch = scratch  # None: there are no recordings
+        self._pieces: list[_Piece] = []
+        self._weights = 0  # bytes of the first part
+        self._flat: Tensor | None = None
+        self._mirror: Tensor | None = None
+        self._copies = _Copies(trainer.device)
+        self._is_clean = False  # the mirror holds what the device holds
+        self._reserved = 0  # bytes that torch held when it had given back what it only kept
+        self.out_s, self.unmap_s, self.map_s = (deque[float](maxlen=1000) for _ in range(3))
+        self.is_in = True  # the state
+        self.has_scratch = True
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the state lies in its region, so that it can be parked."""
+        return bool(self._pieces)
+
+    def settle(self) -> None:
+        """Move the state into the region, once a step has been made; recordings are made anew."""
+        model, optimizer = self._trainer.training.model, self._trainer.training.optimizer
+        if self._pieces:
+            return
+        remembered = [tensor for tensor in tensors_in(optimizer) if self._may_move(tensor)]
+        first = [tensor for tensor in (*model.parameters(), *model.buffers()) if self._may_move(tensor)]
+        pieces, end = _laid_out([*first, *remembered])
+        self._weights = pieces[len(first)].start if remembered else end
+        start = self._state.grow(end)
+        assert start == 0, "the region is this training's alone"
+        self._flat = self._state.bytes()
+        with torch.no_grad():
+            for piece in pieces:
+                view = piece.view(self._flat)
+                view.copy_(piece.tensor)
+                piece.tensor.data = view
+        self._pieces = pieces
+        self._mirror = torch.empty(end, dtype=torch.uint8, pin_memory=self._flat.is_cuda)
+        self._is_clean = False
+        if self._trainer.graphs is not None:
+            self._trainer.graphs.forget()
+        if self._flat.is_cuda:
+            torch.cuda.empty_cache()
+            tighten_limit(self._state.size, self._flat.device)
+
+    def _may_move(self, tensor: Tensor) -> bool:
+        """Whether a tensor fills its memory alone; any other stays where it is, and never parks."""
+        twin = torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format)
+        is_dense = twin.stride() == tensor.stride()  # preserved only where there are no holes and no overlaps
+        return tensor.device == self._trainer.device and is_dense and tensor.numel() > 0
+
+    def need(self) -> Need:
+        """What it takes on the device."""
+        scratch = self._scratch.size if self._scratch is not None else 0
+        return Need(self._state.size, scratch, self._fixed(scratch))
+
+    def _fixed(self, scratch: int) -> int:
+        """What torch holds beside the regions; what it only keeps for later goes back first."""
+        device = self._trainer.device
+        if device.type != "cuda":
+            return 0
+        if torch.cuda.memory_reserved(device) > self._reserved:
+            torch.cuda.empty_cache()
+            self._reserved = torch.cuda.memory_reserved(device)
+        return CONTEXT + max(0, self._reserved - scratch)
+
+    def leave(self, *, wholly: bool) -> None:
+        """Give the scratch back, and wholly the state too; all that was begun on the device must have ended."""
+        began = time.perf_counter()
+        goes = wholly and self.is_in and self._flat is not None and self._mirror is not None
+        if goes and not self._is_clean:
+            assert self._mirror is not None
+            assert self._flat is not None
+            self._mirror.copy_(self._flat[: self._mirror.numel()], non_blocking=True)
+        if self._scratch is not None and self.has_scratch and self._scratch.size:
+            self._scratch.unmap()
+        self.has_scratch = False
+        if goes:
+            self._copies.await_all()
+            copied = time.perf_counter()
+            self._state.unmap()
+            self.is_in, self._is_clean = False, True
+            self.out_s.append(copied - began)
+            self.unmap_s.append(time.perf_counter() - copied)
+
+    def come_back(self) -> None:
+        """Have memory again, and begin to copy the state into it."""
+        began = time.perf_counter()
+        if self._scratch is not None and not self.has_scratch and self._scratch.size:
+            self._scratch.map()
+        self.has_scratch = True
+        if self.is_in or self._flat is None or self._mirror is None:
+            return
+        self._state.map()
+        self.map_s.append(time.perf_counter() - began)
+        self._copies.begin(self._flat, self._mirror, self._weights)
+        self.is_in = True
+
+    def story(self) -> str:
+        """How it left and came, in words; nothing if it never did."""
+        if not self.map_s:
+            return ""
+        out, unmap, again = (1e3 * median(times) for times in (self.out_s, self.unmap_s, self.map_s))
+        return (
+            f"its state of {self._state.size / 1e6:.0f} MB left the device {len(self.out_s)} times; medians: "
+            f"{out:.2f} ms to copy it out, {unmap:.2f} ms to give memory back, {again:.2f} ms to have it again"
+        )
+
+    def unsettle(self) -> None:
+        """Let the state lie anywhere again, so that another can take its place."""
+        self.come_back()
+        self.await_rest()
+        with torch.no_grad():
+            for piece in self._pieces:
+                piece.tensor.data = piece.tensor.detach().clone()
+        self._copies.await_all()
+        self._pieces, self._flat, self._mirror = [], None, None
+        self._state.clear()
+
+    def change(self) -> None:
+        """The state is about to be changed."""
+        self._is_clean = False
+
+    def await_weights(self) -> None:
+        """What the device is told from now on finds the weights in their place."""
+        self._copies.await_weights()
+
+    def await_rest(self) -> None:
+        """So it does all of the state."""
+        self._copies.await_rest()
+
+    @contextmanager
+    def readable(self) -> Iterator[None]:
+        """Let the state be read, wherever it lies."""
+        if self.is_in:
+            self.await_rest()
+            yield
+            return
+        assert self._mirror is not None
+        assert self._flat is not None
+        with torch.no_grad():
+            for piece in self._pieces:
+                piece.tensor.data = piece.view(self._mirror)
+            try:
+                yield
+            finally:
+                for piece in self._pieces:
+                    piece.tensor.data = piece.view(self._flat)
+
+
+class _Copies:
+    """Copies from the host that run beside the device's other work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._is_cuda = device.type == "cuda"
+        self._awaits_weights = self._awaits_rest = False
+        if self._is_cuda:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._weights_here = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._rest_here = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def begin(self, flat: Tensor, mirror: Tensor, weights: int) -> None:
+        """Copy a mirror's first bytes and then the others."""
+        end = mirror.numel()
+        if not self._is_cuda:
+            flat[:end].copy_(mirror)
+            return
+        with torch.cuda.stream(self._stream):
+            flat[:weights].copy_(mirror[:weights], non_blocking=True)
+            self._weights_here.record(self._stream)
+            # In pieces: else the forward pass's own small copies would stand behind all of it at the copy engine.
+            for start in range(weights, end, _BITE):
+                stop = min(end, start + _BITE)
+                flat[start:stop].copy_(mirror[start:stop], non_blocking=True)
+            self._rest_here.record(self._stream)
+        self._awaits_weights = self._awaits_rest = True
+
+    def await_weights(self) -> None:
+        if self._awaits_weights:
+            self._awaits_weights = False
+            torch.cuda.current_stream(self._device).wait_event(self._weights_here)
+
+    def await_rest(self) -> None:
+        self.await_weights()
+        if self._awaits_rest:
+            self._awaits_rest = False
+            torch.cuda.current_stream(self._device).wait_event(self._rest_here)
+
+    def await_all(self) -> None:
+        """Return when everything on the device has been done."""
+        if self._is_cuda:
+            torch.cuda.synchronize(self._device)
+
+
+def residence_of(trainer: Trainer, *, loosely: bool) -> Residence:
+    """The residence of a trainer on its device, with the memory of its recordings; it must not have made any yet."""
+    device = trainer.device
+    if device.type != "cuda":
+        return Residence(trainer, HostRegion(), None)
+    reserve = torch.cuda.get_device_properties(device).total_memory
+    state = CudaRegion(device, reserve)
+    if trainer.graphs is None:
+        return Residence(trainer, state, None)
+    scratch = CudaRegion(device, reserve)
+    trainer.graphs = trainer.recorded_by(CudaRecorder(device, ScratchPool(scratch)), loosely=loosely)
+    return Residence(trainer, state, scratch)
+
+
+def _laid_out(tensors: list[Tensor]) -> tuple[list[_Piece], int]:
+    """Tensors one behind another, and where they end."""
+    pieces, start = [], 0
+    for tensor in tensors:
+        pieces.append(_Piece(tensor, start))
+        start += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
+    return pieces, start

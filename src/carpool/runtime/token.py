@@ -1,0 +1,94 @@
+"""A worker's side of the turns: what its grants let it do, and how it hands the device on.
+
+`ask` while nothing is granted; `begins` before a step; `last` when its kernels are on their way; `done` after it. With
+a baton, the next one is chosen while the last step runs and takes over without the executor; without one, or in
+company, every grant is asked for and ends with the next question.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Callable
+
+from carpool.runtime.baton import Baton, Signal
+from carpool.runtime.protocol import Asked, Ending, Grant, Message, Passed
+
+
+class Token:
+    """The grants of one worker in one formation."""
+
+    def __init__(self, say: Callable[[Message], None], baton: Baton | None, signal: Signal | None) -> None:
+        self._say = say
+        self._baton = baton
+        self._signal = signal
+        self._grants: deque[Grant] = deque()
+        self._number = 0  # of the grant that holds
+        self.left = 0  # steps of it
+        self._has_asked = False
+
+    def take(self, grant: Grant) -> None:
+        """Something was granted."""
+        if self.left and self._number and grant.after == self._number:  # it comes after itself
+            self.left += grant.steps
+            self._number, self._has_asked = grant.number, False
+        else:
+            self._grants.append(grant)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether a grant has to be handed on before anything else, once the device is through with its steps."""
+        return bool(self._number) and not self.left
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether it computes, or may begin to without being told again."""
+        return bool(self.left or self._number or self._grants)
+
+    def hand_on(self) -> None:
+        """The device is through."""
+        assert self._baton is not None
+        self._baton.reach(self._number)
+        self._say(Passed(self._number))
+        self._number = 0
+
+    def begins(self, step: int) -> bool:
+        """Whether a step may begin now; asks for it if that has not been done."""
+        if not self.left and self._grants and self._is_next(self._grants[0]):
+            grant = self._grants.popleft()
+            self.left, self._has_asked = grant.steps, False
+            if self._baton is not None:
+                self._number = grant.number
+        if not self.left and not self._grants and not self._has_asked:
+            self._say(Asked(step))
+            self._has_asked = True
+        return self.left > 0
+
+    def last(self) -> None:
+        """Most of a step's work has been said to the device: if it is the last one, others may make ready."""
+        if self._number and self.left == 1 and not self._grants:
+            self._say(Ending(self._number))
+            self._has_asked = True
+
+    def done(self, *, is_idle: bool) -> None:
+        """A step was made; ``is_idle``: nothing but another step follows, so that the device can hand itself on."""
+        self.left -= 1
+        if self.is_spent and is_idle and self._signal is not None:
+            self._signal.reach(self._number)
+
+    def wait(self, ear: int) -> None:
+        """Wait until the baton may have moved, or something can be heard at a descriptor."""
+        poll = select.poll()
+        poll.register(ear, select.POLLIN)
+        if self._grants and self._baton is not None:
+            poll.register(self._baton.bell, select.POLLIN)
+        if any(fd != ear for fd, _ in poll.poll()) and self._baton is not None:
+            self._baton.hush()
+
+    def _is_next(self, grant: Grant) -> bool:
+        if self._baton is None or self._baton.has_reached(grant.after):
+            return True
+        if self._signal is None:
+            return False
+        self._signal.hold_until(grant.after)
+        return True

@@ -1,0 +1,130 @@
+"""A worker's turns: what it says, when it may begin, and how the device goes to the next one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from carpool.runtime.baton import Baton, new_baton
+from carpool.runtime.protocol import Asked, Ending, Grant, Message, Passed
+from carpool.runtime.token import Token
+
+
+@pytest.fixture
+def baton() -> Iterator[Baton]:
+    made = Baton(*new_baton())
+    yield made
+    made.close()
+
+
+class FakeSignal:
+    """Notes what a device was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def hold_until(self, number: int) -> None:
+        self.told.append(("hold", number))
+
+    def reach(self, number: int) -> None:
+        self.told.append(("reach", number))
+
+
+def test_without_a_baton_every_grant_is_asked_for() -> None:
+    said: list[Message] = []
+    token = Token(said.append, None, None)
+    assert not token.begins(0)
+    assert not token.begins(0)
+    token.take(Grant(2, 1, 0))
+    for step in (0, 1):
+        assert token.begins(step)
+        token.last()
+        token.done(is_idle=True)
+    assert not token.is_spent
+    assert not token.begins(2)
+    assert said == [Asked(0), Asked(2)]
+
+
+def test_the_last_step_is_announced_and_the_device_handed_on(baton: Baton) -> None:
+    said: list[Message] = []
+    token = Token(said.append, baton, None)
+    token.begins(0)
+    token.take(Grant(2, 7, 0))
+    for step in (0, 1):
+        assert token.begins(step)
+        token.last()
+        token.done(is_idle=True)
+    assert token.is_spent
+    assert not baton.has_reached(7)
+    token.hand_on()
+    assert baton.has_reached(7)
+    assert not token.begins(2)
+    assert said == [Asked(0), Ending(7), Passed(7)], "it has asked with its last step"
+
+
+def test_nobody_begins_before_the_grant_in_front_has_ended(baton: Baton) -> None:
+    token = Token(lambda message: None, baton, None)
+    token.take(Grant(1, 3, 2))
+    assert not token.begins(0)
+    baton.reach(1)
+    assert not token.begins(0)
+    baton.reach(2)
+    assert token.begins(0)
+
+
+def test_who_comes_after_itself_goes_on_without_a_stop(baton: Baton) -> None:
+    said: list[Message] = []
+    token = Token(said.append, baton, None)
+    token.take(Grant(1, 1, 0))
+    assert token.begins(0)
+    token.last()
+    token.take(Grant(2, 2, 1))
+    token.done(is_idle=True)
+    assert token.left == 2
+    for _ in range(2):
+        assert token.begins(1)
+        token.last()
+        token.done(is_idle=True)
+    assert token.is_spent
+    assert said == [Ending(1), Ending(2)]
+
+
+def test_a_device_waits_and_hands_on_by_itself(baton: Baton) -> None:
+    signal = FakeSignal()
+    token = Token(lambda message: None, baton, signal)
+    token.take(Grant(1, 5, 4))
+    assert token.begins(0), "the host may go ahead, the device will not"
+    token.last()
+    token.done(is_idle=True)
+    assert signal.told == [("hold", 4), ("reach", 5)]
+
+
+def test_a_device_that_has_more_to_do_is_handed_on_by_its_host(baton: Baton) -> None:
+    signal = FakeSignal()
+    token = Token(lambda message: None, baton, signal)
+    token.take(Grant(1, 1, 0))
+    assert token.begins(0)
+    token.done(is_idle=False)
+    assert signal.told == []
+    assert token.is_spent
+
+
+def test_who_waits_is_woken_by_the_bell(baton: Baton) -> None:
+    other = Baton(*baton.descriptors)
+    token = Token(lambda message: None, baton, None)
+    token.take(Grant(1, 2, 1))
+    ear, mouth = new_baton()  # an ear into which nobody speaks
+    ringing = threading.Thread(target=lambda: other.reach(1))
+    ringing.start()
+    while not token.begins(0):
+        token.wait(mouth)
+    ringing.join()
+    Baton(ear, mouth).close()
+
+
+def test_a_baton_never_goes_back(baton: Baton) -> None:
+    baton.reach(5)
+    baton.reach(3)
+    assert baton.has_reached(5)
