@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.live import Measured
 from carpool.backends.shelf import Shelf, place_for, save
-from carpool.backends.writeback import with_rates
+from carpool.backends.stopwatch import Setting, Timed
+from carpool.backends.writeback import learned
 from carpool.core.model import JobId, Kind
 from carpool.core.topology import Placement
-from carpool.predictors.profile import Measurement, Profile
+from carpool.predictors.profile import Costs, Measurement, Profile
 from carpool.predictors.profile_file import write_profile
 from carpool.runtime.entryfile import source_digest
 from carpool.runtime.program import Program
@@ -76,21 +76,43 @@ def test_made_profiles_come_before_those_of_runs_and_damaged_ones_count_for_noth
     assert found[1] == made
 
 
-def test_a_run_writes_down_how_fast_it_was(program: Program, profile: Profile) -> None:
-    two = Placement(((Kind("cpu1"), 2),))
-    shared = Placement(((Kind("cpu1"), 1),), 0.5)
-    rates = {ONE: Measured(20.0, 2.0, 7), two: Measured(30.0), shared: Measured(1.0)}
-    sized = Sized(JobId("a"), 50, 8, 80)
-    new = with_rates(None, program, sized, rates)
-    assert (new.key, new.total_steps()) == (profile.key, 50)
-    assert [(each.devices, each.step_s) for each in new.measurements] == [(1, 0.05), (2, pytest.approx(1 / 30))]
-    kept = with_rates(profile, program, sized, rates)
-    assert (kept.measurements[0].step_s, kept.measurements[0].peak_bytes) == (0.05, 100)
-    assert len(kept.measurements) == 2
+def times(step_s: float, steps: int = 10) -> Timed:
+    timed = Timed()
+    timed.add(steps, steps * step_s)
+    return timed
+
+
+SIZED = Sized(JobId("a"), 50, 8, 80)
+
+
+def test_a_run_writes_down_how_fast_it_was_and_what_moves_cost(program: Program, profile: Profile) -> None:
+    two, shared = Placement(((Kind("cpu1"), 2),)), Placement(((Kind("cpu1"), 1),), 0.5)
+    unlike = Placement(((Kind("cpu1"), 1), (Kind("cpu2"), 1)))
+    timed = {
+        Setting(ONE): times(0.05),
+        Setting(two): times(0.04),
+        Setting(shared, ("dir/other.py:main",)): times(0.2),
+        Setting(shared, ("a", "b")): times(9.0),  # a profile has no words for two neighbours,
+        Setting(unlike): times(9.0),  # or unlike devices
+    }
+    new = learned(None, program, SIZED, timed, Costs(0.5, None, 0.25))
+    assert (new.key, new.total_steps(), new.costs) == (profile.key, 50, Costs(0.5, None, 0.25))
+    seen = [(each.devices, each.share, each.beside, each.step_s) for each in new.measurements]
+    assert seen == [(1, 1.0, "", 0.05), (2, 1.0, "", 0.04), (1, 0.5, "other.py:main", 0.2)]
+
+
+def test_what_was_known_counts_by_its_steps_and_keeps_what_only_a_profiler_sees(
+    program: Program, profile: Profile
+) -> None:
+    (first,) = profile.measurements
+    before = replace(profile, measurements=(replace(first, steps=30),), start_s=7.0, resize_s=3.0)
+    kept = learned(before, program, SIZED, {Setting(ONE): times(0.02, 10)}, Costs(start_s=1.0))
+    (each,) = kept.measurements
+    assert (each.step_s, each.steps, each.peak_bytes) == (pytest.approx(0.08), 40, 100)
+    assert kept.costs == Costs(1.0, 3.0, None)
 
 
 def test_a_profile_of_another_file_is_not_mixed_with_this_one(program: Program, profile: Profile) -> None:
-    old = replace(profile, source="older")
-    assert (
-        with_rates(old, program, Sized(JobId("a"), 50, 8, 80), {ONE: Measured(20.0)}).measurements[0].peak_bytes is None
-    )
+    old = replace(profile, source="older", start_s=9.0)
+    new = learned(old, program, SIZED, {Setting(ONE): times(0.05)}, Costs())
+    assert (new.measurements[0].peak_bytes, new.start_s) == (None, None)

@@ -57,7 +57,7 @@ def test_every_figure_rests_on_something(capsys: pytest.CaptureFixture[str], pro
     assert document["schema"] == 1
     a, b, shell = document["jobs"]
     assert list(a) == KEYS
-    assert (a["start_s"], a["end_s"], a["steps"], a["basis"]) == (0.0, pytest.approx(11.0), 100.0, "measured")
+    assert (a["start_s"], a["end_s"], a["steps"], a["basis"]) == (0.0, pytest.approx(11.1), 100.0, "measured")
     assert a["end_range_s"][0] < 11.0 < a["end_range_s"][1]
     assert a["allocations"][0]["devices"] == ["cpu:0"]
     assert b["start_s"] == a["end_s"]  # it comes after

@@ -32,7 +32,6 @@ class Measured:
 
     mean: float
     spread: float = 0.0
-    count: int = 1
 
 
 class Live:
@@ -164,7 +163,6 @@ class Live:
         else:
             known.spread += _LATEST * (abs(report.rate - known.mean) - known.spread)
             known.mean += _LATEST * (report.rate - known.mean)
-            known.count += 1
         self._lessons += 1
 
     def learning(self, job: JobId, steps: float) -> tuple[float, float] | None:

@@ -14,7 +14,8 @@ from carpool.backends.live import Live
 from carpool.backends.local import Ending, Link, LocalBackend, Pace, WallPace
 from carpool.backends.resuming import check_unchanged, facts_of_return, returned
 from carpool.backends.runfolder import PROFILE, RunFolder, Settings
-from carpool.backends.writeback import with_rates
+from carpool.backends.stopwatch import Stopwatch
+from carpool.backends.writeback import learned
 from carpool.core.errors import InputError
 from carpool.core.journal import Header
 from carpool.core.messages import Fact, JobSubmitted, NodeJoined, ProgressReported, Record
@@ -76,7 +77,8 @@ class LocalRun:
         self._events: dict[JobId, EventFile] = {}
         self._journal: JournalFile | None = None
         self._backend: LocalBackend | None = None
-        self._followers: tuple[Observer, ...] = (self.metrics, self.ledger, self.live, *observers)
+        self._stopwatch = Stopwatch(self.header.cluster)
+        self._followers: tuple[Observer, ...] = (self.metrics, self.ledger, self.live, self._stopwatch, *observers)
         self._copy = None if copy is None else JournalFile.create(copy, self.header)  # where the user wants one too
         if self._copy is not None:
             self._followers += (self._copy,)
@@ -112,7 +114,7 @@ class LocalRun:
         finally:
             for journal in filter(None, (self._journal, self._copy)):
                 journal.close()
-            self._keep_measured()
+            self._keep_learned()
 
     def interrupt(self) -> None:
         """Stop with checkpoints; a second time, at once."""
@@ -148,17 +150,19 @@ class LocalRun:
                 row = {"at_s": round(at, 3), "step": step, "metrics": dict(metrics)}
                 self.folder.append(job, "metrics.jsonl", row)
                 self._events_of(job).add(step, metrics)
-            case Outcome():
+            case Outcome(job=job, steps=steps):
                 self.ledger.close(report)
+                self._stopwatch.ended(job, steps)
                 self.folder.keep_outcome(report)
 
-    def _keep_measured(self) -> None:
-        """Write down for later runs how fast the jobs were; rates beside neighbours say too little of others."""
-        for spec, program in () if self.asked.policy.shares_devices else self.asked.jobs:
-            rates, sized = self.live.rates(spec.id), self._sized.get(spec.id)
-            if rates and sized is not None and sized.batch_size and program.entry:
+    def _keep_learned(self) -> None:
+        """Write down for later runs how fast the jobs were, alone and together, and what their moves cost."""
+        for spec, program in self.asked.jobs:
+            timed, sized = self._stopwatch.timed(spec.id), self._sized.get(spec.id)
+            if timed and sized is not None and sized.batch_size and program.entry:
                 before = self._profiles.get(spec.id)
-                profile = with_rates(None if before is None else before.profile, program, sized, rates)
+                known = None if before is None else before.profile
+                profile = learned(known, program, sized, timed, self._stopwatch.costs(spec.id))
                 with contextlib.suppress(InputError):  # a full disk takes nothing from the result
                     write_profile(replace(profile, version=self.asked.version), self.folder.job(spec.id) / PROFILE)
 

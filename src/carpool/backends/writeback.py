@@ -5,18 +5,20 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
 
-from carpool.backends.live import Measured
-from carpool.core.topology import Placement
-from carpool.predictors.profile import Measurement, Profile, merged, short_entry
+from carpool.backends.stopwatch import Setting, Timed
+from carpool.predictors.profile import Costs, Measurement, Profile, merged, setting, short_entry
 from carpool.runtime.entryfile import source_digest
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Sized
 
 
-def with_rates(before: Profile | None, program: Program, sized: Sized, rates: Mapping[Placement, Measured]) -> Profile:
-    """The profile there was, or a new one, with the rates of a run on whole devices of one kind."""
+def learned(
+    before: Profile | None, program: Program, sized: Sized, timed: Mapping[Setting, Timed], costs: Costs
+) -> Profile:
+    """The profile there was, or a new one, with what a run has seen on devices of one kind, alone or beside one job."""
     source = source_digest(program.entry, Path(program.folder))
     if before is None or before.source != source or before.machine != platform.node():
         before = Profile(
@@ -28,32 +30,39 @@ def with_rates(before: Profile | None, program: Program, sized: Sized, rates: Ma
             stop_steps=sized.total_steps,
             machine=platform.node(),
         )
+    known = {setting(each): each for each in before.measurements}
     seen = [
-        Measurement(
-            placement.groups[0][0],
-            placement.num_devices,
-            placement.batch_size or sized.batch_size,
-            exact=program.exact,
-            steps=measured.count,
-            step_s=1.0 / measured.mean,
-            step_spread_s=measured.spread / measured.mean**2,
-        )
-        for placement, measured in rates.items()
-        if len(placement.groups) == 1 and placement.fraction == 1.0 and measured.mean > 0.0
+        _joined(known.get(setting(each)), each)
+        for where, times in timed.items()
+        if (each := _measurement(program, sized, where, times)) is not None
     ]
-    known = {
-        (each.kind, each.devices, each.batch_size, each.exact): each for each in before.measurements if _plain(each)
-    }
-    seen = [_joined(known.get((each.kind, each.devices, each.batch_size, each.exact)), each) for each in seen]
-    return replace(before, measurements=merged(before.measurements, seen))
+    costs = costs.over(before.costs)
+    return replace(before, measurements=merged(before.measurements, seen), **costs._asdict())
 
 
-def _plain(each: Measurement) -> bool:
-    return each.share == 1.0 and not each.beside
+def _measurement(program: Program, sized: Sized, where: Setting, times: Timed) -> Measurement | None:
+    placement = where.placement
+    if len(placement.groups) > 1 or len(where.beside) > 1:
+        return None  # a profile has no words for it
+    return Measurement(
+        placement.groups[0][0],
+        placement.num_devices,
+        placement.batch_size or sized.batch_size,
+        share=placement.fraction,
+        exact=program.exact,
+        beside=short_entry(where.beside[0]) if where.beside else "",
+        steps=int(times.steps),
+        step_s=times.step_s,
+        step_spread_s=times.spread_s,
+    )
 
 
 def _joined(old: Measurement | None, new: Measurement) -> Measurement:
-    """The new times beside what only a profiler can measure."""
-    if old is None:
-        return new
-    return replace(old, steps=new.steps, step_s=new.step_s, step_spread_s=new.step_spread_s)
+    """Both times, weighed by their steps, beside what only a profiler can measure."""
+    if old is None or old.step_s is None or new.step_s is None:
+        return new if old is None else replace(old, steps=new.steps, step_s=new.step_s, step_spread_s=new.step_spread_s)
+    steps = max(1, old.steps) + new.steps
+    portion = new.steps / steps
+    spread = sqrt((1.0 - portion) * (old.step_spread_s or 0.0) ** 2 + portion * (new.step_spread_s or 0.0) ** 2)
+    step_s = (1.0 - portion) * old.step_s + portion * new.step_s
+    return replace(old, steps=steps, step_s=step_s, step_spread_s=spread)

@@ -15,13 +15,14 @@ from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.policy import Policy
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.belief import ProfileBelief
+from carpool.predictors.profile import Costs
 from carpool.runtime.devices import LocalDevice, as_cluster
 from carpool.runtime.jobfile import Listed
 from carpool.sim.run import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.believed import BelievedWorld
 
-START_S, RESIZE_S = 1.0, 0.2  # where unknown: a worker's way to its first step; always: a change of devices
+USUAL = Costs(start_s=1.0, resize_s=0.2, end_s=0.1)  # of jobs of which that is not known
 GUESSED_S = 120.0  # length on one device of a job of which nothing is known
 _DRAWS = 40
 _LOW, _HIGH = 0.1, 0.9  # quantiles of what is told as the range of an end
@@ -69,11 +70,11 @@ def foresee(
         _with_length(spec, program.time_limit_s, totals[spec.id], cluster, devices, profiles) for spec, program in jobs
     ]
 
-    starts = {job: belief.profile.start_s for job, belief in profiles.items() if belief.profile.start_s is not None}
+    costs = {job: belief.profile.costs for job, belief in profiles.items()}
 
     def run(luck: Mapping[JobId, float]) -> tuple[Ledger, Summary, Live]:
         live = Live(cluster, speeds_of(devices), profiles)
-        world = BelievedWorld(live, luck, START_S, starts, RESIZE_S)
+        world = BelievedWorld(live, luck, costs, USUAL)
         ledger = Ledger()
         metrics = simulate([Arrival(0.0, spec) for spec in specs], cluster, policy, world, observers=(ledger,))
         return ledger, metrics.summary(), live

@@ -12,7 +12,7 @@ from rich.table import Table
 from carpool import __version__
 from carpool.backends.ledger import Account
 from carpool.cli.board import held
-from carpool.cli.forecast import RESIZE_S, START_S, Forecast, Foreseen
+from carpool.cli.forecast import USUAL, Forecast, Foreseen
 from carpool.cli.result import Json, as_allocation
 from carpool.runtime.devices import LocalDevice
 from carpool.sim.report.units import duration
@@ -33,7 +33,7 @@ def as_document(forecast: Forecast, policy: str, devices: Sequence[LocalDevice])
         "avg_jct_s": _number(figures.avg_jct_s),
         "weighted_jct_s": _number(figures.weighted_jct_s),
         "utilisation": {"device": _number(figures.utilisation)},
-        "assumed": {"start_s": START_S, "resize_s": RESIZE_S},
+        "assumed": USUAL._asdict(),
         "jobs": [_job(job, dict(forecast.names)) for job in forecast.jobs],
     }
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from carpool.predictors.memory import MemoryModel
 from carpool.predictors.step_time import StepTime
@@ -50,6 +50,18 @@ class NoiseSeen:
     steps: int
 
 
+class Costs(NamedTuple):
+    """Seconds in which a job makes no steps; None where that is not known."""
+
+    start_s: float | None = None  # from the order that gives it devices to its first step at full pace
+    resize_s: float | None = None  # from the order that gives it other devices
+    end_s: float | None = None  # from its last step to its end: evaluation, checkpoint
+
+    def over(self, others: Costs) -> Costs:
+        """These, and others where these are not known."""
+        return Costs(*[other if mine is None else mine for mine, other in zip(self, others, strict=True)])
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Everything that is known of one entry with its arguments."""
@@ -63,7 +75,9 @@ class Profile:
     stop_epochs: int | None = None
     measurements: tuple[Measurement, ...] = ()
     noise: NoiseSeen | None = None
-    start_s: float | None = None  # from a new process to the end of its first step
+    start_s: float | None = None  # this and the next two: see `Costs`
+    resize_s: float | None = None
+    end_s: float | None = None
     version: str = ""  # of carpool
     machine: str = ""
 
@@ -71,6 +85,11 @@ class Profile:
     def key(self) -> str:
         """The same for the same entry with the same arguments."""
         return profile_key(self.entry, self.args)
+
+    @property
+    def costs(self) -> Costs:
+        """What its starts, moves and ends take."""
+        return Costs(self.start_s, self.resize_s, self.end_s)
 
     @property
     def kinds(self) -> tuple[str, ...]:

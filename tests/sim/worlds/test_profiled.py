@@ -1,5 +1,6 @@
 """Worlds in which profiles, or any other beliefs, are the truth."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from carpool.core.messages import ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.registry import parse_policy
-from carpool.predictors.profile import Measurement, Profile
-from carpool.predictors.profile_file import write_profile
+from carpool.predictors.profile import Costs, Measurement, Profile
+from carpool.predictors.profile_file import read_profile, write_profile
 from carpool.sim.run import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds import parse_world
@@ -77,11 +78,27 @@ def test_an_empty_folder_is_told(tmp_path: Path) -> None:
 def test_luck_makes_a_job_faster_than_those_who_plan_believe() -> None:
     job = JobSpec(JobId("a"), work=10.0)
     cluster = Cluster.build([(1, 1, "cpu1")])
-    assert makespan(BelievedWorld(Declared(), start_s=1.0), cluster, job) == pytest.approx(11.0)
-    assert makespan(BelievedWorld(Declared(), start_s=1.0, starts_s={job.id: 3.0}), cluster, job) == pytest.approx(13.0)
     assert makespan(BelievedWorld(Declared(), {job.id: 2.0}), cluster, job) == pytest.approx(5.0)
     with pytest.raises(InputError, match="no length"):
         makespan(BelievedWorld(Declared()), cluster, JobSpec(JobId("b")))
+
+
+@pytest.mark.parametrize(("known", "length"), [({}, 11.5), ({"start_s": 3.0}, 13.5), ({"end_s": 2.0}, 13.0)])
+def test_starts_and_ends_cost_what_is_known_of_a_job_else_what_is_usual(
+    known: dict[str, float], length: float
+) -> None:
+    job, cluster = JobSpec(JobId("a"), work=10.0), Cluster.build([(1, 1, "cpu1")])
+    world = BelievedWorld(Declared(), costs={job.id: Costs(**known)}, usual=Costs(1.0, 0.2, 0.5))
+    assert makespan(world, cluster, job) == pytest.approx(length)
+
+
+def test_profiles_charge_starts_and_ends_as_they_were_seen(folder: Path) -> None:
+    path = next(folder.glob("*.json"))
+    write_profile(replace(read_profile(path), start_s=2.0, resize_s=0.5, end_s=0.25), path)
+    world, job = ProfileWorld.load(path), JobSpec(JobId("a"))
+    assert makespan(world, Cluster.build([(1, 1, "cpu1")]), job) == pytest.approx(12.25)
+    one, two = (Placement(((Kind("cpu1"), count),)) for count in (1, 2))
+    assert (world.price(job, None, one), world.price(job, one, two)) == (2.0, 0.5)
 
 
 def test_what_is_learned_in_a_believed_world_does_not_change_its_truth() -> None:

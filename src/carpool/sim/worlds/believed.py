@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from math import inf
 
 from carpool.core.errors import InputError
 from carpool.core.estimates import Estimator
 from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
+from carpool.predictors.profile import Costs
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, Signs
 
 
 @dataclass(frozen=True, slots=True)
 class BelievedWorld:
-    """The estimator's means are the rates, in the units of its own; `luck` makes single jobs faster or slower."""
+    """The estimator's means are the rates, in the units of its own; `luck` makes single jobs faster or slower.
+
+    What a job does after its last unit of work is one unit more, at a rate that makes it last `end_s`.
+    """
 
     belief: Estimator
     luck: Mapping[JobId, float] = field(default_factory=dict)  # true rate over believed rate; 1 where not named
-    start_s: float = 0.0
-    starts_s: Mapping[JobId, float] = field(default_factory=dict)  # of jobs of which it is known
-    resize_s: float = 0.0
+    costs: Mapping[JobId, Costs] = field(default_factory=dict)  # of jobs of which they are known
+    usual: Costs = Costs(0.0, 0.0, 0.0)  # of the others
 
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
         """Everything as it is; a job without a length cannot be run here."""
@@ -32,17 +36,22 @@ class BelievedWorld:
         return arrivals, cluster
 
     def work(self, spec: JobSpec) -> float:
-        """What the spec says."""
+        """What the spec says, and its end."""
         assert spec.work is not None, "`prepare` refuses jobs without a length"
-        return spec.work
+        return spec.work + (1.0 if self._costs(spec).end_s else 0.0)
 
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
         """What is believed, and luck."""
-        return Pace(self.belief.rate(spec, placement).mean * self.luck.get(spec.id, 1.0))
+        end_s, work = self._costs(spec).end_s, spec.work
+        assert work is not None, "`prepare` refuses jobs without a length"
+        if end_s and done >= work:
+            return Pace(1.0 / end_s)
+        return Pace(self.belief.rate(spec, placement).mean * self.luck.get(spec.id, 1.0), work if end_s else inf)
 
     def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """What is known of the job's start, else fixed prices."""
-        return self.starts_s.get(spec.id, self.start_s) if before is None else self.resize_s
+        """What is known of the job, else what is usual."""
+        costs = self._costs(spec)
+        return (costs.start_s if before is None else costs.resize_s) or 0.0
 
     def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
         """Nothing to see."""
@@ -55,3 +64,6 @@ class BelievedWorld:
     def estimator(self) -> Estimator:
         """Those who plan believe the same at first; what they learn must not change the truth."""
         return deepcopy(self.belief)
+
+    def _costs(self, spec: JobSpec) -> Costs:
+        return self.costs.get(spec.id, self.usual).over(self.usual)

@@ -22,7 +22,7 @@ class ProfileWorld:
     """Work is counted in seconds alone on the devices asked for, of the first kind that a job's profile knows.
 
     A trace names a model by its entry (``digits.py:mlp``) or by the function alone (``mlp``); a trace without models
-    means the only profile there is. Nothing costs anything: prices are not part of a profile.
+    means the only profile there is. Starts, moves and ends cost what the profile has seen them cost.
     """
 
     profiles: Mapping[str, ProfileBelief]  # by entry, and by function where that is unambiguous
@@ -58,8 +58,9 @@ class ProfileWorld:
         return Pace(self.rate(spec, placement).mean)
 
     def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """Nothing."""
-        return 0.0
+        """What a start or a move was seen to cost; nothing where it was never seen."""
+        costs = self.of(spec).profile.costs
+        return (costs.start_s if before is None else costs.resize_s) or 0.0
 
     def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
         """The noise scale, where it was measured."""
@@ -106,7 +107,7 @@ class ProfileWorld:
                 way_out="Give the trace a column work_s.",
             )
         if spec.work is None and steps is not None:
-            spec = replace(spec, work=steps / self._reference(spec))
+            spec = replace(spec, work=steps / self._reference(spec) + (profile.end_s or 0.0))
         return spec if spec.memory_bytes else replace(spec, memory_bytes=self.of(spec).memory(spec))
 
 

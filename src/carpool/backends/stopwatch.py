@@ -1,0 +1,203 @@
+"""What a run shows of its jobs: steps and seconds in every setting, and what starts, changes and ends cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import median
+from typing import NamedTuple
+
+from carpool.core.messages import (
+    AssignApplied,
+    Change,
+    Fact,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    ProgressReported,
+    Record,
+)
+from carpool.core.model import Allocation, JobId
+from carpool.core.topology import Cluster, Placement
+from carpool.predictors.profile import Costs
+
+_LEAVE = (JobFinished, JobFailed, JobCancelled, JobCrashed, JobPaused)
+
+
+class Setting(NamedTuple):
+    """All that a rate depends on: where a job is, and which models are on its devices with it."""
+
+    placement: Placement
+    beside: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Timed:
+    """Steps and seconds between reports that followed each other in one setting."""
+
+    steps: float = 0.0
+    seconds: float = 0.0
+    intervals: int = 0
+    _squares: float = 0.0  # Σ n·x² over intervals of n steps at x seconds each
+
+    def add(self, steps: float, seconds: float) -> None:
+        """Take one interval in."""
+        self.steps += steps
+        self.seconds += seconds
+        self.intervals += 1
+        self._squares += seconds**2 / steps
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a step."""
+        return self.seconds / self.steps
+
+    @property
+    def spread_s(self) -> float:
+        """Standard deviation from step to step, if steps are independent: √(Σ n·(x − mean)²/(k − 1)) of k intervals."""
+        if self.intervals < 2:
+            return 0.0
+        return sqrt(max(0.0, self._squares - self.steps * self.step_s**2) / (self.intervals - 1))
+
+
+class _Gap(NamedTuple):
+    """Time of which a part went into steps: how many, and in which setting."""
+
+    seconds: float
+    steps: float
+    setting: Setting
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One job: what it holds, since when, and what was seen of it."""
+
+    model: str
+    held: Allocation | None = None
+    ordered: tuple[float, bool] | None = None  # when the order was given that shows no steps yet; whether it is a start
+    base: float = 0.0  # steps done when it was carried out
+    last: tuple[float, float] | None = None  # the last report: instant, steps done; None: nothing can be told from it
+    timed: dict[Setting, Timed] = field(default_factory=dict)
+    starts: list[_Gap] = field(default_factory=list)
+    resizes: list[_Gap] = field(default_factory=list)
+    end: _Gap | None = None
+
+
+class Stopwatch:
+    """An observer of the scheduler that adds up steps and seconds, apart for every setting.
+
+    Only what lies between two reports in the same setting counts as running. What lies between an order and the first
+    report, less the time that its steps take later on, is the cost of the order.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._jobs: dict[JobId, _Watched] = {}
+        self._totals: dict[JobId, float] = {}
+
+    def ended(self, job: JobId, steps: float) -> None:
+        """How many steps a job that finishes has made."""
+        self._totals[job] = steps
+
+    def timed(self, job: JobId) -> dict[Setting, Timed]:
+        """Steps and seconds of a job in every setting in which it was seen."""
+        return self._jobs[job].timed if job in self._jobs else {}
+
+    def costs(self, job: JobId) -> Costs:
+        """The usual cost of what was seen of a job."""
+        watched = self._jobs.get(job)
+        if watched is None:
+            return Costs()
+        ends = [] if watched.end is None or job not in self._totals else [watched.end]
+        left = self._totals.get(job, 0.0)
+        return Costs(
+            _usual(watched, watched.starts),
+            _usual(watched, watched.resizes),
+            _usual(watched, [gap._replace(steps=left - gap.steps) for gap in ends]),
+        )
+
+    def record(self, record: Record) -> None:
+        """Take in one record."""
+        for fact in record.facts:
+            self._take(record.at, fact)
+        for change in record.planned.changes if record.planned is not None else ():
+            self._change(record.at, change)
+
+    # ---------------------------------------------------------------------------------------------------------- facts
+    def _take(self, at: float, fact: Fact) -> None:
+        if isinstance(fact, JobSubmitted):
+            self._jobs[fact.spec.id] = _Watched(fact.spec.model)
+        elif isinstance(fact, AssignApplied):
+            self._jobs[fact.job].base = fact.done
+        elif isinstance(fact, ProgressReported):
+            self._progress(at, self._jobs[fact.job], fact.done)
+        elif isinstance(fact, _LEAVE):
+            watched = self._jobs[fact.job]
+            if isinstance(fact, JobFinished) and watched.last is not None:
+                watched.end = _Gap(at - watched.last[0], watched.last[1], self._setting(watched))
+            self._hold(watched, None)
+        elif isinstance(fact, NodeJoined):
+            if all(node.name != fact.name for node in self._cluster.nodes):
+                self._cluster = self._cluster.joined(fact.name, fact.banks)
+        elif isinstance(fact, NodeLost):
+            lost = set(self._cluster.nodes[fact.node].devices)
+            for watched in self._jobs.values():
+                if watched.held is not None and lost.intersection(watched.held.devices()):
+                    self._hold(watched, None)
+
+    def _progress(self, at: float, watched: _Watched, done: float) -> None:
+        if watched.held is None:
+            return
+        setting = self._setting(watched)
+        if watched.ordered is not None:
+            since, is_start = watched.ordered
+            gap = _Gap(at - since, done - watched.base, setting)
+            (watched.starts if is_start else watched.resizes).append(gap)
+            watched.ordered = None
+        elif watched.last is not None and done > watched.last[1] and at > watched.last[0]:
+            before, made = watched.last
+            watched.timed.setdefault(setting, Timed()).add(done - made, at - before)
+        watched.last = at, done
+
+    # -------------------------------------------------------------------------------------------------------- holding
+    def _change(self, at: float, change: Change) -> None:
+        watched = self._jobs[change.job]
+        before = watched.held
+        self._hold(watched, change.allocation)
+        if change.allocation is None:
+            watched.ordered = None
+        elif before is None or not before.same_devices(change.allocation):
+            watched.ordered = at, before is None
+
+    def _hold(self, watched: _Watched, allocation: Allocation | None) -> None:
+        """Hold something else; who is on the same devices runs in another setting from now on."""
+        touched = {*(watched.held.devices() if watched.held else ()), *(allocation.devices() if allocation else ())}
+        watched.held = allocation
+        for other in self._jobs.values():
+            if other is watched or (other.held is not None and touched.intersection(other.held.devices())):
+                other.last = None
+
+    def _setting(self, watched: _Watched) -> Setting:
+        assert watched.held is not None
+        devices = set(watched.held.devices())
+        beside = [
+            other.model
+            for other in self._jobs.values()
+            if other is not watched and other.held is not None and devices.intersection(other.held.devices())
+        ]
+        return Setting(self._cluster.placement(watched.held), tuple(sorted(beside)))
+
+
+def _usual(watched: _Watched, gaps: list[_Gap]) -> float | None:
+    """The median of gaps, each without what its steps take; None where no setting tells how long they take."""
+    found = []
+    for gap in gaps:
+        timed = watched.timed.get(gap.setting)
+        if timed is not None:
+            found.append(max(0.0, gap.seconds - gap.steps * timed.step_s))
+    return median(found) if found else None

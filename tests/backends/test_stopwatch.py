@@ -1,0 +1,117 @@
+"""What a run shows of its jobs, added up from records alone."""
+
+import pytest
+
+from carpool.backends.stopwatch import Setting, Stopwatch, Timed
+from carpool.core.messages import (
+    AssignApplied,
+    Change,
+    Fact,
+    JobFinished,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    Planned,
+    ProgressReported,
+    Record,
+)
+from carpool.core.model import Allocation, JobId, JobSpec, Kind
+from carpool.core.topology import Cluster, NodeId, Placement
+from carpool.predictors.profile import Costs
+
+A, B = JobId("a"), JobId("b")
+ONE = Placement(((Kind("cpu1"), 1),))
+
+
+def submitted(job: JobId) -> Fact:
+    return JobSubmitted(JobSpec(job, model=f"{job}.py:main"))
+
+
+def report(job: JobId, done: float) -> Fact:
+    return ProgressReported(job, 1, done, 1.0)
+
+
+class Story:
+    """Records in the hands of a stopwatch."""
+
+    def __init__(self) -> None:
+        self.watch = Stopwatch(Cluster.build([(1, 2, "cpu1")]))
+        self.at(0.0, submitted(A), submitted(B))
+
+    def at(self, at: float, *facts: Fact, **given: Allocation | None) -> None:
+        changes = tuple(Change(JobId(job), allocation) for job, allocation in given.items())
+        self.watch.record(Record(at, facts, Planned("", changes, (1.0,) * len(changes)) if changes else None))
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+def test_the_cost_of_a_start_and_an_end_is_what_steps_do_not_take(story: Story) -> None:
+    story.at(1.0, a=Allocation.of(0))
+    story.at(1.5, AssignApplied(A, 1, 0.0))
+    story.at(4.0, report(A, 1.0))
+    story.at(6.0, report(A, 21.0))
+    story.at(7.0, report(A, 31.0))
+    story.watch.ended(A, 36)
+    story.at(8.0, JobFinished(A, 1))
+    (timed,) = story.watch.timed(A).values()
+    assert (timed.steps, timed.step_s) == (30.0, pytest.approx(0.1))
+    assert story.watch.costs(A) == (pytest.approx(2.9), None, pytest.approx(0.5))
+
+
+def test_other_devices_are_a_resize_and_another_share_of_the_same_is_not(story: Story) -> None:
+    story.at(0.0, a=Allocation.of(0))
+    story.at(1.0, AssignApplied(A, 1, 0.0), report(A, 1.0))
+    story.at(2.0, report(A, 2.0))
+    story.at(2.0, a=Allocation.of(0, 1))
+    story.at(2.5, AssignApplied(A, 2, 2.0))
+    story.at(3.5, report(A, 3.0))
+    story.at(4.0, report(A, 4.0))
+    story.at(4.0, a=Allocation.of(0, 1, fraction=0.5))
+    story.at(9.0, report(A, 5.0))
+    assert story.watch.costs(A) == Costs(0.0, 1.0, None)
+    two = Placement(((Kind("cpu1"), 2),))
+    assert {setting: timed.seconds for setting, timed in story.watch.timed(A).items()} == {
+        Setting(ONE): 1.0,
+        Setting(two): 0.5,
+    }
+
+
+def test_what_runs_beside_another_is_kept_apart_and_no_interval_spans_the_change(story: Story) -> None:
+    half = Allocation.of(0, fraction=0.5)
+    story.at(0.0, a=half)
+    for at in (1.0, 2.0):
+        story.at(at, report(A, at))
+    story.at(2.5, b=half)
+    for at, done in ((3.0, 2.7), (4.0, 3.2), (5.0, 3.7)):
+        story.at(at, report(A, done))
+    shared = Placement(((Kind("cpu1"), 1),), 0.5)
+    timed = story.watch.timed(A)
+    assert timed[Setting(shared)].seconds == 1.0
+    beside = timed[Setting(shared, ("b.py:main",))]
+    assert (beside.seconds, beside.step_s) == (2.0, pytest.approx(2.0))
+
+
+def test_a_lost_node_ends_what_ran_there_and_a_new_one_can_be_used(story: Story) -> None:
+    story.at(0.0, a=Allocation.of(0))
+    story.at(1.0, report(A, 1.0))
+    story.at(2.0, NodeLost(NodeId(0)), NodeJoined("again", (("cpu2", 1, 0),)))
+    story.at(3.0, a=Allocation.of(2))
+    story.at(4.0, report(A, 2.0))
+    story.at(5.0, report(A, 3.0))
+    assert [setting.placement.groups for setting in story.watch.timed(A)] == [((Kind("cpu2"), 1),)]
+
+
+def test_the_spread_is_that_of_single_steps() -> None:
+    timed = Timed()
+    timed.add(4, 4.0)
+    assert timed.spread_s == 0.0
+    timed.add(4, 8.0)
+    assert (timed.step_s, timed.spread_s) == (1.5, pytest.approx(2.0**0.5))
+
+
+def test_nothing_is_known_of_a_job_that_never_ran(story: Story) -> None:
+    assert story.watch.timed(B) == {}
+    assert story.watch.costs(JobId("c")) == Costs()
