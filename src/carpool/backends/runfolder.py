@@ -3,7 +3,7 @@
 run.json             what was asked: policy, devices, jobs
 journal.jsonl        every fact and plan
 jobs/NAME/log        what the job printed
-jobs/NAME/metrics.jsonl, story.jsonl, outcome.json, profile.json, checkpoints
+jobs/NAME/metrics.jsonl, story.jsonl, outcome.json, believed.json, profile.json, checkpoints
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from carpool.runtime.program import Program
 from carpool.runtime.reports import Outcome
 
 SCHEMA = 1
-PROFILE = "profile.json"  # in a job's folder: how fast it was
+BELIEVED = "believed.json"  # in a job's folder: the profile that the run began with
+PROFILE = "profile.json"  # and what it had become at the end
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from carpool.backends.ledger import Ledger
 from carpool.backends.live import Live
 from carpool.backends.local import Ending, Link, LocalBackend, Pace, WallPace
 from carpool.backends.resuming import check_unchanged, facts_of_return, returned
-from carpool.backends.runfolder import PROFILE, RunFolder, Settings
+from carpool.backends.runfolder import BELIEVED, PROFILE, RunFolder, Settings
 from carpool.backends.stopwatch import Stopwatch
 from carpool.backends.writeback import learned
 from carpool.core.errors import InputError
@@ -27,6 +27,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.predictors.belief import ProfileBelief
 from carpool.predictors.learning import Aim
+from carpool.predictors.profile import Profile
 from carpool.predictors.profile_file import write_profile
 from carpool.runtime.devices import LocalDevice, as_cluster
 from carpool.runtime.jobfile import Listed
@@ -101,6 +102,8 @@ class LocalRun:
         """Run until all jobs are over, or until `interrupt`."""
         asked, folder = self.asked, self.folder
         folder.begin(Settings(asked.name, asked.version, asked.policy_text, asked.devices, asked.jobs, self.names))
+        for job, belief in self._profiles.items():
+            self._keep_profile(job, belief.profile, BELIEVED)
         self._journal = (
             JournalFile.extend(folder.journal) if self._resume else JournalFile.create(folder.journal, self.header)
         )
@@ -163,8 +166,11 @@ class LocalRun:
                 before = self._profiles.get(spec.id)
                 known = None if before is None else before.profile
                 profile = learned(known, program, sized, timed, self._stopwatch.costs(spec.id))
-                with contextlib.suppress(InputError):  # a full disk takes nothing from the result
-                    write_profile(replace(profile, version=self.asked.version), self.folder.job(spec.id) / PROFILE)
+                self._keep_profile(spec.id, replace(profile, version=self.asked.version), PROFILE)
+
+    def _keep_profile(self, job: JobId, profile: Profile, name: str) -> None:
+        with contextlib.suppress(InputError):  # a full disk takes nothing from the result
+            write_profile(profile, self.folder.job(job) / name)
 
     def _has_company(self, job: Job) -> bool:
         """Whether another job holds, or is given, some of a job's devices."""

@@ -19,6 +19,7 @@ VERBS = {  # verb -> its help in a word or two; the module of that name holds th
     "run": "run the jobs of a file on this machine's devices",
     "plan": "say what would run where and when each job would end, before anything starts",
     "profile": "measure rate and memory of a training, and save it for plan and run",
+    "replay": "let the simulator repeat a run from what was learned, and compare",
     "get": "copy a job's weights and metrics out of a run",
     "simulate": "replay a trace under one or more policies",
     "trace": "make, inspect and convert traces",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from carpool.core.estimates import Estimate
 from carpool.core.model import JobSpec
 from carpool.core.topology import Placement
 from carpool.predictors.memory import MemoryModel
-from carpool.predictors.profile import Measurement, Profile, short_entry
+from carpool.predictors.profile import Measurement, Profile, setting, short_entry
 from carpool.predictors.step_time import StepTime
 
 _SERIAL = 0.1  # part of a step that more devices do not shorten, until measured: rate(n) = n / (1 + 0.1·(n − 1))
@@ -73,22 +73,33 @@ class ProfileBelief:
         if not self.knows(placement):
             return None
         batch = placement.batch_size or batch_size or self.profile.batch_size
-        alone, basis, spread = self._alone(placement, batch)
-        beside = self._beside(placement)
-        if beside != 1.0:
-            basis, spread = "scaled", max(spread, _SCALED)
+        mean, basis, spread = self._measured(placement, batch) or self._derived(placement, batch)
         if self.doubt:
             basis, spread = f"{basis}, {self.doubt}", max(spread, _DOUBTFUL)
-        return Belief(Estimate(alone * beside, alone * beside * spread), basis)
+        return Belief(Estimate(mean, mean * spread), basis)
+
+    def _measured(self, placement: Placement, batch: int) -> tuple[float, str, float] | None:
+        """What was seen in just this setting, beside nobody or beside one."""
+        if len(placement.groups) > 1 or len(placement.neighbours) > 1:
+            return None
+        (kind, count), *_ = placement.groups
+        beside = short_entry(placement.neighbours[0].spec.model) if placement.neighbours else ""
+        seen = self._seen(kind, count, placement.fraction, batch, exact=self.exact, beside=beside)
+        if seen is None or seen.step_s is None:
+            return None
+        spread = (seen.step_spread_s or 0.0) / seen.step_s / max(1, seen.steps) ** 0.5
+        return 1.0 / seen.step_s, "measured", max(_MEASURED, spread)
+
+    def _derived(self, placement: Placement, batch: int) -> tuple[float, str, float]:
+        """What was seen alone, or follows from it, and what neighbours leave of it."""
+        lonely = replace(placement, neighbours=())
+        mean, basis, spread = self._measured(lonely, batch) or self._alone(lonely, batch)
+        beside = self._beside(placement)
+        return (mean, basis, spread) if beside == 1.0 else (mean * beside, "scaled", max(spread, _SCALED))
 
     # ---------------------------------------------------------------------------------------------------------- alone
     def _alone(self, placement: Placement, batch: int) -> tuple[float, str, float]:
-        if len(placement.groups) == 1:
-            kind, count = placement.groups[0]
-            seen = self._seen(kind, count, placement.fraction, batch, exact=self.exact)
-            if seen is not None and seen.step_s is not None:
-                spread = (seen.step_spread_s or 0.0) / seen.step_s / max(1, seen.steps) ** 0.5
-                return 1.0 / seen.step_s, "measured", max(_MEASURED, spread)
+        """On devices where it was never seen."""
         count = placement.num_devices
         serial = self._serial()
         rate, error = 0.0, 0.0
@@ -153,12 +164,12 @@ class ProfileBelief:
                     ratios.append(alone.step_s / each.step_s)
         return min(1.0, median(ratios)) if ratios else 1.0
 
-    def _seen(self, kind: str, count: int, share: float, batch: int, *, exact: bool) -> Measurement | None:
-        for each in self.profile.measurements:
-            here = (each.kind, each.devices, each.share, each.batch_size, each.exact)
-            if here == (kind, count, share, batch, exact) and not each.beside and each.step_s is not None:
-                return each
-        return None
+    def _seen(
+        self, kind: str, count: int, share: float, batch: int, *, exact: bool, beside: str = ""
+    ) -> Measurement | None:
+        wanted = (kind, count, batch, share, exact, beside)
+        found = (each for each in self.profile.measurements if setting(each) == wanted and each.step_s is not None)
+        return next(found, None)
 
 
 def _step_time(profile: Profile, kind: str) -> StepTime | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from math import inf
 
 from carpool.core.errors import InputError
 from carpool.core.estimates import Estimator
@@ -27,26 +26,28 @@ class BelievedWorld:
     luck: Mapping[JobId, float] = field(default_factory=dict)  # true rate over believed rate; 1 where not named
     costs: Mapping[JobId, Costs] = field(default_factory=dict)  # of jobs of which they are known
     usual: Costs = Costs(0.0, 0.0, 0.0)  # of the others
+    lengths: Mapping[JobId, float] = field(default_factory=dict)  # of jobs whose spec does not say: nobody else knows
 
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
         """Everything as it is; a job without a length cannot be run here."""
         for _, spec in arrivals:
-            if spec.work is None:
+            if self._length(spec) is None:
                 raise InputError(f"job {spec.id!r} has no length", way_out="Give it one in the trace.")
         return arrivals, cluster
 
     def work(self, spec: JobSpec) -> float:
-        """What the spec says, and its end."""
-        assert spec.work is not None, "`prepare` refuses jobs without a length"
-        return spec.work + (1.0 if self._costs(spec).end_s else 0.0)
+        """Its length, and its end."""
+        length = self._length(spec)
+        assert length is not None, "`prepare` refuses jobs without a length"
+        return length + (1.0 if self._costs(spec).end_s else 0.0)
 
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
         """What is believed, and luck."""
-        end_s, work = self._costs(spec).end_s, spec.work
-        assert work is not None, "`prepare` refuses jobs without a length"
-        if end_s and done >= work:
-            return Pace(1.0 / end_s)
-        return Pace(self.belief.rate(spec, placement).mean * self.luck.get(spec.id, 1.0), work if end_s else inf)
+        rate = self.belief.rate(spec, placement).mean * self.luck.get(spec.id, 1.0)
+        end_s, length = self._costs(spec).end_s, self._length(spec)
+        if not end_s or length is None:
+            return Pace(rate)
+        return Pace(rate, length) if done < length else Pace(1.0 / end_s)
 
     def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
         """What is known of the job, else what is usual."""
@@ -64,6 +65,9 @@ class BelievedWorld:
     def estimator(self) -> Estimator:
         """Those who plan believe the same at first; what they learn must not change the truth."""
         return deepcopy(self.belief)
+
+    def _length(self, spec: JobSpec) -> float | None:
+        return self.lengths.get(spec.id) if spec.work is None else spec.work
 
     def _costs(self, spec: JobSpec) -> Costs:
         return self.costs.get(spec.id, self.usual).over(self.usual)

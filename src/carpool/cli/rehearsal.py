@@ -1,0 +1,154 @@
+"""A run once more, in the simulator: the same jobs, arrivals, devices and policy, with profiles in the place of workers.
+
+What is fed in: when each job was submitted and how many steps it made, from the recording; the profiles, with rates
+alone and beside one other, and what starts, moves and ends cost. No rate of the recording itself is used unless the
+profiles were learned from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from carpool.backends.journal_file import read_whole
+from carpool.backends.ledger import Ledger
+from carpool.backends.live import Live
+from carpool.backends.runfolder import RunFolder
+from carpool.backends.running import speeds_of
+from carpool.cli.forecast import USUAL
+from carpool.core.errors import InputError
+from carpool.core.messages import AssignApplied, JobSubmitted, NodeLost, Record
+from carpool.core.model import JobId, JobSpec, Phase
+from carpool.core.policy import Policy
+from carpool.predictors.belief import ProfileBelief
+from carpool.sim.run import simulate
+from carpool.sim.traces.trace import Arrival
+from carpool.sim.worlds.believed import BelievedWorld
+
+_REPORTS_S = 0.5  # how often simulated jobs report of themselves
+
+
+@dataclass(frozen=True, slots=True)
+class Twice:
+    """One job, as it went and as the simulator has it go."""
+
+    spec: JobSpec
+    submitted_at: float
+    lived_at: float  # when it really ended
+    simulated_at: float | None  # None: never
+
+    @property
+    def error(self) -> float | None:
+        """Of the simulated completion time, relative to the real one."""
+        if self.simulated_at is None:
+            return None
+        return (self.simulated_at - self.lived_at) / max(self.lived_at - self.submitted_at, 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """All jobs of a run that finished."""
+
+    jobs: tuple[Twice, ...]
+
+    @property
+    def lived_s(self) -> float:
+        """When the last job really ended."""
+        return max(job.lived_at for job in self.jobs)
+
+    @property
+    def simulated_s(self) -> float | None:
+        """When the last job ends in the simulator; None: one never does."""
+        ends = [job.simulated_at for job in self.jobs if job.simulated_at is not None]
+        return max(ends) if len(ends) == len(self.jobs) else None
+
+    @property
+    def error(self) -> float | None:
+        """Of the simulated makespan, relative to the real one."""
+        return None if self.simulated_s is None else self.simulated_s / self.lived_s - 1.0
+
+    @property
+    def worst(self) -> float | None:
+        """The largest error of a completion time."""
+        errors = [abs(job.error) for job in self.jobs if job.error is not None]
+        return max(errors) if len(errors) == len(self.jobs) else None
+
+
+def rehearse(
+    folder: RunFolder,
+    policy: Policy,
+    truth: Mapping[JobId, ProfileBelief],
+    believed: Mapping[JobId, ProfileBelief],
+) -> Rehearsal:
+    """Simulate a recorded run in a world where `truth` holds, for a policy that begins with what was `believed`."""
+    settings = folder.settings()
+    header, records = read_whole(folder.journal)
+    lived = Ledger()
+    for record in records:
+        lived.record(record)
+    if any(isinstance(fact, NodeLost) for record in records for fact in record.facts):
+        raise InputError(
+            "was interrupted and resumed", where=str(folder.path), way_out="Name a run that went through in one go."
+        )
+    arrivals = [
+        Arrival(record.at, fact.spec) for record in records for fact in record.facts if isinstance(fact, JobSubmitted)
+    ]
+    lengths = _lengths(folder, lived, truth)
+    arrivals = [arrival for arrival in arrivals if arrival.spec.id in lengths]
+    speeds = speeds_of(settings.devices)
+    live = Live(header.cluster, speeds, believed)
+    for _, spec in arrivals:
+        if spec.id in believed and (total := believed[spec.id].total_steps(spec)) is not None:
+            live.expect(spec.id, total)
+    costs = {job: belief.profile.costs for job, belief in truth.items()}
+    world = BelievedWorld(Live(header.cluster, speeds, truth), {}, costs, USUAL, lengths)
+    again = Ledger()
+    simulate(
+        arrivals,
+        header.cluster,
+        policy,
+        world,
+        estimator=live,
+        report_every_s=_REPORTS_S,
+        observers=(again, _Loading(live, lengths)),
+    )
+    return Rehearsal(tuple(_twice(arrival, lived, again) for arrival in arrivals))
+
+
+class _Loading:
+    """Tells an estimator a job's length once the job is loaded, as a live run does."""
+
+    def __init__(self, live: Live, lengths: Mapping[JobId, float]) -> None:
+        self._live, self._lengths = live, lengths
+
+    def record(self, record: Record) -> None:
+        """Take in one record."""
+        for fact in record.facts:
+            if isinstance(fact, AssignApplied):
+                self._live.expect(fact.job, self._lengths[fact.job])
+
+
+def _lengths(folder: RunFolder, lived: Ledger, truth: Mapping[JobId, ProfileBelief]) -> dict[JobId, float]:
+    """Steps of every job that finished; InputError where one cannot be repeated."""
+    steps: dict[JobId, float] = {}
+    for job, account in lived.accounts.items():
+        outcome = folder.outcome(job)
+        if account.phase is not Phase.FINISHED or outcome is None:
+            continue
+        if job not in truth:
+            raise InputError(
+                f"of job {job!r} there is no profile",
+                where=str(folder.path),
+                way_out="Only jobs with an entry that made some steps leave one.",
+            )
+        steps[job] = float(outcome.steps)
+    if not steps:
+        raise InputError("no job of it finished", where=str(folder.path), way_out="Name another run.")
+    return steps
+
+
+def _twice(arrival: Arrival, lived: Ledger, again: Ledger) -> Twice:
+    spec = arrival.spec
+    ended = lived.accounts[spec.id].ended_at
+    assert ended is not None, "only jobs that finished are repeated"
+    return Twice(spec, arrival.submit_s, ended, again.accounts[spec.id].ended_at)
