@@ -5,83 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from carpool.backends.local import Link
+from trials.late import LateRun
+
 from carpool.backends.runfolder import RunFolder
-from carpool.backends.running import Asked, LocalRun
-from carpool.core.messages import JobFinished, JobSubmitted, Order
-from carpool.core.model import JobId, JobSpec, Phase
+from carpool.backends.running import Asked
+from carpool.core.model import Phase
 from carpool.core.policy import Policy
 from carpool.policies.registry import parse_policy
 from carpool.runtime.devices import LocalDevice, parse_devices
 from carpool.runtime.jobfile import parse_jobs
-from carpool.runtime.link import ExecutorLink
-from carpool.runtime.program import Program
-from carpool.runtime.reports import Facts, Report
 
 HERE = Path(__file__).resolve().parent
 Seconds = dict[str, float]
-
-
-class LateLink:
-    """An executor's link through which one more job is submitted after a while."""
-
-    def __init__(self, link: Link, spec: JobSpec, after_s: float) -> None:
-        self._link = link
-        self._late: JobSpec | None = spec
-        self._due = time.monotonic() + after_s
-        self._hearing: asyncio.Task[Report] | None = None
-
-    def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
-        """As it is."""
-        self._link.introduce(job, program, resume=resume)
-
-    def carry(self, orders: Sequence[Order]) -> None:
-        """As it is."""
-        self._link.carry(orders)
-
-    async def receive(self) -> Report:
-        """What the executor says, or the late submission when its time has come or nothing else is left."""
-        if self._hearing is None:
-            self._hearing = asyncio.create_task(self._link.receive())
-        if self._late is not None:
-            heard, _ = await asyncio.wait({self._hearing}, timeout=max(0.0, self._due - time.monotonic()))
-            if not heard:
-                spec, self._late = self._late, None
-                return Facts((JobSubmitted(spec),))
-        report = await self._hearing
-        self._hearing = None
-        if (
-            self._late is not None
-            and isinstance(report, Facts)
-            and any(isinstance(f, JobFinished) for f in report.facts)
-        ):
-            spec, self._late = self._late, None  # else the run would end before its time has come
-            return Facts((*report.facts, JobSubmitted(spec)))
-        return report
-
-    async def stop(self, *, checkpoint: bool) -> None:
-        """As it is."""
-        await self._link.stop(checkpoint=checkpoint)
-
-
-class Staggered(LocalRun):
-    """A run whose second job is submitted some seconds after the first."""
-
-    def __init__(self, asked: Asked, folder: RunFolder, gap_s: float) -> None:
-        super().__init__(asked, folder)
-        self._gap_s = gap_s
-        self._first = self._first[:1]
-
-    async def start(self, devices: Sequence[LocalDevice], state: Path) -> Link:
-        """The executor of this machine, and the second job behind it."""
-        link: Link = await ExecutorLink.start(devices, state)
-        return link if len(self.asked.jobs) == 1 else LateLink(link, self.asked.jobs[1].spec, self._gap_s)
 
 
 def once(policy: Policy, devices: Sequence[LocalDevice], jobs: Mapping[str, Any], gap_s: float = 0.0) -> Seconds:
@@ -89,7 +29,7 @@ def once(policy: Policy, devices: Sequence[LocalDevice], jobs: Mapping[str, Any]
     with tempfile.TemporaryDirectory() as place:
         listed = parse_jobs(jobs, HERE, "benchmark")
         asked = Asked("phases", listed, tuple(devices), policy, repr(policy), "benchmark")
-        run = Staggered(asked, RunFolder(Path(place)), gap_s)
+        run = LateRun(asked, RunFolder(Path(place)), {"younger": gap_s})
         asyncio.run(run.go(run.start))
         accounts = run.ledger.accounts
         failed = [account.error for account in accounts.values() if account.phase is not Phase.FINISHED]

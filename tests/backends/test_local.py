@@ -11,13 +11,16 @@ import pytest
 
 from carpool.backends.journal_file import read_whole
 from carpool.backends.local import Ending, ExecutorGone
-from carpool.backends.runfolder import RunFolder
+from carpool.backends.runfolder import BELIEVED, PROFILE, RunFolder
 from carpool.backends.running import Asked, LocalRun, is_unfinished
+from carpool.backends.shelf import Shelf
 from carpool.core.errors import InputError
 from carpool.core.messages import Assign, Release
-from carpool.core.model import JobId, JobSpec, Phase
+from carpool.core.model import JobId, JobSpec, Kind, Phase
 from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.topology import Placement
 from carpool.policies.registry import parse_policy
+from carpool.predictors.profile_file import read_profile
 from carpool.runtime.devices import LocalDevice, parse_devices
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
@@ -280,3 +283,29 @@ def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
     first.let_go()
     second.hold()
     second.let_go()
+
+
+def test_what_a_run_has_learned_is_what_the_next_one_begins_with(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def main(): ...\n")
+    program = Program(entry="train.py:main", folder=str(tmp_path))
+    jobs = (Listed(JobSpec(JobId("a"), model=program.entry), program),)
+
+    def sit(name: str) -> LocalRun:
+        run = LocalRun(asked(*jobs), RunFolder(tmp_path / "runs" / name), profiles=Shelf(tmp_path).beliefs(jobs))
+        machine = FakeMachine({"a": 10}, batch=(8, 80))
+        for at in (1.0, 3.0, 6.0):
+            machine.at(at, machine.report_progress)
+        assert go(run, machine) is Ending.DONE
+        return run
+
+    first = sit("first")
+    assert not (first.folder.job("a") / BELIEVED).exists()
+    learned = read_profile(first.folder.job("a") / PROFILE)
+    assert [(each.steps, each.step_s) for each in learned.measurements] == [(5, pytest.approx(1.0))]
+    assert learned.costs == (0.0, None, 0.0)
+    belief = Shelf(tmp_path).beliefs(jobs)[JobId("a")].rate(Placement(((Kind(TWO[0].kind), 1),)))
+    assert belief is not None
+    assert (belief.rate.mean, belief.basis) == (pytest.approx(1.0), "measured")
+    second = sit("second")
+    assert read_profile(second.folder.job("a") / BELIEVED) == learned
+    assert read_profile(second.folder.job("a") / PROFILE).measurements[0].steps == 10

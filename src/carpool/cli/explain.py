@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -29,7 +30,7 @@ Examples:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
 def command(job: str, journal: str, run: str, as_json: bool) -> None:
-    """Tell what happened to JOB, what was decided about it and why."""
+    """Tell what happened to JOB: what was believed of it, what was decided and why, and what was measured."""
     if journal and run:
         raise InputError("--journal and --run are both given", way_out="Name one of them.")
     told = _read(Path(journal), JobId(job)) if journal else _of_run(job, run)
@@ -45,7 +46,8 @@ def command(job: str, journal: str, run: str, as_json: bool) -> None:
 
 
 def _of_run(job: str, run: str) -> Story:
-    """What the journal of a run says, and between it what the executor told."""
+    """What the journal of a run says, between it what the executor told, and around it what was known of the job."""
+    from carpool.backends.runfolder import BELIEVED, PROFILE
     from carpool.cli.runs import run_with
 
     folder = run_with(job, run)
@@ -54,7 +56,30 @@ def _of_run(job: str, run: str) -> Story:
     if notes.is_file():
         rows = [json.loads(line) for line in notes.read_text(encoding="utf-8").splitlines()]
         told += [(float(row["at_s"]), str(row["what"])) for row in rows]
-    return sorted(told, key=lambda line: line[0])
+    told.sort(key=lambda line: line[0])
+    if told:
+        before = [(told[0][0], f"was known from before: {words}") for words in _known(folder.job(job) / BELIEVED)]
+        after = [(told[-1][0], f"is known now: {words}") for words in _known(folder.job(job) / PROFILE)]
+        told = [*before, *told, *after]
+    return told
+
+
+def _known(path: Path) -> Iterator[str]:
+    """What a profile says, one line for each setting in which steps were made, and one for the costs."""
+    from carpool.predictors.profile_file import read_profile
+
+    if not path.is_file():
+        return
+    profile = read_profile(path)
+    for each in profile.measurements:
+        if each.step_s is not None:
+            share = "" if each.share == 1.0 else f"{each.share:.0%} of "
+            beside = f" beside {each.beside}" if each.beside else ""
+            steps = f"batch {each.batch_size}, {each.steps} steps seen"
+            yield f"{1.0 / each.step_s:.4g} steps/s on {share}{each.devices} {each.kind}{beside} ({steps})"
+    costs = {"to start": profile.start_s, "to move": profile.resize_s, "to end": profile.end_s}
+    if words := ", ".join(f"{seconds:.2f} s {what}" for what, seconds in costs.items() if seconds is not None):
+        yield words
 
 
 def _read(path: Path, job: JobId) -> Story:

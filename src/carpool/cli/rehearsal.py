@@ -21,6 +21,7 @@ from carpool.core.messages import AssignApplied, JobSubmitted, NodeLost, Record
 from carpool.core.model import JobId, JobSpec, Phase
 from carpool.core.policy import Policy
 from carpool.predictors.belief import ProfileBelief
+from carpool.predictors.profile_file import read_profile
 from carpool.sim.run import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.believed import BelievedWorld
@@ -72,6 +73,16 @@ class Rehearsal:
         """The largest error of a completion time."""
         errors = [abs(job.error) for job in self.jobs if job.error is not None]
         return max(errors) if len(errors) == len(self.jobs) else None
+
+
+def kept_profiles(folder: RunFolder, name: str) -> dict[JobId, ProfileBelief]:
+    """The profiles of one name in the folders of a run's jobs."""
+    found: dict[JobId, ProfileBelief] = {}
+    for spec, program in folder.settings().jobs:
+        path = folder.job(spec.id) / name
+        if path.is_file():
+            found[spec.id] = ProfileBelief.of(read_profile(path), exact=program.exact)
+    return found
 
 
 def rehearse(

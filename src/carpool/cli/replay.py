@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,10 +11,7 @@ import click
 from carpool import __version__
 
 if TYPE_CHECKING:
-    from carpool.backends.runfolder import RunFolder
     from carpool.cli.rehearsal import Rehearsal
-    from carpool.core.model import JobId
-    from carpool.predictors.belief import ProfileBelief
 
 _EPILOG = """\b
 Examples:
@@ -44,33 +40,20 @@ def command(run: str, profiles: str, policy: str, as_json: bool) -> int:
     ends, 1 when one never does, 2 for bad input.
     """
     from carpool.backends.runfolder import BELIEVED, PROFILE
-    from carpool.cli.rehearsal import rehearse
+    from carpool.cli.rehearsal import kept_profiles, rehearse
     from carpool.cli.runs import named_run
     from carpool.policies.registry import parse_policy
 
     folder = named_run(run)
     text = policy or folder.settings().policy
-    believed = _read(folder, BELIEVED)
-    truth = _read(folder, PROFILE) if profiles == "learned" else believed
+    believed = kept_profiles(folder, BELIEVED)
+    truth = kept_profiles(folder, PROFILE) if profiles == "learned" else believed
     found = rehearse(folder, parse_policy(text), truth, believed)
     if as_json:
         click.echo(json.dumps(as_document(found, run, text, profiles)))
     else:
         print_rehearsal(found)
     return 0 if found.simulated_s is not None else 1
-
-
-def _read(folder: RunFolder, name: str) -> dict[JobId, ProfileBelief]:
-    """The profiles of one name in the folders of a run's jobs."""
-    from carpool.predictors.belief import ProfileBelief
-    from carpool.predictors.profile_file import read_profile
-
-    found: dict[JobId, ProfileBelief] = {}
-    for spec, program in folder.settings().jobs:
-        path: Path = folder.job(spec.id) / name
-        if path.is_file():
-            found[spec.id] = ProfileBelief.of(read_profile(path), exact=program.exact)
-    return found
 
 
 def as_document(found: Rehearsal, run: str, policy: str, profiles: str) -> dict[str, object]:

@@ -8,7 +8,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -165,4 +165,10 @@ def _from_file(path: Path, name: str) -> type[Policy]:
     }
     if name not in known:
         raise UnknownName("policy class", name, known, where=str(path))
+    if not is_dataclass(known[name]):
+        raise InputError(
+            f"class {name} is no dataclass, so that its parameters cannot be found",
+            where=str(path),
+            way_out="Write @dataclass(frozen=True, slots=True) above it, and its parameters as fields.",
+        )
     return known[name]

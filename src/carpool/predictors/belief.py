@@ -173,12 +173,13 @@ class ProfileBelief:
 
 
 def _step_time(profile: Profile, kind: str) -> StepTime | None:
-    """T = a + b·m on one device from what there is: default mode, else exact mode, else several devices at once."""
+    """T = a + b·m on one device: from default mode, else exact mode, else several devices or shares, else beside others."""
     found = profile.step_time(kind) or profile.step_time(kind, exact=True)
     if found is not None:
         return found
-    for each in profile.measurements:
-        if each.kind == kind and each.step_s is not None and not each.beside:
-            alone_s = each.step_s * each.share * each.devices / (1.0 + _SERIAL * (each.devices - 1))
-            return StepTime().fit([each.batch_size], [alone_s])
+    seen = [each for each in profile.measurements if each.kind == kind and each.step_s is not None]
+    for each in sorted(seen, key=lambda each: bool(each.beside)):
+        assert each.step_s is not None
+        alone_s = each.step_s * each.share * each.devices / (1.0 + _SERIAL * (each.devices - 1))
+        return StepTime().fit([each.batch_size], [alone_s])
     return None

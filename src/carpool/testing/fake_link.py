@@ -35,6 +35,7 @@ class FakeMachine:
         start: float = 0.0,
         kept: dict[JobId, float] | None = None,
         fails: Mapping[str, str] | None = None,
+        batch: tuple[int, int] = (0, 0),  # size of a step and number of samples, as trainings declare them
         at_once: bool = False,  # every job ends as soon as it is assigned: for callers that bring a clock of their own
     ) -> None:
         self.kept: dict[JobId, float] = {} if kept is None else kept
@@ -43,6 +44,7 @@ class FakeMachine:
         self.stopped: list[bool] = []  # whether with checkpoints, for every call
         self._steps = steps
         self._fails = dict(fails or {})
+        self._batch = batch
         self._at_once = at_once
         self._at = start
         self._running: dict[JobId, tuple[int, float, int]] = {}  # devices, since, generation
@@ -84,7 +86,7 @@ class FakeMachine:
             done = self.kept.setdefault(order.job, 0.0)
             if isinstance(order, Assign):
                 self._running[order.job] = (order.allocation.num_devices, self._at, order.generation)
-                self.say(Sized(order.job, self._steps[order.job]))
+                self.say(Sized(order.job, self._steps[order.job], *self._batch))
                 self._fact(AssignApplied(order.job, order.generation, done))
                 if self._at_once:
                     self._finish(order.job)

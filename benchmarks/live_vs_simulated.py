@@ -1,0 +1,134 @@
+"""Ten real trainings run live, and the same run foretold by the simulator from profiles learned in another run.
+
+Usage: python benchmarks/live_vs_simulated.py [--paced] [--only NAME]
+For each scene the jobs first run in another order, all submitted at once: that is what is learned (rates alone and
+beside one other, what starts, moves and ends cost; the elastic ones once on each number of devices). Then the recorded run, with weights and arrivals, and its replay
+twice: from what was known before it began, and from what is known after it. Goal: every completion time within 15 %, the
+makespan within 10 %. `--paced` makes steps wait most of the time, for machines that others use too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from measured import save
+from trials.late import LateRun
+
+from carpool.backends.runfolder import BELIEVED, PROFILE, RunFolder
+from carpool.backends.running import Asked
+from carpool.backends.shelf import Shelf
+from carpool.cli.rehearsal import kept_profiles, rehearse
+from carpool.cli.replay import as_document, print_rehearsal
+from carpool.core.model import Phase
+from carpool.policies.registry import parse_policy
+from carpool.runtime.devices import parse_devices
+from carpool.runtime.jobfile import Listed, parse_jobs
+
+HERE = Path(__file__).resolve().parent / "trials"
+WITHIN, WHOLE_WITHIN = 0.15, 0.10
+# name: (entry, hidden, steps, weight, submitted after s)
+JOBS: dict[str, tuple[str, int, int, float, float]] = {
+    "a": ("mlp", 512, 1500, 1.0, 0.0),
+    "b": ("mlp", 1024, 400, 4.0, 0.0),
+    "c": ("cnn", 32, 500, 1.0, 0.0),
+    "d": ("mlp", 512, 2500, 2.0, 2.0),
+    "e": ("cnn", 64, 250, 1.0, 4.0),
+    "f": ("mlp", 256, 4000, 5.0, 4.0),
+    "g": ("mlp", 1536, 180, 1.0, 7.0),
+    "h": ("cnn", 16, 900, 3.0, 9.0),
+    "i": ("mlp", 256, 7000, 1.0, 12.0),
+    "j": ("mlp", 1024, 250, 2.0, 16.0),
+}
+PAUSE_S = {"mlp": 0.01, "cnn": 0.02}  # of a step with --paced, of which there are fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A policy, what it may do, and who teaches."""
+
+    policy: str
+    teacher: str  # the policy of the run in which the profiles are learned
+    widths: tuple[int, ...] = (1,)  # devices that a job may have; each is taught in a run of its own
+    steps: float = 1.0  # of those in the table
+
+
+SCENES = {
+    "default": Scene("carpool", "fifo"),
+    "in order": Scene("fifo", "srtf"),
+    "elastic": Scene("afs", "fifo", widths=(1, 2)),
+    "shared": Scene("mps-equal:slots=2", "mps-equal:slots=2", steps=0.6),
+}
+
+
+def listed(scene: Scene, *, paced: bool, taught: int = 0) -> tuple[Listed, ...]:
+    """The jobs as of a job file; those of which something is to be learned backwards, and of one width."""
+    rows = []
+    for name, (entry, hidden, steps, weight, _) in sorted(JOBS.items(), reverse=taught > 0):
+        pause_s = PAUSE_S[entry] if paced else 0.0
+        count = int(scene.steps * (min(steps, 300 + steps // 10) if paced else steps))
+        args = {"hidden": hidden // 4 if paced else hidden, "steps": count, "pause_s": pause_s}
+        row = {"name": name, "entry": f"lively.py:{entry}", "args": args, "weight": weight}
+        rows.append(row | ({"devices": taught} if taught else {"max_devices": max(scene.widths)}))
+    return parse_jobs({"job": rows}, HERE, "benchmark")
+
+
+def run(
+    root: Path, name: str, policy: str, jobs: tuple[Listed, ...], devices: str, submit_s: Mapping[str, float]
+) -> RunFolder:
+    """One live run; its folder, with profiles beside the journal."""
+    folder = RunFolder(root / "runs" / name)
+    found = tuple(parse_devices(devices))
+    asked = Asked(name, jobs, found, parse_policy(policy), policy, "benchmark")
+    begun = LateRun(asked, folder, submit_s, Shelf(root).beliefs(jobs))
+    asyncio.run(begun.go(begun.start))
+    failed = [account.error for account in begun.ledger.accounts.values() if account.phase is not Phase.FINISHED]
+    if failed:
+        raise SystemExit(f"{policy}: {failed}")
+    return folder
+
+
+def play(name: str, scene: Scene, devices: str, *, paced: bool) -> dict[str, Any]:
+    """Learn, record, replay."""
+    submit_s = {job: at for job, (*_, at) in JOBS.items()}
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        for width in scene.widths:
+            jobs = listed(scene, paced=paced, taught=width)
+            run(root, f"learn-{width}", scene.teacher, jobs, devices, {})
+        folder = run(root, "record", scene.policy, listed(scene, paced=paced), devices, submit_s)
+        believed, after = kept_profiles(folder, BELIEVED), kept_profiles(folder, PROFILE)
+        results: dict[str, Any] = {"policy": scene.policy, "teacher": scene.teacher, "load": list(os.getloadavg())}
+        for which, truth in (("before", believed), ("learned", after)):
+            found = rehearse(folder, parse_policy(scene.policy), truth, believed)
+            print(f"\n{name}: {scene.policy}, from profiles {which} the run")
+            print_rehearsal(found, print)
+            results[which] = as_document(found, name, scene.policy, which)
+            results[which]["reached"] = (found.worst or 9.0) <= WITHIN and abs(found.error or 9.0) <= WHOLE_WITHIN
+            print(f"  worst {found.worst or 0.0:.1%} (goal {WITHIN:.0%}), goal reached: {results[which]['reached']}")
+        results["costs_s"] = {job: belief.profile.costs._asdict() for job, belief in believed.items()}
+    return results
+
+
+def main() -> None:
+    """All scenes, or one."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--paced", action="store_true", help="steps that wait most of the time")
+    parser.add_argument("--only", choices=SCENES, help="one scene")
+    parser.add_argument("--devices", default="cpu:2x1")
+    options = parser.parse_args()
+    results: dict[str, Any] = {"devices": options.devices, "paced": options.paced, "scenes": {}}
+    for name, scene in SCENES.items():
+        if options.only in (None, name):
+            results["scenes"][name] = play(name, scene, options.devices, paced=options.paced)
+    print(f"wrote {save('live_vs_simulated_paced' if options.paced else 'live_vs_simulated', results)}")
+
+
+if __name__ == "__main__":
+    main()

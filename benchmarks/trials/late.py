@@ -1,0 +1,88 @@
+"""A run on this machine whose jobs are submitted one after another, each at an instant of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from carpool.backends.local import Link
+from carpool.backends.runfolder import RunFolder
+from carpool.backends.running import Asked, LocalRun
+from carpool.core.messages import JobFailed, JobFinished, JobSubmitted, Order
+from carpool.core.model import JobId, JobSpec
+from carpool.predictors.belief import ProfileBelief
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.link import ExecutorLink, ExecutorOptions
+from carpool.runtime.program import Program
+from carpool.runtime.reports import Facts, Report
+
+
+class LateLink:
+    """An executor's link through which more jobs are submitted as time goes by, or as soon as nothing else is left."""
+
+    def __init__(self, link: Link, late: Sequence[tuple[float, JobSpec]], num_open: int) -> None:
+        self._link = link
+        self._late = list(late)
+        self._open = num_open  # jobs that are submitted and not over
+        self._began = time.monotonic()
+        self._hearing: asyncio.Task[Report] | None = None
+
+    def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
+        """As it is."""
+        self._link.introduce(job, program, resume=resume)
+
+    def carry(self, orders: Sequence[Order]) -> None:
+        """As it is."""
+        self._link.carry(orders)
+
+    async def receive(self) -> Report:
+        """What the executor says, or the next submission when its time has come."""
+        if self._hearing is None:
+            self._hearing = asyncio.create_task(self._link.receive())
+        if self._late:
+            left_s = max(0.0, self._late[0][0] - (time.monotonic() - self._began))
+            heard, _ = await asyncio.wait({self._hearing}, timeout=left_s)
+            if not heard:
+                return Facts((self._next(),))
+        report = await self._hearing
+        self._hearing = None
+        if isinstance(report, Facts):
+            self._open -= sum(isinstance(fact, JobFinished | JobFailed) for fact in report.facts)
+            if self._late and not self._open:  # else the run would end before its time has come
+                return Facts((*report.facts, self._next()))
+        return report
+
+    async def stop(self, *, checkpoint: bool) -> None:
+        """As it is."""
+        await self._link.stop(checkpoint=checkpoint)
+
+    def _next(self) -> JobSubmitted:
+        self._open += 1
+        return JobSubmitted(self._late.pop(0)[1])
+
+
+class LateRun(LocalRun):
+    """A run of jobs that are submitted at given seconds; of those without one at once."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        folder: RunFolder,
+        submit_s: Mapping[str, float],
+        profiles: Mapping[JobId, ProfileBelief] | None = None,
+        options: ExecutorOptions | None = None,
+    ) -> None:
+        super().__init__(asked, folder, profiles=profiles)
+        self._options = options
+        specs = [spec for spec, _ in asked.jobs]
+        late = [(submit_s[spec.id], spec) for spec in specs if submit_s.get(spec.id, 0.0) > 0.0]
+        self._late = sorted(late, key=lambda pair: pair[0])
+        waiting = {spec.id for _, spec in late}
+        self._first = [JobSubmitted(spec) for spec in specs if spec.id not in waiting]
+
+    async def start(self, devices: Sequence[LocalDevice], state: Path) -> Link:
+        """The executor of this machine, with the submissions to come."""
+        link = await ExecutorLink.start(devices, state, options=self._options or ExecutorOptions())
+        return LateLink(link, self._late, len(self._first))

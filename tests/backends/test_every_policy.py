@@ -1,0 +1,128 @@
+"""Every policy runs real jobs: tiny trainings in real processes, under one executor that all of them borrow."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from carpool.backends.local import Ending
+from carpool.backends.runfolder import RunFolder
+from carpool.backends.running import Asked, LocalRun
+from carpool.core.messages import Order
+from carpool.core.model import JobId, Phase
+from carpool.policies.registry import POLICIES, parse_policy
+from carpool.runtime.devices import LocalDevice, parse_devices
+from carpool.runtime.jobfile import parse_jobs
+from carpool.runtime.link import ExecutorLink
+from carpool.runtime.program import Program
+from carpool.runtime.reports import Gone, Report
+
+pytest.importorskip("torch")
+
+DEVICES = parse_devices("cpu:2x1", oversubscribe=True)
+LIVE = {  # what a policy needs to be told for trainings that take a fraction of a second
+    "competitive": "competitive:settle_s=0.05",
+    "iadeep": "iadeep:settle_s=0.05",
+    "gavel": "gavel:turn_s=0.2",
+}
+ENTRY = """
+import torch
+from torch import nn
+from carpool import Stop, Training
+from carpool.runtime.datasets import synthetic
+
+
+def net(steps=8):
+    data = synthetic((8,), classes=4, size=64)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    return Training(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        dataset=data.train,
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        batch_size=16,
+        stop=Stop(steps=steps),
+    )
+"""
+
+
+class Lender:
+    """One executor for several runs, each of which believes that it stops it."""
+
+    def __init__(self, link: ExecutorLink) -> None:
+        self._link = link
+        self._hearing: asyncio.Task[Report] | None = None
+        self._over = asyncio.Event()
+
+    async def lend(self, devices: Sequence[LocalDevice], state: Path) -> "Lender":
+        """The same again."""
+        self._over = asyncio.Event()
+        return self
+
+    def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
+        self._link.introduce(job, program, resume=resume)
+
+    def carry(self, orders: Sequence[Order]) -> None:
+        self._link.carry(orders)
+
+    async def receive(self) -> Report:
+        if self._hearing is None:
+            self._hearing = asyncio.create_task(self._link.receive())
+        over = asyncio.create_task(self._over.wait())
+        await asyncio.wait({self._hearing, over}, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        if not self._hearing.done():
+            return Gone("given back")
+        report = self._hearing.result()
+        self._hearing = None
+        return report
+
+    async def stop(self, *, checkpoint: bool) -> None:
+        self._over.set()
+
+    async def close(self) -> None:
+        """End the executor."""
+        await self._link.stop(checkpoint=False)
+        if self._hearing is not None:
+            await self._hearing
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("live")
+    (folder / "train.py").write_text(ENTRY, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def lender(loop: asyncio.Runner, home: Path) -> Iterator[Lender]:
+    async def start() -> Lender:
+        return Lender(await ExecutorLink.start(DEVICES, home / "state"))
+
+    lender = loop.run(start())
+    yield lender
+    loop.run(lender.close())
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_real_jobs_run_to_their_end(policy: str, loop: asyncio.Runner, lender: Lender, home: Path) -> None:
+    text = LIVE.get(policy, policy)
+    widest = 1 if policy == "allox" else 2
+    rows = [
+        {"name": f"{policy}-a", "weight": 2.0},
+        {"name": f"{policy}-b", "max_devices": widest},
+        {"name": f"{policy}-c", "batch": {"size": 16, "tune": True, "min": 8, "max": 32}},
+    ]
+    jobs = parse_jobs({"defaults": {}, "job": [{"entry": "train.py:net", **row} for row in rows]}, home, "test")
+    run = LocalRun(
+        Asked("test", jobs, tuple(DEVICES), parse_policy(text), text, "0"), RunFolder(home / "runs" / policy)
+    )
+    assert loop.run(asyncio.wait_for(run.go(lender.lend), 60.0)) is Ending.DONE
+    assert {account.phase for account in run.ledger.accounts.values()} == {Phase.FINISHED}, run.ledger.accounts

@@ -1,0 +1,52 @@
+"""Policies from files of one's own: what is no policy is told before anything is started."""
+
+from pathlib import Path
+
+import pytest
+
+from carpool.cli.main import run
+from carpool.policies.registry import parse_policy
+
+MINE = """
+from dataclasses import dataclass
+from carpool.core.policy import Plan, Policy
+
+
+class Plain(Policy):
+    def plan(self, view):
+        return Plan.NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Mine(Plain):
+    margin: float = 1.0
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE, encoding="utf-8")
+    return path
+
+
+def test_a_class_of_a_file_takes_its_fields_as_parameters(file: Path) -> None:
+    assert repr(parse_policy(f"{file}:Mine:margin=2.5")) == "Mine(margin=2.5)"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("", "names no class"),
+        (":Plain", "class Plain is no dataclass"),
+        (":Mine:margin=x", "'x' is not a number"),
+        (":Mines", "Did you mean Mine"),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_bad_input(
+    file: Path, words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file.parent / "jobs.csv").write_text("job,submit_s,gpus,work_s\na,0,1,5\n")
+    trace = ["--trace", str(file.parent / "jobs.csv"), "--cluster", "1x1xV100"]
+    assert run(["simulate", *trace, "--policy", f"{file}{words}"]) == 2
+    assert told in capsys.readouterr().err
