@@ -2,9 +2,10 @@
 
 Usage: python benchmarks/live_vs_simulated.py [--paced] [--only NAME]
 For each scene the jobs first run in another order, all submitted at once: that is what is learned (rates alone and
-beside one other, what starts, moves and ends cost; the elastic ones once on each number of devices). Then the recorded run, with weights and arrivals, and its replay
-twice: from what was known before it began, and from what is known after it. Goal: every completion time within 15 %, the
-makespan within 10 %. `--paced` makes steps wait most of the time, for machines that others use too.
+beside one other, what starts, moves and ends cost; the elastic ones once on each number of devices). Then the recorded
+run, with weights and arrivals, and its replay twice: from what was known before it began, and from what is known after
+it. Goal: every completion time within 15 %, the makespan within 10 %. `--paced` makes steps wait most of the time, for
+machines that others use too.
 """
 
 from __future__ import annotations

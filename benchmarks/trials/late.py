@@ -1,4 +1,4 @@
-"""A run on this machine whose jobs are submitted one after another, each at an instant of its own."""
+"""A run on this machine whose jobs are submitted one after another, and an executor that several runs borrow."""
 
 from __future__ import annotations
 
@@ -14,9 +14,54 @@ from carpool.core.messages import JobFailed, JobFinished, JobSubmitted, Order
 from carpool.core.model import JobId, JobSpec
 from carpool.predictors.belief import ProfileBelief
 from carpool.runtime.devices import LocalDevice
-from carpool.runtime.link import ExecutorLink, ExecutorOptions
+from carpool.runtime.link import ExecutorLink
 from carpool.runtime.program import Program
-from carpool.runtime.reports import Facts, Report
+from carpool.runtime.reports import Facts, Gone, Report
+
+
+class Lender:
+    """One executor for several runs, each of which believes that it stops it: torch is imported once."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._hearing: asyncio.Task[Report] | None = None
+        self._over = asyncio.Event()
+
+    def lend(self) -> Lender:
+        """To the next run."""
+        self._over = asyncio.Event()
+        return self
+
+    def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
+        """As it is."""
+        self._link.introduce(job, program, resume=resume)
+
+    def carry(self, orders: Sequence[Order]) -> None:
+        """As it is."""
+        self._link.carry(orders)
+
+    async def receive(self) -> Report:
+        """What the executor says, until it is given back."""
+        if self._hearing is None:
+            self._hearing = asyncio.create_task(self._link.receive())
+        over = asyncio.create_task(self._over.wait())
+        await asyncio.wait({self._hearing, over}, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        if not self._hearing.done():
+            return Gone("given back")
+        report = self._hearing.result()
+        self._hearing = None
+        return report
+
+    async def stop(self, *, checkpoint: bool) -> None:
+        """Give it back."""
+        self._over.set()
+
+    async def close(self) -> None:
+        """End the executor."""
+        await self._link.stop(checkpoint=False)
+        if self._hearing is not None:
+            await self._hearing
 
 
 class LateLink:
@@ -72,10 +117,10 @@ class LateRun(LocalRun):
         folder: RunFolder,
         submit_s: Mapping[str, float],
         profiles: Mapping[JobId, ProfileBelief] | None = None,
-        options: ExecutorOptions | None = None,
+        lender: Lender | None = None,
     ) -> None:
         super().__init__(asked, folder, profiles=profiles)
-        self._options = options
+        self._lender = lender
         specs = [spec for spec, _ in asked.jobs]
         late = [(submit_s[spec.id], spec) for spec in specs if submit_s.get(spec.id, 0.0) > 0.0]
         self._late = sorted(late, key=lambda pair: pair[0])
@@ -84,5 +129,5 @@ class LateRun(LocalRun):
 
     async def start(self, devices: Sequence[LocalDevice], state: Path) -> Link:
         """The executor of this machine, with the submissions to come."""
-        link = await ExecutorLink.start(devices, state, options=self._options or ExecutorOptions())
+        link: Link = await ExecutorLink.start(devices, state) if self._lender is None else self._lender.lend()
         return LateLink(link, self._late, len(self._first))

@@ -27,9 +27,7 @@ def record(root: Path, name: str, policy: str = "fifo", **fails: str) -> RunFold
     """Four jobs of one device on a pretended machine of two, which makes a step a second."""
     (root / "train.py").write_text("def main(): ...\n")
     jobs = tuple(
-        Listed(
-            JobSpec(JobId(job), model="train.py:main"), Program("train.py:main", {"steps": steps}, folder=str(root))
-        )
+        Listed(JobSpec(JobId(job), model="train.py:main"), Program("train.py:main", {"steps": steps}, folder=str(root)))
         for job, steps in STEPS.items()
     )
     folder = RunFolder(root / ".carpool" / "runs" / name)

@@ -1,4 +1,4 @@
-"""A run once more, in the simulator: the same jobs, arrivals, devices and policy, with profiles in the place of workers.
+"""A run once more, in the simulator: the same jobs, arrivals, devices and policy, profiles instead of workers.
 
 What is fed in: when each job was submitted and how many steps it made, from the recording; the profiles, with rates
 alone and beside one other, and what starts, moves and ends cost. No rate of the recording itself is used unless the

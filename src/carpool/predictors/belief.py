@@ -173,7 +173,7 @@ class ProfileBelief:
 
 
 def _step_time(profile: Profile, kind: str) -> StepTime | None:
-    """T = a + b·m on one device: from default mode, else exact mode, else several devices or shares, else beside others."""
+    """T = a + b·m on one device: default mode, else exact mode, else several devices or shares, else beside others."""
     found = profile.step_time(kind) or profile.step_time(kind, exact=True)
     if found is not None:
         return found

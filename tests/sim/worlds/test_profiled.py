@@ -84,9 +84,7 @@ def test_luck_makes_a_job_faster_than_those_who_plan_believe() -> None:
 
 
 @pytest.mark.parametrize(("known", "length"), [({}, 11.5), ({"start_s": 3.0}, 13.5), ({"end_s": 2.0}, 13.0)])
-def test_starts_and_ends_cost_what_is_known_of_a_job_else_what_is_usual(
-    known: dict[str, float], length: float
-) -> None:
+def test_starts_and_ends_cost_what_is_known_of_a_job_else_what_is_usual(known: dict[str, float], length: float) -> None:
     job, cluster = JobSpec(JobId("a"), work=10.0), Cluster.build([(1, 1, "cpu1")])
     world = BelievedWorld(Declared(), costs={job.id: Costs(**known)}, usual=Costs(1.0, 0.2, 0.5))
     assert makespan(world, cluster, job) == pytest.approx(length)

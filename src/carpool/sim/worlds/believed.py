@@ -14,6 +14,8 @@ from carpool.predictors.profile import Costs
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, Signs
 
+FREE = Costs(0.0, 0.0, 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class BelievedWorld:
@@ -25,7 +27,7 @@ class BelievedWorld:
     belief: Estimator
     luck: Mapping[JobId, float] = field(default_factory=dict)  # true rate over believed rate; 1 where not named
     costs: Mapping[JobId, Costs] = field(default_factory=dict)  # of jobs of which they are known
-    usual: Costs = Costs(0.0, 0.0, 0.0)  # of the others
+    usual: Costs = FREE  # of the others
     lengths: Mapping[JobId, float] = field(default_factory=dict)  # of jobs whose spec does not say: nobody else knows
 
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
