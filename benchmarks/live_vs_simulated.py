@@ -55,16 +55,16 @@ class Scene:
     """A policy, what it may do, and who teaches."""
 
     policy: str
-    teacher: str  # the policy of the run in which the profiles are learned
-    widths: tuple[int, ...] = (1,)  # devices that a job may have; each is taught in a run of its own
+    teachers: tuple[tuple[str, int], ...]  # policy and devices of a job, of the runs in which the profiles are learned
+    widest: int = 1  # devices that a job may have
     steps: float = 1.0  # of those in the table
 
 
 SCENES = {
-    "default": Scene("carpool", "fifo"),
-    "in order": Scene("fifo", "srtf"),
-    "elastic": Scene("afs", "fifo", widths=(1, 2)),
-    "shared": Scene("mps-equal:slots=2", "mps-equal:slots=2", steps=0.6),
+    "default": Scene("carpool", (("fifo", 1),)),
+    "in order": Scene("fifo", (("srtf", 1),)),
+    "elastic": Scene("afs", (("fifo", 1), ("fifo", 2)), widest=2),
+    "shared": Scene("mps-equal:slots=2", (("fifo", 1), ("mps-equal:slots=2", 1)), steps=0.6),
 }
 
 
@@ -76,7 +76,7 @@ def listed(scene: Scene, *, paced: bool, taught: int = 0) -> tuple[Listed, ...]:
         count = int(scene.steps * (min(steps, 300 + steps // 10) if paced else steps))
         args = {"hidden": hidden // 4 if paced else hidden, "steps": count, "pause_s": pause_s}
         row = {"name": name, "entry": f"lively.py:{entry}", "args": args, "weight": weight}
-        rows.append(row | ({"devices": taught} if taught else {"max_devices": max(scene.widths)}))
+        rows.append(row | ({"devices": taught} if taught else {"max_devices": scene.widest}))
     return parse_jobs({"job": rows}, HERE, "benchmark")
 
 
@@ -100,12 +100,11 @@ def play(name: str, scene: Scene, devices: str, *, paced: bool) -> dict[str, Any
     submit_s = {job: at for job, (*_, at) in JOBS.items()}
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
-        for width in scene.widths:
-            jobs = listed(scene, paced=paced, taught=width)
-            run(root, f"learn-{width}", scene.teacher, jobs, devices, {})
+        for number, (teacher, width) in enumerate(scene.teachers):
+            run(root, f"learn-{number}", teacher, listed(scene, paced=paced, taught=width), devices, {})
         folder = run(root, "record", scene.policy, listed(scene, paced=paced), devices, submit_s)
         believed, after = kept_profiles(folder, BELIEVED), kept_profiles(folder, PROFILE)
-        results: dict[str, Any] = {"policy": scene.policy, "teacher": scene.teacher, "load": list(os.getloadavg())}
+        results: dict[str, Any] = {"policy": scene.policy, "teachers": scene.teachers, "load": list(os.getloadavg())}
         for which, truth in (("before", believed), ("learned", after)):
             found = rehearse(folder, parse_policy(scene.policy), truth, believed)
             print(f"\n{name}: {scene.policy}, from profiles {which} the run")

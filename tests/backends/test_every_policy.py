@@ -115,7 +115,7 @@ def lender(loop: asyncio.Runner, home: Path) -> Iterator[Lender]:
 def test_real_jobs_run_to_their_end(policy: str, loop: asyncio.Runner, lender: Lender, home: Path) -> None:
     text = LIVE.get(policy, policy)
     widest = 1 if policy == "allox" else 2
-    rows = [
+    rows: list[dict[str, object]] = [
         {"name": f"{policy}-a", "weight": 2.0},
         {"name": f"{policy}-b", "max_devices": widest},
         {"name": f"{policy}-c", "batch": {"size": 16, "tune": True, "min": 8, "max": 32}},

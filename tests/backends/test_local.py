@@ -301,11 +301,13 @@ def test_what_a_run_has_learned_is_what_the_next_one_begins_with(tmp_path: Path)
     first = sit("first")
     assert not (first.folder.job("a") / BELIEVED).exists()
     learned = read_profile(first.folder.job("a") / PROFILE)
-    assert [(each.steps, each.step_s) for each in learned.measurements] == [(5, pytest.approx(1.0))]
+    (seen,) = learned.measurements
+    assert (seen.steps, seen.step_s) == pytest.approx((5, 1.0))
     assert learned.costs == (0.0, None, 0.0)
     belief = Shelf(tmp_path).beliefs(jobs)[JobId("a")].rate(Placement(((Kind(TWO[0].kind), 1),)))
     assert belief is not None
-    assert (belief.rate.mean, belief.basis) == (pytest.approx(1.0), "measured")
+    assert belief.rate.mean == pytest.approx(1.0)
+    assert belief.basis == "measured"
     second = sit("second")
     assert read_profile(second.folder.job("a") / BELIEVED) == learned
     assert read_profile(second.folder.job("a") / PROFILE).measurements[0].steps == 10

@@ -130,10 +130,11 @@ class ProfileBelief:
             return 1.0
         points = {0.0: 0.0, 1.0: 1.0}
         for each in self.profile.measurements:
-            if each.kind == kind and each.share < 1.0 and each.devices == 1 and not each.beside and each.step_s:
+            if each.kind == kind and each.share < 1.0 and each.devices == 1 and each.step_s:
                 whole = self._seen(kind, 1, 1.0, each.batch_size, exact=each.exact)
                 if whole is not None and whole.step_s is not None:
-                    points[each.share] = min(1.0, whole.step_s / each.step_s)
+                    least = points.get(each.share, each.share if each.beside else 0.0)  # alone it is no slower
+                    points[each.share] = min(1.0, max(least, whole.step_s / each.step_s))
         low = max(share for share in points if share <= fraction)
         high = min(share for share in points if share >= fraction)
         portion = 0.0 if low == high else (fraction - low) / (high - low)
