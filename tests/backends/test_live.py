@@ -1,15 +1,19 @@
 """Beliefs from reports: measured where measured, scaled where not, honest about the rest."""
 
+from dataclasses import replace
+
 import pytest
 
 from carpool.backends.live import Live
 from carpool.core.messages import JobSubmitted, ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Neighbour, Placement
+from carpool.core.topology import Cluster, Placement
+from carpool.policies.batch_tuning import KnowsBatches
 from carpool.policies.uses import memory_of
 from carpool.predictors.belief import ProfileBelief
 from carpool.predictors.learning import Aim
-from carpool.predictors.profile import Measurement, Profile
+from carpool.predictors.profile import Measurement, NoiseSeen, Profile
 from carpool.testing import EstimatorContract
 from carpool.testing.desk import Desk
 
@@ -197,3 +201,45 @@ def test_what_is_measured_beside_others_says_nothing_of_alone() -> None:
     assert alone.std < 0.05 * alone.mean
     assert live.rate(SPEC, beside).mean == 4.0
     assert [placement.fraction for placement in live.rates(SPEC.id)] == [1.0]
+
+
+TUNED = JobSpec(JobId("t"), batch_size=32, batch_range=(8, 128))
+KIND = Kind("cpu1")
+
+
+def tuned(rate: float, batch_size: int = 0, noise: float | None = None) -> tuple[Job, ProgressReported]:
+    held = Allocation.of(0, batch_size=batch_size)
+    job = Job(TUNED, 0, 0.0, Phase.RUNNING, held, 1, held, 1)
+    return job, ProgressReported(TUNED.id, 1, 5.0, rate, noise=noise)
+
+
+def test_a_batch_is_judged_by_samples_and_what_they_teach_not_by_steps() -> None:
+    live = Live(CLUSTER)
+    assert isinstance(live, KnowsBatches)
+    sizes = (8, 32, 128)
+    assert max(sizes, key=lambda size: live.goodput(TUNED, KIND, size).mean) == 32  # nothing is known of its noise
+    live.learn(1.0, *tuned(100.0, noise=1000.0))
+    live.learn(2.0, *tuned(50.0, 128))
+    assert live.goodput(TUNED, KIND, 128).mean == pytest.approx(4 * 0.5 * (1000 + 32) / (1000 + 128))
+    live.learn(3.0, *tuned(200.0, 8))
+    assert live.goodput(TUNED, KIND, 8).mean == pytest.approx(0.25 * 2.0 * (1000 + 32) / (1000 + 8))
+    live.learn(4.0, *tuned(100.0, 32, noise=1.0))  # later the gradient is clear: more samples add nothing
+    assert live.goodput(TUNED, KIND, 128).mean == pytest.approx(4 * 0.5 * (1 + 32) / (1 + 128))
+    assert live.goodput(TUNED, KIND, 32).mean == 1.0
+
+
+def test_a_batch_that_was_never_tried_is_taken_to_take_longer() -> None:
+    live = Live(CLUSTER)
+    live.learn(1.0, *tuned(100.0, noise=50.0))
+    one = Placement(((KIND, 1),), batch_size=64)
+    assert live.rate(TUNED, one).mean == pytest.approx(100.0 / 1.5)
+    assert live.rate(TUNED, Placement(((KIND, 1),), batch_size=32)).mean == 100.0
+
+
+def test_the_noise_of_a_profile_counts_until_a_job_tells_its_own() -> None:
+    profile = Profile("t.py:t", {}, "", 32, 320, measurements=(Measurement("cpu1", 1, 32, step_s=0.01),))
+    belief = ProfileBelief.of(replace(profile, noise=NoiseSeen(300.0, 10.0, 8, 20)))
+    live = Live(CLUSTER, profiles={TUNED.id: belief})
+    assert live.noise(TUNED.id) == 300.0
+    live.learn(1.0, *tuned(100.0, noise=50.0))
+    assert live.noise(TUNED.id) == 50.0

@@ -96,7 +96,7 @@ def test_more_devices_and_other_shares_are_scaled_from_what_was_seen() -> None:
 
 def test_a_neighbour_slows_as_it_did_when_it_was_measured() -> None:
     assert rate(on(fraction=0.5, beside="sub/other.py:net"))[0] == pytest.approx(0.6 / 0.042 * 0.8)
-    assert rate(on(fraction=0.5, beside="stranger.py:net"))[0] == pytest.approx(0.6 / 0.042)
+    assert rate(on(fraction=0.5, beside="stranger.py:net"))[0] == pytest.approx(0.6 / 0.042 * 0.8)  # as others did
     assert rate(on(beside="stranger.py:net"))[0] == pytest.approx(1 / 0.042 / 1.5)
 
 
@@ -140,3 +140,31 @@ def test_newer_measurements_replace_older_ones_of_the_same_setting() -> None:
     joined = merged(PROFILE.measurements, [alone(8, step_s=1.0), alone(9)])
     assert len(joined) == len(PROFILE.measurements) + 1
     assert joined[0].step_s == 1.0
+
+
+def test_what_was_only_seen_beside_another_is_the_least_of_what_is_had_alone() -> None:
+    whole, beside = (
+        Measurement("cpu1", 1, 32, step_s=0.1),
+        Measurement("cpu1", 1, 32, 0.5, beside="o.py:o", step_s=0.125),
+    )
+    belief = ProfileBelief.of(Profile("a.py:a", {}, "", 32, 320, measurements=(whole, beside)))
+
+    def mean(placement: Placement) -> float:
+        found = belief.rate(placement)
+        assert found is not None
+        return found.rate.mean
+
+    assert mean(on(fraction=0.5)) == pytest.approx(8.0)
+    assert mean(on(fraction=0.5, beside="o.py:o")) == pytest.approx(8.0)
+    only = ProfileBelief.of(Profile("a.py:a", {}, "", 32, 320, measurements=(beside,)))
+    assert only.kinds == ("cpu1",)
+
+
+def test_what_was_measured_in_a_pair_is_answered_as_it_was() -> None:
+    pair = Measurement("cpu1", 1, 32, 0.5, beside="o.py:o", steps=9, step_s=0.05)
+    belief = ProfileBelief.of(
+        Profile("a.py:a", {}, "", 32, 320, measurements=(Measurement("cpu1", 1, 32, step_s=0.2), pair))
+    )
+    found = belief.rate(on(fraction=0.5, beside="o.py:o"))
+    assert found is not None
+    assert (found.rate.mean, found.basis) == (20.0, "measured")

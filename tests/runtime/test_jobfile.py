@@ -76,6 +76,7 @@ def test_every_key_arrives(home: Path) -> None:
         memory_bytes=6 << 30,
         seed=7,
         batch_size=64,
+        tune=True,
         batch_per_device=True,
         sync_batchnorm=True,
         checkpoint_s=300.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from carpool.core.estimates import Estimate
@@ -20,6 +20,7 @@ _SERIAL = 0.1  # part of a step that more devices do not shorten, until measured
 _TYPICAL_S = 120.0  # length of a job of which nothing is known, while nothing is known of any other
 _UNSURE = 0.5  # spread of a guess, relative to it
 _LEAST = 0.1  # least spread of a rate that was not measured
+_FIXED = 0.5  # part of a step's time that does not grow with its batch, until measured
 
 _PROBED = 0.02  # spread of what a probe measured, relative to it
 
@@ -42,7 +43,8 @@ class Live:
     over the links, from all jobs' steps, once it was measured on unlike numbers of devices (`Places`); before that as
     its profile says, and without one by the number of devices (Amdahl, a tenth serial), their speeds (`speeds`: cores
     of a device, say) and the share. Of a job without a profile that never ran it is known only how it compares with
-    itself: its rate is 1 on the reference, and its length that of the average known job.
+    itself: its rate is 1 on the reference, and its length that of the average known job. Batch sizes are compared by
+    `goodput`, with the gradient noise that the job has reported.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Live:
         self._totals: dict[JobId, float] = {}
         self._places: tuple[tuple[Cluster, int], Places] | None = None  # and what it was fitted to
         self.has_company: Callable[[Job], bool] = lambda job: False  # whether others hold some of its devices too
+        self._noise: dict[JobId, float] = {}  # gradient noise scale, as last reported
 
     @property
     def version(self) -> int:
@@ -80,17 +83,17 @@ class Live:
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
         """Steps per second there."""
-        key = _key(spec.id, placement, bool(placement.neighbours))
+        key = _key(spec, placement, shared=bool(placement.neighbours))
         known = self._rates.get(key)
         if known is not None:
             return Estimate(known.mean, known.spread)
         first = self.first_belief(spec, placement).rate
-        near = self._nearest(spec.id, placement)
+        near = self._nearest(key)
         if near is None:
             return first
         _, groups, fraction, batch_size, was_shared = near
         if fraction == placement.fraction == 1.0 and not placement.neighbours and not was_shared:
-            faster = self._known_places().ratio(spec.id, Place(groups, batch_size), _place(placement))
+            faster = self._known_places().ratio(spec.id, Place(groups, batch_size), Place(key[1], key[3]))
             if faster is not None:
                 guess = self._rates[near].mean * faster.mean
                 return Estimate(guess, guess * max(_LEAST, faster.std / faster.mean))
@@ -101,6 +104,8 @@ class Live:
     def first_belief(self, spec: JobSpec, placement: Placement) -> Belief:
         """Steps per second before the job has run, and why: from its profile, else a guess of how places compare."""
         guess = self._relative(placement.groups, placement.fraction) / max(1.0, placement.load)
+        if placement.batch_size and spec.batch_size:
+            guess /= _FIXED + (1.0 - _FIXED) * placement.batch_size / spec.batch_size
         profile = self._profiles.get(spec.id)
         if profile is None:
             return Belief(Estimate(guess, guess * _UNSURE), "guessed")
@@ -113,10 +118,31 @@ class Live:
         scaled = one.rate.mean * guess / self._relative(((kind, 1),), 1.0)
         return Belief(Estimate(scaled, scaled * _UNSURE), "guessed from another kind")
 
-    def memory(self, spec: JobSpec) -> int:
+    def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
         """Bytes on each of its devices, from its profile; 0: unknown."""
         profile = self._profiles.get(spec.id)
-        return 0 if profile is None else profile.memory(spec)
+        return 0 if profile is None else profile.memory(replace(spec, batch_size=batch_size or spec.batch_size))
+
+    def noise(self, job: JobId) -> float | None:
+        """The gradient noise scale φ in samples: as last reported, else as its profile says; None: unknown."""
+        if job in self._noise:
+            return self._noise[job]
+        profile = self._profiles.get(job)
+        seen = None if profile is None else profile.profile.noise
+        return None if seen is None else seen.scale
+
+    def goodput(self, spec: JobSpec, kind: Kind, batch_size: int) -> Estimate:
+        """Progress alone with a batch over that with the job's own: samples per second times (φ + m0)/(φ + m).
+
+        While nobody knows the noise no batch is better than the job's own: what more samples bring is not known.
+        """
+        own, noise = spec.batch_size, self.noise(spec.id)
+        if noise is None or batch_size == own:
+            return Estimate(1.0 if batch_size == own else 1.0 - _UNSURE, _UNSURE)
+        here, there = (self.rate(spec, Placement(((kind, 1),), batch_size=size)) for size in (batch_size, own))
+        samples = batch_size * here.mean / (own * there.mean)
+        mean = samples * (noise + own) / (noise + batch_size)
+        return Estimate(mean, mean * here.std / here.mean)
 
     def rates(self, job: JobId) -> Mapping[Placement, Measured]:
         """All that was measured of a job in this run while it was alone."""
@@ -147,12 +173,15 @@ class Live:
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
         """Take one measured rate in, and the loss."""
         self.curves.learn(job.id, report.done, report.loss)
+        if report.noise is not None:
+            self._noise[job.id] = report.noise
+            self._lessons += 1
         if job.observed is None or not 0.0 < report.rate < inf:
             return
         if max(job.observed.devices()) >= self.cluster.num_devices:
             return  # while a journal is folded, of a machine that came back with other devices
         shared = not report.alone and self.has_company(job)
-        key = _key(job.id, self.cluster.placement(job.observed), shared)
+        key = _key(job.spec, self.cluster.placement(job.observed), shared=shared)
         known = self._rates.get(key)
         if known is None:
             self._of_job.setdefault(job.id, []).append(key)
@@ -185,11 +214,15 @@ class Live:
         speed = sum(number * self._speeds.get(kind, 1.0) for kind, number in groups) / count
         return speed * fraction * count / (1.0 + _SERIAL * (count - 1))
 
-    def _nearest(self, job: JobId, placement: Placement) -> _Key | None:
-        """The measurement whose prior is closest to the one asked for; the newest of equals."""
-        wanted = self._relative(placement.groups, placement.fraction)
-        keys = reversed(self._of_job.get(job, []))
-        return min(keys, key=lambda key: abs(self._relative(key[1], key[2]) - wanted), default=None)
+    def _nearest(self, wanted: _Key) -> _Key | None:
+        """The measurement whose prior is closest to the one asked for, then whose batch is; the newest of equals."""
+        job, groups, fraction, batch_size, _ = wanted
+        speed = self._relative(groups, fraction)
+        return min(
+            reversed(self._of_job.get(job, [])),
+            key=lambda key: (abs(self._relative(key[1], key[2]) - speed), abs(key[3] - batch_size)),
+            default=None,
+        )
 
     def _alone(self, job: JobId) -> float:
         """The job's rate on one device of speed 1, as far as is known."""
@@ -209,9 +242,6 @@ class Live:
         return sum(lengths) / len(lengths) if lengths else _TYPICAL_S
 
 
-def _place(placement: Placement) -> Place:
-    return Place(placement.groups, placement.batch_size)
-
-
-def _key(job: JobId, placement: Placement, shared: bool) -> _Key:
-    return job, placement.groups, placement.fraction, placement.batch_size, shared
+def _key(spec: JobSpec, placement: Placement, *, shared: bool) -> _Key:
+    """A job's own batch is the same setting whether it is named or not."""
+    return spec.id, placement.groups, placement.fraction, placement.batch_size or spec.batch_size, shared

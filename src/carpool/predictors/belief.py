@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from statistics import median
 from typing import NamedTuple
 
 from carpool.core.estimates import Estimate
-from carpool.core.model import JobSpec
+from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Placement
 from carpool.predictors.memory import MemoryModel
 from carpool.predictors.profile import Measurement, Profile, setting, short_entry
@@ -31,8 +32,8 @@ class ProfileBelief:
 
     A setting that was measured is answered by the measurement. Another batch size on one device follows T = a + b·m.
     More devices speed it up as they did at the widest setting measured (Amdahl), a share as the nearest shares did,
-    a neighbour as it did when the two were measured together; what was never measured is taken as a tenth serial, as
-    proportional to the share, and as slowed only where shares sum past one.
+    a neighbour as it did when the two were measured together, one that never was as those that were; without any
+    measurement it is taken as a tenth serial, as proportional to the share, and as slowed only where shares sum past one.
     """
 
     profile: Profile
@@ -145,25 +146,22 @@ class ProfileBelief:
         """What neighbours leave of the rate."""
         if not placement.neighbours:
             return 1.0
-        left = 1.0
-        known = {each.beside for each in self.profile.measurements if each.beside}
-        for neighbour in placement.neighbours:
-            entry = short_entry(neighbour.spec.model)
-            if entry in known:
-                left *= self._pair(entry)
-            else:
-                return 1.0 / max(1.0, placement.load)
-        return left
+        known = sorted({each.beside for each in self.profile.measurements if each.beside and each.step_s})
+        pairs = {entry: self._pair(entry) for entry in known}
+        usual = median(pairs.values()) if pairs else 1.0
+        models = [short_entry(neighbour.spec.model) for neighbour in placement.neighbours]
+        left = prod(pairs.get(model, usual) for model in models)
+        return left if pairs.keys() >= set(models) else min(left, 1.0 / max(1.0, placement.load))
 
     def _pair(self, entry: str) -> float:
         """Rate beside another training over the rate with the same share alone; the median of what was measured."""
         ratios = []
         for each in self.profile.measurements:
             if each.beside == entry and each.step_s:
-                alone = self._seen(each.kind, each.devices, each.share, each.batch_size, exact=each.exact)
-                if alone is not None and alone.step_s is not None:
-                    ratios.append(alone.step_s / each.step_s)
-        return min(1.0, median(ratios)) if ratios else 1.0
+                there = Placement(((Kind(each.kind), each.devices),), each.share, each.batch_size)
+                alone, *_ = self._measured(there, each.batch_size) or self._alone(there, each.batch_size)
+                ratios.append(1.0 / (each.step_s * alone))
+        return min(1.0, median(ratios))
 
     def _seen(
         self, kind: str, count: int, share: float, batch: int, *, exact: bool, beside: str = ""

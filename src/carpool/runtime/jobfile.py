@@ -188,6 +188,7 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         exact=exact,
         shards=shards,
         batch_size=batch.whole("size", 0, least=0),
+        tune=batch.flag("tune"),
         batch_per_device=batch.choice("per", ("step", "device")) == "device",
         sync_batchnorm=_sync_batchnorm(table, exact),
         deterministic=_deterministic(table, exact),

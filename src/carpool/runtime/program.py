@@ -22,6 +22,7 @@ class Program:
     exact: bool = False
     shards: int = 8  # logical shards of an exact job, a power of two
     batch_size: int = 0  # 0: the training's own
+    tune: bool = False  # whether its batch size may be changed: then its gradient noise is measured
     batch_per_device: bool = False  # keep the batch per device when the number of devices changes
     sync_batchnorm: bool = False
     deterministic: bool = True  # equal bits from run to run; without, a GPU may use faster kernels

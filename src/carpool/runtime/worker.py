@@ -28,6 +28,7 @@ from carpool.runtime.jointnorm import JointNorms
 from carpool.runtime.keeping import Keeper, publish, take_over
 from carpool.runtime.lodger import Lodger
 from carpool.runtime.mishap import broke, is_device, is_memory
+from carpool.runtime.noisemeter import NoiseMeter
 from carpool.runtime.passes import Step
 from carpool.runtime.place import Place
 from carpool.runtime.prepare import farewell, ready
@@ -91,6 +92,7 @@ class Worker:
         self._counter = counter
         self._program = program
         self._batch_size = trainer.batch_size
+        self._noise = NoiseMeter(trainer.layout.parameters) if program.tune else None
         self._faults = Faults.of(begin.job)
         self._keeper = Keeper(begin.checkpoints, program.keep, self._faults)
         self._joiner = Joiner(trainer, norms, self._is_given_up)
@@ -170,7 +172,8 @@ class Worker:
         if place.token is not None:
             place.token.done(is_idle=not (trainer.evaluation_due or trainer.stopped or place.halting))
         if place.said.rank == 0 and (report := place.pace.count(done, trainer.metrics)):
-            self._channel.send(replace(report, memory_bytes=most_taken(trainer.device)))
+            noise = None if self._noise is None else self._noise.scale
+            self._channel.send(replace(report, noise=noise, memory_bytes=most_taken(trainer.device)))
         for words in trainer.graphs.take_news() if trainer.graphs is not None else ():
             self._channel.send(Noted(words))
 
@@ -182,6 +185,8 @@ class Worker:
             loss = trainer.pass_whole(step)
             place.announce_end()
             self._lodger.enter_wholly()
+            if self._noise is not None:
+                self._noise.see(step.num_samples)
             self._torn = True
             return trainer.apply_whole(step, loss)
         self._tell_unrecorded(f"each of them is {len(step.bounds)} passes" if len(step.bounds) > 1 else "")

@@ -1,0 +1,70 @@
+"""Batch sizes tuned while real trainings run: they reach what they are trained for."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from carpool.backends.local import Ending, Link
+from carpool.backends.runfolder import RunFolder
+from carpool.backends.running import Asked, LocalRun
+from carpool.core.model import JobId, Phase
+from carpool.policies.registry import parse_policy
+from carpool.runtime.devices import parse_devices
+from carpool.runtime.jobfile import parse_jobs
+from carpool.runtime.link import ExecutorLink
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+ENTRY = """
+import torch
+from torch import nn
+import carpool
+
+
+def digits():
+    data = carpool.datasets.digits()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    images, labels = data.test.tensors
+
+    def evaluate(model):
+        return {"accuracy": float((model(images).argmax(1) == labels).float().mean())}
+
+    return carpool.Training(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.02),
+        dataset=data.train,
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        batch_size=32,
+        stop=carpool.Stop(epochs=1000, target_metric="accuracy >= 0.95"),
+        evaluate=evaluate,
+    )
+"""
+POLICY = "iadeep:settle_s=0.05:most=2"
+
+
+def test_tuned_jobs_reach_their_target(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ENTRY, encoding="utf-8")
+    batch = {"size": 32, "tune": True, "min": 8, "max": 128}
+    rows = [{"name": name, "entry": "train.py:digits", "batch": batch, "seed": seed} for seed, name in enumerate("ab")]
+    devices = tuple(parse_devices("cpu:1x1"))
+    jobs = parse_jobs({"job": [*rows, {"name": "own", "entry": "train.py:digits"}]}, tmp_path, "test")
+    run = LocalRun(
+        Asked("test", jobs, devices, parse_policy(POLICY), POLICY, "0"), RunFolder(tmp_path / "run"), resume=False
+    )
+
+    async def start(devices: object, state: Path) -> Link:
+        return await ExecutorLink.start(tuple(run.devices), state)
+
+    assert asyncio.run(asyncio.wait_for(run.go(start), 100.0)) is Ending.DONE
+    sizes: dict[str, set[int]] = {}
+    for name, account in run.ledger.accounts.items():
+        assert account.phase is Phase.FINISHED, account.error
+        assert account.outcome is not None
+        assert account.outcome.metrics["accuracy"] >= 0.95
+        sizes[name] = {given.allocation.batch_size for given in account.decisions if given.allocation is not None}
+    assert (sizes["a"] | sizes["b"]) - {0, 32}, sizes  # something else was tried,
+    assert sizes["own"] == {0}, "and only where the job allows it"
+    assert run.live.noise(JobId("a")) is not None
+    assert run.live.noise(JobId("own")) is None
