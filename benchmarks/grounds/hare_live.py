@@ -1,4 +1,4 @@
-"""A live run under `hare`: equal trainings with unlike weights on a cpu device of one core and one of two."""
+"""A live run: equal trainings with unlike weights on a cpu device of one core and one of two."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def mlp() -> carpool.Training:
 """
 
 
-def live() -> dict[str, Any]:
+def live(policy: str = "hare") -> dict[str, Any]:
     """Run, print who ended when, and return the figures."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -42,20 +42,22 @@ def live() -> dict[str, Any]:
             f'[[job]]\nname = "{job}"\nentry = "train.py:mlp"\nweight = {weight}\n' for job, weight in WEIGHTS.items()
         ]
         (folder / "jobs.toml").write_text("\n".join(tables), encoding="utf-8")
-        command = [sys.executable, "-m", "carpool", "run", str(folder / "jobs.toml"), "--policy", "hare", "--json"]
+        command = [sys.executable, "-m", "carpool", "run", str(folder / "jobs.toml"), "--policy", policy, "--json"]
         command += ["--devices", DEVICES, "--oversubscribe", "--state", str(folder / "state")]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         told = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env, timeout=180.0, check=True).stdout
     found = json.loads(told)
     jobs = {job["name"]: job for job in found["jobs"]}
     starts = {name: job["allocations"][0]["at_s"] for name, job in jobs.items()}
-    print(f"\nlive on {DEVICES} under hare: weighted JCT {found['weighted_jct_s']:.1f} s")
+    print(f"\nlive on {DEVICES} under {policy}: weighted JCT {found['weighted_jct_s']:.1f} s")
     for job, weight in WEIGHTS.items():
         begun, held = starts[job], ", ".join(jobs[job]["allocations"][0]["devices"])
         ended = f"{jobs[job]['state']} at {jobs[job]['jct_s']:6.2f} s"
         print(f"  {job:10} weight {weight:g}  from {begun:6.2f} s on {held}, {ended}")
     return {
+        "policy": policy,
         "devices": DEVICES,
+        "overlap": len(os.sched_getaffinity(0)) < 3,  # the devices share a core
         "weighted_jct_s": found["weighted_jct_s"],
         "jobs": [
             {

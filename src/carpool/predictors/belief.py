@@ -33,7 +33,7 @@ class ProfileBelief:
     A setting that was measured is answered by the measurement. Another batch size on one device follows T = a + b·m.
     More devices speed it up as they did at the widest setting measured (Amdahl), a share as the nearest shares did,
     a neighbour as it did when the two were measured together, one that never was as those that were; without any
-    measurement it is taken as a tenth serial, as proportional to the share, and as slowed only where shares sum past one.
+    measurement as a tenth serial, as proportional to the share, and as slowed only where shares sum past one.
     """
 
     profile: Profile
