@@ -117,3 +117,14 @@ def test_the_spread_is_that_of_single_steps() -> None:
 def test_nothing_is_known_of_a_job_that_never_ran(story: Story) -> None:
     assert story.watch.timed(B) == {}
     assert story.watch.costs(JobId("c")) == Costs()
+
+
+def test_of_a_job_that_ends_before_its_second_report_the_last_steps_count(story: Story) -> None:
+    story.at(0.0, a=Allocation.of(0))
+    story.at(1.0, AssignApplied(A, 1, 0.0), report(A, 1.0))
+    story.watch.ended(A, 11)
+    story.at(3.0, JobFinished(A, 1))
+    (timed,) = story.watch.timed(A).values()
+    assert (timed.steps, timed.seconds) == (10.0, 2.0)
+    assert story.watch.costs(A).start_s == pytest.approx(0.8)
+    assert story.watch.costs(A).end_s is None

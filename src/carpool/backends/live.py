@@ -131,17 +131,20 @@ class Live:
         seen = None if profile is None else profile.profile.noise
         return None if seen is None else seen.scale
 
-    def goodput(self, spec: JobSpec, kind: Kind, batch_size: int) -> Estimate:
-        """Progress alone with a batch over that with the job's own: samples per second times (φ + m0)/(φ + m).
+    def progress(self, spec: JobSpec, batch_size: int) -> float:
+        """What a step with a batch m is worth, in steps with the job's own m0: m/m0·(φ + m0)/(φ + m).
 
         While nobody knows the noise no batch is better than the job's own: what more samples bring is not known.
         """
         own, noise = spec.batch_size, self.noise(spec.id)
-        if noise is None or batch_size == own:
-            return Estimate(1.0 if batch_size == own else 1.0 - _UNSURE, _UNSURE)
-        here, there = (self.rate(spec, Placement(((kind, 1),), batch_size=size)) for size in (batch_size, own))
-        samples = batch_size * here.mean / (own * there.mean)
-        mean = samples * (noise + own) / (noise + batch_size)
+        if noise is None:
+            return min(1.0, batch_size / own) * (1.0 if batch_size == own else _UNSURE)
+        return batch_size / own * (noise + own) / (noise + batch_size)
+
+    def goodput(self, spec: JobSpec, kind: Kind, batch_size: int) -> Estimate:
+        """Progress alone with a batch over that with the job's own."""
+        here, there = (self.rate(spec, Placement(((kind, 1),), batch_size=m)) for m in (batch_size, spec.batch_size))
+        mean = here.mean / there.mean * self.progress(spec, batch_size)
         return Estimate(mean, mean * here.std / here.mean)
 
     def rates(self, job: JobId) -> Mapping[Placement, Measured]:

@@ -138,8 +138,8 @@ class Stopwatch:
             self._progress(at, self._jobs[fact.job], fact.done)
         elif isinstance(fact, _LEAVE):
             watched = self._jobs[fact.job]
-            if isinstance(fact, JobFinished) and watched.last is not None:
-                watched.end = _Gap(at - watched.last[0], watched.last[1], self._setting(watched))
+            if isinstance(fact, JobFinished):
+                self._finish(at, fact.job, watched)
             self._hold(watched, None)
         elif isinstance(fact, NodeJoined):
             if all(node.name != fact.name for node in self._cluster.nodes):
@@ -163,6 +163,17 @@ class Stopwatch:
             before, made = watched.last
             watched.timed.setdefault(setting, Timed()).add(done - made, at - before)
         watched.last = at, done
+
+    def _finish(self, at: float, job: JobId, watched: _Watched) -> None:
+        """The time since the last report went into the last steps and the end; of a short job it is all there is."""
+        if watched.last is None or watched.held is None:
+            return
+        (since, done), setting = watched.last, self._setting(watched)
+        left = self._totals.get(job, 0.0) - done
+        if setting in watched.timed:
+            watched.end = _Gap(at - since, done, setting)
+        elif left > 0.0 and at > since:
+            watched.timed.setdefault(setting, Timed()).add(left, at - since)
 
     # -------------------------------------------------------------------------------------------------------- holding
     def _change(self, at: float, change: Change) -> None:

@@ -182,7 +182,7 @@ class Competitive(Policy):
         if not trial.is_measured or unknown:
             trials.keep(device, trial, at + self.settle_s)
             return
-        trial = trial.judged(search, search.relative(trial.rates))
+        trial = trial.judged(search, search.relative(trial.rates, trial.now))
         vector = self._next(search, trial)
         is_slower = trial.most < 1.0 - self.min_gain and not search.unknown(search.equal(1.0))
         if vector is None and is_slower:

@@ -10,6 +10,7 @@ from carpool.core.model import DeviceId, Job, JobId, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Placement
 from carpool.policies.batch_tuning import best_alone
+from carpool.policies.goodput import worth_of_step
 from carpool.policies.share_search import KnowsMixes, Setting, one_by_one
 from carpool.policies.sharing import Likeness, likeness
 from carpool.policies.uses import KnowsUse, memory_of
@@ -118,7 +119,10 @@ class Flow:
             rates = estimates.mixed(kind, [mix])[0]
         else:
             rates = one_by_one(estimates, kind, mix)
-        return [rate.mean / self._rate(guest.job, kind) for rate, guest in zip(rates, guests, strict=True)]
+        return [
+            rate.mean * worth_of_step(estimates, spec, batch_size) / self._rate(guest.job, kind)
+            for rate, guest, (spec, _, batch_size) in zip(rates, guests, mix, strict=True)
+        ]
 
 
 def _like(guest: Guest) -> tuple[Likeness, Setting]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from carpool.core.estimates import Estimator
 from carpool.core.model import JobSpec, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Placement
@@ -20,6 +21,22 @@ class KnowsGoodput(Protocol):
     def goodputs(self, spec: JobSpec, counts: Sequence[int], several: Sequence[bool]) -> Sequence[Goodput]:
         """For each number of devices, on one node or over several; rate 0 where the job cannot run."""
         ...
+
+
+@runtime_checkable
+class CountsSteps(Protocol):
+    """An estimator whose rates are steps per second, whatever the steps hold; others count progress."""
+
+    def progress(self, spec: JobSpec, batch_size: int) -> float:
+        """What a step with a batch is worth, in steps with the job's own."""
+        ...
+
+
+def worth_of_step(estimates: Estimator, spec: JobSpec, batch_size: int) -> float:
+    """By how much a rate with a batch has to be multiplied to compare it with one at the job's own."""
+    if not batch_size or batch_size == spec.batch_size or not isinstance(estimates, CountsSteps):
+        return 1.0
+    return estimates.progress(spec, batch_size)
 
 
 def goodputs(

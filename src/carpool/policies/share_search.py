@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from carpool.core.estimates import Estimate, Estimator
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Neighbour, Placement
+from carpool.policies.goodput import worth_of_step
 from carpool.policies.uses import memory_of
 
 _LEAST = 1e-6
@@ -48,7 +49,7 @@ class Tenant(NamedTuple):
 
 
 def speeds(estimates: Estimator, kind: Kind, tenants: Sequence[Tenant], vectors: Sequence[Vector]) -> list[list[float]]:
-    """Believed rate of each job under each vector, relative to its rate alone on the whole device."""
+    """Believed progress of each job under each vector, relative to that alone on the whole device."""
     alone = [max(estimates.rate(tenant.spec, Placement(((kind, 1),))).mean, _LEAST) for tenant in tenants]
     mixes = [[(tenant.spec, *setting) for tenant, setting in zip(tenants, v, strict=True)] for v in vectors]
     found: Sequence[Sequence[Estimate]]
@@ -56,7 +57,13 @@ def speeds(estimates: Estimator, kind: Kind, tenants: Sequence[Tenant], vectors:
         found = estimates.mixed(kind, mixes)
     else:
         found = [one_by_one(estimates, kind, mix) for mix in mixes]
-    return [[estimate.mean / whole for estimate, whole in zip(rates, alone, strict=True)] for rates in found]
+    return [
+        [
+            rate.mean * worth_of_step(estimates, spec, batch_size) / whole
+            for rate, whole, (spec, _, batch_size) in zip(rates, alone, mix, strict=True)
+        ]
+        for rates, mix in zip(found, mixes, strict=True)
+    ]
 
 
 def one_by_one(estimates: Estimator, kind: Kind, mix: Sequence[Tenure]) -> list[Estimate]:
@@ -111,10 +118,14 @@ class ShareSearch:
         pairs = zip(self.tenants, vector, strict=True)
         return [tenant.spec.id for tenant, setting in pairs if _is_unsure(self._alone(tenant, setting.fraction))]
 
-    def relative(self, rates: Sequence[float]) -> list[float]:
-        """Rates relative to those alone on the whole device."""
-        whole = [self._alone(tenant, 1.0).mean for tenant in self.tenants]
-        return [min(rate / alone, 1e6) if alone > 0.0 else 1e6 for rate, alone in zip(rates, whole, strict=True)]
+    def relative(self, rates: Sequence[float], vector: Vector) -> list[float]:
+        """Progress at rates seen under a vector, relative to that alone on the whole device."""
+        found = []
+        for tenant, rate, setting in zip(self.tenants, rates, vector, strict=True):
+            alone = self._alone(tenant, 1.0).mean
+            made = rate * worth_of_step(self.estimates, tenant.spec, setting.batch_size)
+            found.append(min(made / alone, 1e6) if alone > 0.0 else 1e6)
+        return found
 
     def solos(self, vectors: Sequence[Vector]) -> list[list[tuple[float, float]]]:
         """Of each job, the caps of these vectors under which it was measured alone, with its relative speed."""
