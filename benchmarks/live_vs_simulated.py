@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from measured import save
 from trials.late import LateRun
@@ -27,27 +27,43 @@ from carpool.backends.running import Asked
 from carpool.backends.shelf import Shelf
 from carpool.cli.rehearsal import kept_profiles, rehearse
 from carpool.cli.replay import as_document, print_rehearsal
-from carpool.core.model import Phase
+from carpool.core.model import JobId, Phase
 from carpool.policies.registry import parse_policy
 from carpool.runtime.devices import parse_devices
 from carpool.runtime.jobfile import Listed, parse_jobs
 
 HERE = Path(__file__).resolve().parent / "trials"
 WITHIN, WHOLE_WITHIN = 0.15, 0.10
-# name: (entry, hidden, steps, weight, submitted after s)
-JOBS: dict[str, tuple[str, int, int, float, float]] = {
-    "a": ("mlp", 512, 1500, 1.0, 0.0),
-    "b": ("mlp", 1024, 400, 4.0, 0.0),
-    "c": ("cnn", 32, 500, 1.0, 0.0),
-    "d": ("mlp", 512, 2500, 2.0, 2.0),
-    "e": ("cnn", 64, 250, 1.0, 4.0),
-    "f": ("mlp", 256, 4000, 5.0, 4.0),
-    "g": ("mlp", 1536, 180, 1.0, 7.0),
-    "h": ("cnn", 16, 900, 3.0, 9.0),
-    "i": ("mlp", 256, 7000, 1.0, 12.0),
-    "j": ("mlp", 1024, 250, 2.0, 16.0),
+PROBE_STEPS = 150
+
+
+class Wanted(NamedTuple):
+    """A training, for how long it shall run on one device, its weight, and when it is submitted.
+
+    No two have nearly the same weight over length, and all are there before the first device is free: who comes next
+    must not hang on a hair, or another run of the very same jobs has another order too.
+    """
+
+    entry: str
+    hidden: int
+    seconds: float
+    weight: float
+    submit_s: float
+
+
+JOBS = {
+    "a": Wanted("mlp", 512, 7.0, 1.0, 2.5),
+    "b": Wanted("mlp", 1024, 6.0, 5.0, 0.0),
+    "c": Wanted("cnn", 32, 9.0, 0.9, 4.0),
+    "d": Wanted("mlp", 512, 8.0, 5.0, 0.0),
+    "e": Wanted("cnn", 64, 6.0, 2.0, 3.0),
+    "f": Wanted("mlp", 256, 8.0, 1.8, 1.5),
+    "g": Wanted("mlp", 1536, 4.0, 2.5, 2.0),
+    "h": Wanted("cnn", 16, 12.0, 0.8, 4.5),
+    "i": Wanted("mlp", 256, 10.0, 0.4, 5.0),
+    "j": Wanted("mlp", 1024, 3.0, 3.0, 1.0),
 }
-PAUSE_S = {"mlp": 0.01, "cnn": 0.02}  # of a step with --paced, of which there are fewer
+PAUSE_S = {"mlp": 0.01, "cnn": 0.02}  # of a step with --paced
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +73,34 @@ class Scene:
     policy: str
     teachers: tuple[tuple[str, int], ...]  # policy and devices of a job, of the runs in which the profiles are learned
     widest: int = 1  # devices that a job may have
-    steps: float = 1.0  # of those in the table
+    part: float = 1.0  # of the seconds in the table
 
 
 SCENES = {
     "default": Scene("carpool", (("fifo", 1),)),
     "in order": Scene("fifo", (("srtf", 1),)),
     "elastic": Scene("afs", (("fifo", 1), ("fifo", 2)), widest=2),
-    "shared": Scene("mps-equal:slots=2", (("fifo", 1), ("mps-equal:slots=2", 1)), steps=0.6),
+    "shared": Scene("mps-equal:slots=2", (("fifo", 1), ("mps-equal:slots=2", 1)), part=0.6),
 }
 
 
-def listed(scene: Scene, *, paced: bool, taught: int = 0) -> tuple[Listed, ...]:
+def listed(scene: Scene, steps: Mapping[str, int], *, paced: bool, taught: int = 0) -> tuple[Listed, ...]:
     """The jobs as of a job file; those of which something is to be learned backwards, and of one width."""
     rows = []
-    for name, (entry, hidden, steps, weight, _) in sorted(JOBS.items(), reverse=taught > 0):
-        pause_s = PAUSE_S[entry] if paced else 0.0
-        count = int(scene.steps * (min(steps, 300 + steps // 10) if paced else steps))
-        args = {"hidden": hidden // 4 if paced else hidden, "steps": count, "pause_s": pause_s}
-        row = {"name": name, "entry": f"lively.py:{entry}", "args": args, "weight": weight}
+    for name, job in sorted(JOBS.items(), reverse=taught > 0):
+        hidden, pause_s = (job.hidden // 4, PAUSE_S[job.entry]) if paced else (job.hidden, 0.0)
+        args = {"hidden": hidden, "steps": max(20, int(scene.part * steps[name])), "pause_s": pause_s}
+        row = {"name": name, "entry": f"lively.py:{job.entry}", "args": args, "weight": job.weight}
         rows.append(row | ({"devices": taught} if taught else {"max_devices": scene.widest}))
     return parse_jobs({"job": rows}, HERE, "benchmark")
+
+
+def counted(root: Path, devices: str, *, paced: bool) -> dict[str, int]:
+    """How many steps make up the wanted seconds here, from a few of each."""
+    few = dict.fromkeys(JOBS, PROBE_STEPS)
+    folder = run(root, "count", "fifo", listed(SCENES["in order"], few, paced=paced, taught=1), devices, {})
+    seen = {job: belief.profile.measurements[0].step_s or 1.0 for job, belief in kept_profiles(folder, PROFILE).items()}
+    return {job: int(wanted.seconds / seen[JobId(job)]) for job, wanted in JOBS.items()}
 
 
 def run(
@@ -95,14 +118,14 @@ def run(
     return folder
 
 
-def play(name: str, scene: Scene, devices: str, *, paced: bool) -> dict[str, Any]:
+def play(name: str, scene: Scene, steps: Mapping[str, int], devices: str, *, paced: bool) -> dict[str, Any]:
     """Learn, record, replay."""
-    submit_s = {job: at for job, (*_, at) in JOBS.items()}
+    submit_s = {name: job.submit_s for name, job in JOBS.items()}
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         for number, (teacher, width) in enumerate(scene.teachers):
-            run(root, f"learn-{number}", teacher, listed(scene, paced=paced, taught=width), devices, {})
-        folder = run(root, "record", scene.policy, listed(scene, paced=paced), devices, submit_s)
+            run(root, f"learn-{number}", teacher, listed(scene, steps, paced=paced, taught=width), devices, {})
+        folder = run(root, "record", scene.policy, listed(scene, steps, paced=paced), devices, submit_s)
         believed, after = kept_profiles(folder, BELIEVED), kept_profiles(folder, PROFILE)
         results: dict[str, Any] = {"policy": scene.policy, "teachers": scene.teachers, "load": list(os.getloadavg())}
         for which, truth in (("before", believed), ("learned", after)):
@@ -124,9 +147,12 @@ def main() -> None:
     parser.add_argument("--devices", default="cpu:2x1")
     options = parser.parse_args()
     results: dict[str, Any] = {"devices": options.devices, "paced": options.paced, "scenes": {}}
+    with tempfile.TemporaryDirectory() as place:
+        steps = counted(Path(place), options.devices, paced=options.paced)
+    results["steps"] = steps
     for name, scene in SCENES.items():
         if options.only in (None, name):
-            results["scenes"][name] = play(name, scene, options.devices, paced=options.paced)
+            results["scenes"][name] = play(name, scene, steps, options.devices, paced=options.paced)
     print(f"wrote {save('live_vs_simulated_paced' if options.paced else 'live_vs_simulated', results)}")
 
 
