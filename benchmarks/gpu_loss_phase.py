@@ -88,7 +88,13 @@ class Table:
     def job(self, name: str, entry: str, args: Mapping[str, Any], *, per_device: bool) -> dict[str, Any]:
         """A job of a job file: elastic from one lane to all."""
         size = {"size": self.batch // NUM_LANES, "per": "device"} if per_device else {"size": self.batch}
-        shape = {"devices": NUM_LANES, "min_devices": 1, "max_devices": NUM_LANES, "deterministic": False}
+        shape = {
+            "devices": NUM_LANES,
+            "min_devices": 1,
+            "max_devices": NUM_LANES,
+            "deterministic": False,
+            "graph": False,
+        }
         seed = 0 if name == "older" else 1
         return {"name": name, "entry": f"phased.py:{entry}", "args": dict(args), "batch": size, "seed": seed, **shape}
 
@@ -193,7 +199,7 @@ def main() -> None:
     """Measure and save."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--devices", default="cuda", help="one GPU, or four cpu devices to try it out")
-    parser.add_argument("--steps", type=int, default=80, help="of a lone training, whose loss is the target")
+    parser.add_argument("--steps", type=int, default=60, help="of a lone training, whose loss is the target")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds for all rows")
     parser.add_argument("--pixels", default="", help="decoded images, as --keep-pixels writes them")
     parser.add_argument(

@@ -63,7 +63,7 @@ JOBS = {
     "i": Wanted("mlp", 256, 10.0, 0.4, 5.0),
     "j": Wanted("mlp", 1024, 3.0, 3.0, 1.0),
 }
-PAUSE_S = {"mlp": 0.01, "cnn": 0.02}  # of a step with --paced
+PAUSE_S = {"mlp": 0.02, "cnn": 0.03}  # of a step with --paced
 
 
 @dataclass(frozen=True, slots=True)
