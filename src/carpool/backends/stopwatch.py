@@ -73,7 +73,7 @@ class _Gap(NamedTuple):
     setting: Setting
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Watched:
     """One job: what it holds, since when, and what was seen of it."""
 
@@ -99,6 +99,7 @@ class Stopwatch:
         self._cluster = cluster
         self._jobs: dict[JobId, _Watched] = {}
         self._totals: dict[JobId, float] = {}
+        self._residents: dict[int, list[_Watched]] = {}  # by device
 
     def ended(self, job: JobId, steps: float) -> None:
         """How many steps a job that finishes has made."""
@@ -145,9 +146,8 @@ class Stopwatch:
             if all(node.name != fact.name for node in self._cluster.nodes):
                 self._cluster = self._cluster.joined(fact.name, fact.banks)
         elif isinstance(fact, NodeLost):
-            lost = set(self._cluster.nodes[fact.node].devices)
-            for watched in self._jobs.values():
-                if watched.held is not None and lost.intersection(watched.held.devices()):
+            for device in self._cluster.nodes[fact.node].devices:
+                for watched in tuple(self._residents.get(device, ())):
                     self._hold(watched, None)
 
     def _progress(self, at: float, watched: _Watched, done: float) -> None:
@@ -187,21 +187,25 @@ class Stopwatch:
 
     def _hold(self, watched: _Watched, allocation: Allocation | None) -> None:
         """Hold something else; who is on the same devices runs in another setting from now on."""
-        touched = {*(watched.held.devices() if watched.held else ()), *(allocation.devices() if allocation else ())}
-        watched.held = allocation
-        for other in self._jobs.values():
-            if other is watched or (other.held is not None and touched.intersection(other.held.devices())):
-                other.last = None
+        before, watched.held, watched.last = watched.held, allocation, None
+        for device in before.devices() if before is not None else ():
+            self._residents[device].remove(watched)
+        for device in allocation.devices() if allocation is not None else ():
+            self._residents.setdefault(device, []).append(watched)
+        for other in (*self._beside(watched, before), *self._beside(watched, allocation)):
+            other.last = None
+
+    def _beside(self, watched: _Watched, allocation: Allocation | None) -> list[_Watched]:
+        """Who else is on the devices of an allocation, each once."""
+        if allocation is None:
+            return []
+        there = {id(other): other for device in allocation.devices() for other in self._residents.get(device, ())}
+        return [other for other in there.values() if other is not watched]
 
     def _setting(self, watched: _Watched) -> Setting:
         assert watched.held is not None
-        devices = set(watched.held.devices())
-        beside = [
-            other.model
-            for other in self._jobs.values()
-            if other is not watched and other.held is not None and devices.intersection(other.held.devices())
-        ]
-        return Setting(self._cluster.placement(watched.held), tuple(sorted(beside)))
+        beside = sorted(other.model for other in self._beside(watched, watched.held))
+        return Setting(self._cluster.placement(watched.held), tuple(beside))
 
 
 def _usual(watched: _Watched, gaps: list[_Gap]) -> float | None:
