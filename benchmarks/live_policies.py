@@ -1,7 +1,8 @@
 """Policies on real jobs of this machine: weights on unlike devices, and batch sizes tuned while jobs run.
 
 Usage: python benchmarks/live_policies.py [--repeats N]
-Weights: four equal trainings of unlike weights, submitted in the wrong order, on a device of one core and one of two.
+Weights: four equal trainings of unlike weights, submitted in the wrong order, on a device of one core and one of two;
+once with nothing known, and once more with what the first run has learned.
 Batches: two trainings on handwritten digits share a core and end at 95 % of the test images; with the batch sizes of
 their authors, and tuned by samples per second times what they teach, from the gradient noise measured meanwhile.
 """
@@ -59,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    weighted = [live(policy) for policy in WEIGHTED for _ in range(options.repeats)]
+    weighted = [live(policy, times) for policy in WEIGHTED for times in (1, 2) for _ in range(options.repeats)]
     tuned = []
     print(f"\ntwo trainings to {GOAL:.0%} on one core")
     for batch in (8, 64):

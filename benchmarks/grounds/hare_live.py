@@ -33,8 +33,8 @@ def mlp() -> carpool.Training:
 """
 
 
-def live(policy: str = "hare") -> dict[str, Any]:
-    """Run, print who ended when, and return the figures."""
+def live(policy: str = "hare", times: int = 1) -> dict[str, Any]:
+    """Run, print who ended when, and return the figures: those of the last run, with what the others learned."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(_ENTRY, encoding="utf-8")
@@ -42,20 +42,24 @@ def live(policy: str = "hare") -> dict[str, Any]:
             f'[[job]]\nname = "{job}"\nentry = "train.py:mlp"\nweight = {weight}\n' for job, weight in WEIGHTS.items()
         ]
         (folder / "jobs.toml").write_text("\n".join(tables), encoding="utf-8")
-        command = [sys.executable, "-m", "carpool", "run", str(folder / "jobs.toml"), "--policy", policy, "--json"]
-        command += ["--devices", DEVICES, "--oversubscribe", "--state", str(folder / "state")]
-        env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        told = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env, timeout=180.0, check=True).stdout
+        command = [sys.executable, "-m", "carpool", "run", "jobs.toml", "--policy", policy, "--json"]
+        command += ["--devices", DEVICES, "--oversubscribe"]
+        env, pipe = {**os.environ, "PYTHONPATH": str(ROOT / "src")}, subprocess.PIPE
+        told = ""
+        for _ in range(times):
+            done = subprocess.run(command, stdout=pipe, text=True, env=env, cwd=folder, timeout=180.0, check=True)
+            told = done.stdout
     found = json.loads(told)
     jobs = {job["name"]: job for job in found["jobs"]}
     starts = {name: job["allocations"][0]["at_s"] for name, job in jobs.items()}
-    print(f"\nlive on {DEVICES} under {policy}: weighted JCT {found['weighted_jct_s']:.1f} s")
+    print(f"\nlive on {DEVICES} under {policy}, run {times}: weighted JCT {found['weighted_jct_s']:.1f} s")
     for job, weight in WEIGHTS.items():
         begun, held = starts[job], ", ".join(jobs[job]["allocations"][0]["devices"])
         ended = f"{jobs[job]['state']} at {jobs[job]['jct_s']:6.2f} s"
         print(f"  {job:10} weight {weight:g}  from {begun:6.2f} s on {held}, {ended}")
     return {
         "policy": policy,
+        "run": times,
         "devices": DEVICES,
         "overlap": len(os.sched_getaffinity(0)) < 3,  # the devices share a core
         "weighted_jct_s": found["weighted_jct_s"],

@@ -76,6 +76,23 @@ def test_made_profiles_come_before_those_of_runs_and_damaged_ones_count_for_noth
     assert found[1] == made
 
 
+def test_jobs_of_the_same_training_learn_from_each_other(program: Program, profile: Profile, tmp_path: Path) -> None:
+    """Two jobs of one run, one on each kind of device, each with a profile of its own."""
+    newest, older, elsewhere = (tmp_path / "runs" / "r" / "jobs" / job / "profile.json" for job in "abc")
+    two = Measurement("cpu2", 1, 8, step_s=0.3)
+    write_profile(replace(profile, end_s=4.0), newest)
+    same_but_slower = replace(profile.measurements[0], step_s=9.0)
+    write_profile(replace(profile, measurements=(same_but_slower, two), start_s=2.0, end_s=5.0), older)
+    write_profile(replace(profile, measurements=(Measurement("cpu4", 1, 8, step_s=1.0),), machine="other"), elsewhere)
+    for age, path in enumerate((newest, older, elsewhere)):
+        os.utime(path, (1000 - age, 1000 - age))
+    found = Shelf(tmp_path).find(program.entry, program.args)
+    assert found is not None
+    assert found[1] == newest
+    assert {each.kind: each.step_s for each in found[0].measurements} == {"cpu1": 0.1, "cpu2": 0.3}
+    assert found[0].costs == Costs(2.0, None, 4.0)
+
+
 def times(step_s: float, steps: int = 10) -> Timed:
     timed = Timed()
     timed.add(steps, steps * step_s)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from carpool.core.errors import InputError
 from carpool.core.model import JobId
 from carpool.predictors.belief import ProfileBelief
-from carpool.predictors.profile import Profile, profile_key
+from carpool.predictors.profile import Profile, merged, profile_key
 from carpool.predictors.profile_file import read_profile, write_profile
 from carpool.runtime.entryfile import source_digest
 from carpool.runtime.jobfile import Listed
@@ -30,13 +32,14 @@ class Shelf:
         self._read: dict[Path, Profile | None] = {}
 
     def find(self, entry: str, args: Mapping[str, Any]) -> tuple[Profile, Path] | None:
-        """The first profile of an entry with these arguments."""
+        """The first profile of an entry with these arguments, with what others of the same file and machine add."""
         key = profile_key(entry, args)
-        for path in self._paths:
-            profile = self._profile(path)
-            if profile is not None and profile.key == key:
-                return profile, path
-        return None
+        found = [(profile, path) for path in self._paths if (profile := self._profile(path)) and profile.key == key]
+        if not found:
+            return None
+        first, path = found[0]
+        alike = [each for each, _ in found if (each.source, each.machine) == (first.source, first.machine)]
+        return reduce(_with, alike), path
 
     def belief(self, program: Program) -> ProfileBelief | None:
         """What the shelf knows of a program, and what there is to doubt about it."""
@@ -65,6 +68,14 @@ class Shelf:
             except InputError:
                 self._read[path] = None
         return self._read[path]
+
+
+def _with(first: Profile, other: Profile) -> Profile:
+    """A profile, and of another one only what it does not know."""
+    measurements = merged(other.measurements, first.measurements)
+    start_s, resize_s, end_s = first.costs.over(other.costs)
+    noise = first.noise or other.noise
+    return replace(first, measurements=measurements, noise=noise, start_s=start_s, resize_s=resize_s, end_s=end_s)
 
 
 def place_for(profile: Profile, folder: Path = PROFILES) -> Path:
