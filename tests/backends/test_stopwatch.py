@@ -63,17 +63,17 @@ def test_the_cost_of_a_start_and_an_end_is_what_steps_do_not_take(story: Story) 
     assert resize_s is None
 
 
-def test_other_devices_are_a_resize_and_another_share_of_the_same_is_not(story: Story) -> None:
+def test_a_job_that_moves_loses_only_the_time_in_which_it_made_no_steps(story: Story) -> None:
     story.at(0.0, a=Allocation.of(0))
     story.at(1.0, AssignApplied(A, 1, 0.0), report(A, 1.0))
     story.at(2.0, report(A, 2.0))
     story.at(2.0, a=Allocation.of(0, 1))
-    story.at(2.5, AssignApplied(A, 2, 2.0))
-    story.at(3.5, report(A, 3.0))
-    story.at(4.0, report(A, 4.0))
-    story.at(4.0, a=Allocation.of(0, 1, fraction=0.5))
-    story.at(9.0, report(A, 5.0))
-    assert story.watch.costs(A) == Costs(0.0, 1.0, None)
+    story.at(5.0, AssignApplied(A, 2, 4.0))  # it went on for two steps of a second
+    story.at(6.5, report(A, 5.0))  # and this one takes half a second
+    story.at(7.0, report(A, 6.0))
+    story.at(7.0, a=Allocation.of(0, 1, fraction=0.5))  # the same devices: no move
+    story.at(9.0, report(A, 7.0))
+    assert story.watch.costs(A) == Costs(0.0, 2.0, None)
     two = Placement(((Kind("cpu1"), 2),))
     assert {setting: timed.seconds for setting, timed in story.watch.timed(A).items()} == {
         Setting(ONE): 1.0,

@@ -66,11 +66,17 @@ class Timed:
 
 
 class _Gap(NamedTuple):
-    """Time of which a part went into steps: how many, and in which setting."""
+    """Time of which a part went into steps: how many, and in which settings."""
 
     seconds: float
-    steps: float
-    setting: Setting
+    steps: tuple[tuple[float, Setting], ...]
+
+
+class _Ordered(NamedTuple):
+    """An order that shows no steps yet."""
+
+    since: float  # when it was given; for a job that runs meanwhile, when it last reported
+    before: tuple[float, Setting] | None  # steps done then, and where; None: it held nothing
 
 
 @dataclass(slots=True, eq=False)
@@ -79,20 +85,21 @@ class _Watched:
 
     model: str
     held: Allocation | None = None
-    ordered: tuple[float, bool] | None = None  # when the order was given that shows no steps yet; whether it is a start
+    ordered: _Ordered | None = None
     base: float = 0.0  # steps done when it was carried out
     last: tuple[float, float] | None = None  # the last report: instant, steps done; None: nothing can be told from it
     timed: dict[Setting, Timed] = field(default_factory=dict)
     starts: list[_Gap] = field(default_factory=list)
     resizes: list[_Gap] = field(default_factory=list)
-    end: _Gap | None = None
+    ends: list[_Gap] = field(default_factory=list)
 
 
 class Stopwatch:
     """An observer of the scheduler that adds up steps and seconds, apart for every setting.
 
     Only what lies between two reports in the same setting counts as running. What lies between an order and the first
-    report, less the time that its steps take later on, is the cost of the order.
+    report, less the time that its steps take later on, is the cost of the order. A job that moves goes on where it is
+    while its new devices are made ready: those steps do not count as lost either.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -114,13 +121,7 @@ class Stopwatch:
         watched = self._jobs.get(job)
         if watched is None:
             return Costs()
-        ends = [] if watched.end is None or job not in self._totals else [watched.end]
-        left = self._totals.get(job, 0.0)
-        return Costs(
-            _usual(watched, watched.starts),
-            _usual(watched, watched.resizes),
-            _usual(watched, [gap._replace(steps=left - gap.steps) for gap in ends]),
-        )
+        return Costs(*[_usual(watched, gaps) for gaps in (watched.starts, watched.resizes, watched.ends)])
 
     def record(self, record: Record) -> None:
         """Take in one record."""
@@ -155,13 +156,16 @@ class Stopwatch:
             return
         setting = self._setting(watched)
         if watched.ordered is not None:
-            since, is_start = watched.ordered
-            gap = _Gap(at - since, done - watched.base, setting)
-            (watched.starts if is_start else watched.resizes).append(gap)
+            since, before = watched.ordered
+            after = (done - watched.base, setting)
+            if before is None:
+                watched.starts.append(_Gap(at - since, (after,)))
+            else:
+                watched.resizes.append(_Gap(at - since, ((watched.base - before[0], before[1]), after)))
             watched.ordered = None
         elif watched.last is not None and done > watched.last[1] and at > watched.last[0]:
-            before, made = watched.last
-            watched.timed.setdefault(setting, Timed()).add(done - made, at - before)
+            since, made = watched.last
+            watched.timed.setdefault(setting, Timed()).add(done - made, at - since)
         watched.last = at, done
 
     def _finish(self, at: float, job: JobId, watched: _Watched) -> None:
@@ -170,20 +174,24 @@ class Stopwatch:
             return
         (since, done), setting = watched.last, self._setting(watched)
         left = self._totals.get(job, 0.0) - done
-        if setting in watched.timed:
-            watched.end = _Gap(at - since, done, setting)
+        if setting in watched.timed and left >= 0.0:
+            watched.ends.append(_Gap(at - since, ((left, setting),)))
         elif left > 0.0 and at > since:
             watched.timed.setdefault(setting, Timed()).add(left, at - since)
 
     # -------------------------------------------------------------------------------------------------------- holding
     def _change(self, at: float, change: Change) -> None:
         watched = self._jobs[change.job]
-        before = watched.held
+        held, last = watched.held, watched.last
+        setting = None if held is None else self._setting(watched)
         self._hold(watched, change.allocation)
+        watched.ordered = None
         if change.allocation is None:
-            watched.ordered = None
-        elif before is None or not before.same_devices(change.allocation):
-            watched.ordered = at, before is None
+            return
+        if held is None:
+            watched.ordered = _Ordered(at, None)
+        elif last is not None and setting is not None and not held.same_devices(change.allocation):
+            watched.ordered = _Ordered(last[0], (last[1], setting))
 
     def _hold(self, watched: _Watched, allocation: Allocation | None) -> None:
         """Hold something else; who is on the same devices runs in another setting from now on."""
@@ -211,8 +219,8 @@ class Stopwatch:
 def _usual(watched: _Watched, gaps: list[_Gap]) -> float | None:
     """The median of gaps, each without what its steps take; None where no setting tells how long they take."""
     found = []
-    for gap in gaps:
-        timed = watched.timed.get(gap.setting)
-        if timed is not None:
-            found.append(max(0.0, gap.seconds - gap.steps * timed.step_s))
+    for seconds, made in gaps:
+        if all(setting in watched.timed for steps, setting in made if steps):
+            worked_s = sum(steps * watched.timed[setting].step_s for steps, setting in made if steps)
+            found.append(max(0.0, seconds - worked_s))
     return median(found) if found else None
