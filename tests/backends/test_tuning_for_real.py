@@ -37,11 +37,11 @@ def digits():
         dataset=data.train,
         loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
         batch_size=32,
-        stop=carpool.Stop(epochs=1000, target_metric="accuracy >= 0.95"),
+        stop=carpool.Stop(epochs=1000, target_metric="accuracy >= 0.9"),
         evaluate=evaluate,
     )
 """
-POLICY = "iadeep:settle_s=0.05:most=2"
+POLICY = "iadeep:settle_s=0.05:predictor=false"  # nobody waits: all share from the beginning
 
 
 def test_tuned_jobs_reach_their_target(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_tuned_jobs_reach_their_target(tmp_path: Path) -> None:
     for name, account in run.ledger.accounts.items():
         assert account.phase is Phase.FINISHED, account.error
         assert account.outcome is not None
-        assert account.outcome.metrics["accuracy"] >= 0.95
+        assert account.outcome.metrics["accuracy"] >= 0.9
         sizes[name] = {given.allocation.batch_size for given in account.decisions if given.allocation is not None}
     assert (sizes["a"] | sizes["b"]) - {0, 32}, sizes  # something else was tried,
     assert sizes["own"] == {0}, "and only where the job allows it"
