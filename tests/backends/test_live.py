@@ -8,7 +8,6 @@ from carpool.backends.live import Live
 from carpool.core.messages import JobSubmitted, ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Neighbour, Placement
-from carpool.core.topology import Cluster, Placement
 from carpool.policies.batch_tuning import KnowsBatches
 from carpool.policies.uses import memory_of
 from carpool.predictors.belief import ProfileBelief

@@ -96,6 +96,17 @@ def test_what_runs_beside_another_is_kept_apart_and_no_interval_spans_the_change
     assert (beside.seconds, beside.step_s) == pytest.approx((2.0, 2.0))
 
 
+def test_while_one_is_measured_alone_nothing_is_learned_of_those_that_stand_still(story: Story) -> None:
+    half = Allocation.of(0, fraction=0.5)
+    story.at(0.0, a=half, b=half)
+    story.at(1.0, report(A, 1.0), report(B, 1.0))
+    story.at(4.0, ProgressReported(A, 1, 9.0, 4.0, alone=True))
+    story.at(5.0, report(A, 10.0), report(B, 2.0))
+    story.at(6.0, report(A, 11.0), report(B, 3.0))
+    assert [timed.seconds for timed in story.watch.timed(A).values()] == [2.0]
+    assert [timed.seconds for timed in story.watch.timed(B).values()] == [1.0]
+
+
 def test_a_lost_node_ends_what_ran_there_and_a_new_one_can_be_used(story: Story) -> None:
     story.at(0.0, a=Allocation.of(0))
     story.at(1.0, report(A, 1.0))

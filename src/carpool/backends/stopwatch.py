@@ -137,7 +137,11 @@ class Stopwatch:
         elif isinstance(fact, AssignApplied):
             self._jobs[fact.job].base = fact.done
         elif isinstance(fact, ProgressReported):
-            self._progress(at, self._jobs[fact.job], fact.done)
+            watched = self._jobs[fact.job]
+            if fact.alone:  # others stood still for it: no interval around this one tells how they run together
+                for stood in (watched, *self._beside(watched, watched.held)):
+                    stood.last = None
+            self._progress(at, watched, fact.done)
         elif isinstance(fact, _LEAVE):
             watched = self._jobs[fact.job]
             if isinstance(fact, JobFinished):
