@@ -17,6 +17,7 @@ from carpool.policies.experience import Experience
 from carpool.policies.knapsack import NONE, Choice, deal
 from carpool.policies.moves import moves_s
 from carpool.policies.options import Known, Menu, draw_up
+from carpool.policies.outlook import look_ahead
 from carpool.policies.parties import Party, join
 from carpool.policies.prices import Floats, Market, ends
 from carpool.policies.reasons import about, listed
@@ -26,6 +27,7 @@ from carpool.policies.seating import seat_all
 _WITH_PARTIES = 0.6  # how far prices may fall because jobs share
 _ROUNDS = 2  # of prices and the order of ends, which depend on each other
 _REPLACED = 0.25  # the part of leavers that is replaced by arrivals, where there are arrivals
+_STAYS = 1.02  # what a job has counts for so much more: ties move nobody
 _LEAST = 0.01  # of a job's value is left however dear a move
 _TINY = 1e-9  # work that is as good as none
 _YOUNG_S = 300.0  # what a job of which nothing is known is taken to need at least
@@ -89,6 +91,7 @@ class Carpool(Policy):
     def plan(self, view: Snapshot) -> Plan:
         """Find prices, deal devices out, move whom that moves."""
         experience = Experience.of(view)
+        before = experience.outlook
         quote = self._quote(view, experience)
         if quote is None:
             return Plan.NOTHING
@@ -97,8 +100,9 @@ class Carpool(Policy):
         draft = Draft(view)
         seat_all(draft, menu, parties, choice)
         if menu.is_sure.all() and self.lengths == "known":
-            plan = draft.finish(self._reason(draft, quote))
-            return plan if plan.changes else Plan.NOTHING
+            note = experience.note(view, lengths=False) if experience.outlook is not before else None
+            plan = draft.finish(self._reason(draft, quote), note=note)
+            return plan if plan.changes or plan.note else Plan.NOTHING
         for job in menu.jobs:
             held = draft.holding(job)
             if held is not None:
@@ -131,7 +135,10 @@ class Carpool(Policy):
             parts = np.zeros(len(jobs))
             prices = market.clear(parts)
         else:
-            prices, parts = _cleared(market, _replaced(market, jobs, view.at))
+            if len(market.supply) > 1 and not (experience.outlook and experience.outlook.holds(market, view.at)):
+                experience.outlook = look_ahead(market, view.at)
+            along = experience.outlook.along if experience.outlook else None
+            prices, parts = _cleared(market, _replaced(market, jobs, view.at), along)
         return Quote(menu, market, prices, market.worths(prices, parts))
 
     def _weight(self, view: Snapshot, job: Job) -> float:
@@ -183,7 +190,7 @@ class Carpool(Policy):
         runs = menu.held != NONE
         kept = np.where(runs[:, None], np.maximum(_LEAST, 1.0 - move[:, None] / rest), 1.0)
         values = worths[:, None] * menu.rates * kept
-        stick = np.where(menu.is_sure, 1.0, self.trust)
+        stick = np.where(menu.is_sure, _STAYS, self.trust)
         rest_here = np.clip(market.work / np.maximum(menu.stay_rates, 1e-30), _TINY, self.horizon_s)
         stays = worths * menu.stay_rates * stick * (1.0 + np.minimum(1.0, move / rest_here))
         return values, stays
@@ -208,13 +215,13 @@ class Carpool(Policy):
         return "; ".join([headline, *told])
 
 
-def _cleared(market: Market, replaced: Floats) -> tuple[Floats, Floats]:
+def _cleared(market: Market, replaced: Floats, along: Floats | None) -> tuple[Floats, Floats]:
     """Prices, and the part of them that is left when each job ends: each follows from the other."""
     parts = np.full(len(market.work), 0.5)
-    prices = market.clear(parts)
+    prices = market.clear(parts, along=along)
     for _ in range(_ROUNDS):
         parts = ends(market.bills(prices), market.weights, replaced)
-        prices = market.clear(parts, near=prices)
+        prices = market.clear(parts, prices, along)
     return prices, parts
 
 

@@ -1,4 +1,4 @@
-"""What a policy remembers from plan to plan: widths tried, and how long ended jobs of each model were."""
+"""What a policy remembers from plan to plan: widths tried, lengths of ended jobs by model, what kinds cost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from carpool.core.model import Job, JobId
 from carpool.core.policy import Snapshot
+from carpool.policies.outlook import Outlook
 
 _NEWEST = 0.3  # weight of the last ended job of a model, once there are some
 _NEARLY = 0.1  # of a length is left at least, until it is clear that the job is longer than its like
@@ -20,6 +21,7 @@ class Experience:
     tried: dict[JobId, int] = field(default_factory=dict)  # most devices that a job has had
     done: dict[JobId, tuple[str, float]] = field(default_factory=dict)  # model and work done when it was last seen
     lengths: dict[str, tuple[int, float]] = field(default_factory=dict)  # by model: ended jobs, and their mean work
+    outlook: Outlook | None = None
 
     @classmethod
     def of(cls, view: Snapshot) -> Experience:
@@ -29,6 +31,7 @@ class Experience:
             {JobId(job): int(count) for job, count in note.get("tried", {}).items() if job in view.jobs},
             {},
             {model: (int(count), float(mean)) for model, (count, mean) in note.get("lengths", {}).items()},
+            Outlook.of_note(note.get("outlook")),
         )
         for job, (model, done) in note.get("done", {}).items():
             if job not in view.jobs and done > 0.0:
@@ -38,6 +41,8 @@ class Experience:
     def note(self, view: Snapshot, *, lengths: bool) -> dict[str, object]:
         """For the next plan; without lengths where those are declared anyway."""
         told: dict[str, object] = {"tried": self.tried}
+        if self.outlook is not None:
+            told["outlook"] = list(self.outlook)
         if lengths:
             told["done"] = {job.id: [job.spec.model, job.done_at(view.at)] for job in view.active()}
             told["lengths"] = {model: list(known) for model, known in self.lengths.items()}

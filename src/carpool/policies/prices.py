@@ -28,6 +28,8 @@ Floats = NDArray[np.float64]
 _OCTAVES = 24  # between the least and the highest price that could clear a market
 _COARSE, _MANY, _FEW = 8, 8, 4  # bisections: over all octaves, then for each kind of a small and of a large market
 _CLOSER, _ROUGHLY = (3.0, 2.0, 1.2), (1.6,)  # how far off the prices found so far may be, in small and in large ones
+_LITTLE = (1.2,)  # how far the direction of prices may be off, where it is known
+_FINE = 12  # bisections along a direction
 _LARGE = 50_000  # jobs × options
 _NEVER = 1e-30  # a rate so low that it is none
 
@@ -72,22 +74,39 @@ class Market:
         counts = np.bincount(best[wanted], minlength=len(costs)).astype(np.float64)
         return np.asarray(counts @ self.needs)
 
-    def clear(self, parts: Floats, near: Floats | None = None) -> Floats:
+    def clear(self, parts: Floats, near: Floats | None = None, along: Floats | None = None) -> Floats:
         """The lowest prices at which no kind is wanted by more jobs than it can serve.
 
         Bisection in the logarithm, over everything unless the prices are `near` some others, with all kinds at once.
-        What one kind costs moves demand to the others, so the kinds are then gone through one after another.
+        What one kind costs moves demand to the others, so the kinds are then gone through one after another. Where it
+        is known what kinds cost against each other (`along`, see `outlook`), each is moved a little only: then a kind
+        may be wanted by more jobs than it can serve, who would rather wait for it than take another.
         """
-        found = near
-        if found is None:
+        is_large = self.rates.size > _LARGE
+        factors, steps = (_ROUGHLY, _FEW) if is_large else (_CLOSER, _MANY)
+        if along is not None:
+            found, factors = self._level(parts, along / along.max(), near), _LITTLE
+        elif near is not None:
+            found = near
+        else:
             most = np.full(len(self.supply), 2.0 * self.weights.sum())
             found = self._bisect(parts, most * 2.0**-_OCTAVES, most, _COARSE)
-        is_large = self.rates.size > _LARGE
-        for factor in _ROUGHLY if is_large else _CLOSER:
+        for factor in factors:
             for kind in range(len(self.supply)):
                 around = np.where(np.arange(len(self.supply)) == kind, factor, 1.0)
-                found = self._bisect(parts, found / around, found * around, _FEW if is_large else _MANY)
+                found = self._bisect(parts, found / around, found * around, _FEW if along is not None else steps)
         return found
+
+    def _level(self, parts: Floats, along: Floats, near: Floats | None) -> Floats:
+        """Of the prices in one direction the lowest at which all that is wanted is worth no more than all there is."""
+        high = 2.0 * float(self.weights.sum()) if near is None else float(near.max()) * _CLOSER[0]
+        low = high * 2.0**-_OCTAVES if near is None else high / _CLOSER[0] ** 2
+        there = along @ self.supply
+        for _ in range(_FINE):
+            middle = (low * high) ** 0.5
+            is_short = along @ self.taken(middle * along, parts) > there
+            low, high = (middle, high) if is_short else (low, middle)
+        return high * along
 
     def _bisect(self, parts: Floats, low: Floats, high: Floats, steps: int) -> Floats:
         """The upper ends of the brackets that are left."""
