@@ -27,7 +27,7 @@ def deal(values: Floats, needs: Floats, supply: Floats, prices: Floats) -> Choic
     costs = needs @ prices
     surplus = np.where(values > 0.0, values - costs, -np.inf)
     choice, gaps = _at_prices(surplus)
-    left = _fit(choice, gaps, needs, supply)
+    left = _fit(choice, surplus, needs, supply)
     _fill(choice, left, values, needs, prices)
     core = _core(gaps, values, needs, supply)
     if len(core):
@@ -82,19 +82,28 @@ def _at_prices(surplus: Floats) -> tuple[Choice, Floats]:
     return np.where(choice == surplus.shape[1], NONE, choice).astype(np.intp), gaps
 
 
-def _fit(choice: Choice, gaps: Floats, needs: Floats, supply: Floats) -> Floats:
-    """Take from the least decided what there is not enough of; what is left."""
-    wanting = choice != NONE
-    left = supply - needs[choice[wanting]].sum(axis=0)
+def _fit(choice: Choice, surplus: Floats, needs: Floats, supply: Floats) -> Floats:
+    """Let those who lose least by it take something else than what there is not enough of; what is left."""
+    jobs = np.flatnonzero(choice != NONE)
+    left = supply - needs[choice[jobs]].sum(axis=0)
     if (left >= 0.0).all():
         return np.asarray(left)
-    for job in sorted(np.flatnonzero(wanting), key=lambda job: gaps[job]):
-        need = needs[choice[job]]
-        if (need[left < 0.0] > 0.0).any():
-            left = left + need
-            choice[job] = NONE
-            if (left >= 0.0).all():
-                break
+    is_short = needs[:, left < 0.0].sum(axis=1)
+    jobs = jobs[is_short[choice[jobs]] > 0.0]
+    others = np.where(is_short > 0.0, -np.inf, surplus[jobs])
+    instead = others.argmax(axis=1)
+    worth = np.maximum(others[np.arange(len(jobs)), instead], 0.0)
+    losses = (surplus[jobs, choice[jobs]] - worth) / is_short[choice[jobs]]
+    for place in np.argsort(losses, kind="stable").tolist():
+        job, option = jobs[place], instead[place]
+        if not (needs[choice[job]][left < 0.0] > 0.0).any():
+            continue
+        left += needs[choice[job]]
+        choice[job] = option if worth[place] > 0.0 and (needs[option] <= left).all() else NONE
+        if choice[job] != NONE:
+            left -= needs[option]
+        if (left >= 0.0).all():
+            break
     return np.asarray(left)
 
 

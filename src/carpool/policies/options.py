@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -15,9 +15,12 @@ from carpool.core.estimates import Estimator
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Cluster, Placement
+from carpool.policies.batch_tuning import best_alone
 from carpool.policies.goodput import KnowsGoodput
 from carpool.policies.knapsack import NONE, Floats
 from carpool.policies.speeds import placed_on
+
+Batches = NDArray[np.int64]
 
 _FEW = 16  # devices in all, up to which jobs may also span unlike kinds
 _FINE = 12  # every number of devices up to this is an option, above it steps of an eighth
@@ -53,7 +56,7 @@ class Known:
     def __init__(self) -> None:
         self._asked: tuple[Estimator, int, Cluster] | None = None
         self.offers: list[Offer] = []
-        self.rows: dict[JobId, Floats] = {}  # rates, by offer, of jobs that are sure of them
+        self.rows: dict[JobId, tuple[Floats, Batches]] = {}  # by offer, of jobs that are sure of their rates
         self.ratios: dict[object, float] = {}  # see `parties`
 
     def keep_for(self, estimates: Estimator, cluster: Cluster, num_jobs: int) -> None:
@@ -77,7 +80,7 @@ class Menu:
     supply: Floats  # [kind] devices there are
     needs: Floats  # [offer, kind]
     rates: Floats  # [job, offer]
-    batches: NDArray[np.int64]  # [job, offer]
+    batches: Batches  # [job, offer]: the best there, 0: the job's own
     is_sure: NDArray[np.bool_]  # [job]: whether its rates are known and not only believed
     held: NDArray[np.intp]  # [job]: the offer that has the shape of what it holds, or NONE
     stay_rates: Floats  # [job]: rate where it is
@@ -99,12 +102,11 @@ def draw_up(
     if menu.offers != known.offers:
         known.offers = list(menu.offers)
         known.rows.clear()
-    tunes = tunes and isinstance(view.estimates, KnowsGoodput)
     equal_share = int(menu.supply.sum()) // len(jobs)
     for row, job in enumerate(jobs):
         said = known.rows.get(job.spec.id)
         if said is not None:
-            menu.rates[row] = said
+            menu.rates[row], menu.batches[row] = said
         else:
             narrowest = job.spec.narrowest
             most = growth * max(tried.get(job.id, 0), narrowest)
@@ -112,7 +114,7 @@ def draw_up(
                 most = min(most, max(equal_share, narrowest))
             _ask_for(view, menu, row, most, tunes=tunes)
             if menu.is_sure[row]:
-                known.rows[job.spec.id] = menu.rates[row].copy()
+                known.rows[job.spec.id] = menu.rates[row].copy(), menu.batches[row].copy()
         shape = shapes[row]
         if shape is not None:
             assert job.desired is not None
@@ -179,18 +181,17 @@ def _ask_for(view: Snapshot, menu: Menu, row: int, most: int, *, tunes: bool) ->
         for place, offer in enumerate(menu.offers)
         if spec.narrowest <= offer.width <= spec.widest and all(kind in allowed for kind, _ in offer.groups)
     ]
-    answers = _ask(view, spec, [menu.offers[place] for place in able], tunes=tunes)
+    answers = _ask(view, job, [menu.offers[place] for place in able], tunes=tunes)
     for place, answer in zip(able, answers, strict=True):
         if answer.is_sure or menu.offers[place].width <= most or place == menu.held[row]:
             menu.rates[row, place], menu.batches[row, place] = answer.rate, answer.batch_size
         menu.is_sure[row] &= answer.is_sure
 
 
-def _ask(view: Snapshot, spec: JobSpec, offers: Sequence[Offer], *, tunes: bool) -> Sequence[Answer]:
-    """What the estimator believes of offers on as few nodes as possible."""
-    cluster, estimates = view.cluster, view.estimates
-    if tunes:
-        assert isinstance(estimates, KnowsGoodput)
+def _ask(view: Snapshot, job: Job, offers: Sequence[Offer], *, tunes: bool) -> Sequence[Answer]:
+    """What the estimator believes of offers on as few nodes as possible, each with the best batch if that is tuned."""
+    cluster, estimates, spec = view.cluster, view.estimates, job.spec
+    if tunes and isinstance(estimates, KnowsGoodput):
         alike = [offer for offer in offers if len(offer.groups) == 1]
         several = [offer.width > cluster.node_size[offer.groups[0][0]] for offer in alike]
         found = estimates.goodputs(spec, [offer.width for offer in alike], several)
@@ -198,8 +199,12 @@ def _ask(view: Snapshot, spec: JobSpec, offers: Sequence[Offer], *, tunes: bool)
         return [known.get(offer, Answer(0.0)) for offer in offers]
     answers: list[Answer] = []
     for offer in offers:
-        rate, spread = estimates.rate(spec, _tight(cluster, offer))
-        answers.append(Answer(rate, 0, spread <= 0.0))
+        batch = 0
+        if tunes and offer.width == 1:
+            kind = offer.groups[0][0]
+            batch = best_alone(estimates, job, kind, cluster.least_memory.get(kind, 0))
+        rate, spread = estimates.rate(spec, replace(_tight(cluster, offer), batch_size=batch))
+        answers.append(Answer(rate, batch, spread <= 0.0))
     return answers
 
 

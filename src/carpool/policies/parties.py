@@ -8,21 +8,23 @@ where it expects no more than turns by fraction, nobody gains and nobody shares.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, combinations_with_replacement, product
 from typing import NamedTuple
 
 import numpy as np
 
-from carpool.core.model import Job, JobId, Kind
+from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
+from carpool.policies.batch_tuning import KnowsBatches
 from carpool.policies.goodput import KnowsGoodput
 from carpool.policies.knapsack import NONE, Floats
 from carpool.policies.options import Known, Menu
 from carpool.policies.speeds import placed_on
 
 _LITTLE = 1e-6  # a gain that is no rounding
+_MARGIN = 1.1  # on the memory of a batch that is tuned
 _MOST = 96  # parties looked at, those that would pay most for a device first: the work grows with the square
 
 Likes = tuple[str, int, int, int]
@@ -34,6 +36,7 @@ class Party(NamedTuple):
     rows: tuple[int, ...]
     values: Floats
     stays_at: int = NONE  # the offer that it has already and would stay with
+    batches: Mapping[int, Sequence[int]] = {}  # noqa: RUF012  # by offer, of each row; those alone are the menu's
 
     @property
     def fraction(self) -> float:
@@ -55,7 +58,7 @@ def join(
     """Parties of up to `most` jobs. `values` are of moving somewhere alone, `stays` of staying where a job is."""
     rows_of = {job.id: row for row, job in enumerate(menu.jobs)}
     company = [_company(view, rows_of, job) for job in menu.jobs]
-    parties = [_with_stay(menu, (row,), own, stays, company) for row, own in enumerate(values)]
+    parties = [_with_stay(menu, (row,), own, {}, stays, company) for row, own in enumerate(values)]
     costs = menu.needs @ prices
     able = [row for row, job in enumerate(menu.jobs) if not job.spec.exact and values[row].any()]
     dearest = (values / menu.needs.sum(axis=1)).max(axis=1)
@@ -69,7 +72,7 @@ def join(
             joint = table.joint(rows) if len(rows) <= size else None
             if joint is None:
                 continue
-            party = _with_stay(menu, rows, joint, stays, company)
+            party = _with_stay(menu, rows, *joint, stays, company)
             gain = _surplus(party.values, costs) - surplus[a] - surplus[b]
             if gain > _LITTLE * surplus[a]:
                 found.append((gain, a, b, party))
@@ -80,19 +83,26 @@ def join(
     return [party for party in parties if party.rows]
 
 
-def _with_stay(menu: Menu, rows: tuple[int, ...], values: Floats, stays: Floats, company: Sequence[set[int]]) -> Party:
+def _with_stay(
+    menu: Menu,
+    rows: tuple[int, ...],
+    values: Floats,
+    batches: Mapping[int, Sequence[int]],
+    stays: Floats,
+    company: Sequence[set[int]],
+) -> Party:
     """A party; if it is together already, staying counts for what it saves."""
     if menu.held[rows[0]] == NONE or any(company[row] != set(rows) for row in rows):
-        return Party(rows, values)
+        return Party(rows, values, batches=batches)
     column = int(menu.held[rows[0]])
     stay = stays[rows[0]]
     if len(rows) > 1:  # what staying alone is worth over moving there, for all of them
         stay = values[column] * (1.0 + _LITTLE)
     if stay < values[column]:
-        return Party(rows, values)
+        return Party(rows, values, batches=batches)
     values = values.copy()
     values[column] = stay
-    return Party(rows, values, column)
+    return Party(rows, values, column, batches)
 
 
 class _Table:
@@ -114,23 +124,52 @@ class _Table:
         for (like, rows), (other, others) in combinations_with_replacement(alike.items(), 2):
             if like[3] != other[3] or (like == other and len(rows) == 1):
                 continue
-            a, b = rows[0], others[-1]
-            kept = [self._ratio(a, (a, b), kind) + self._ratio(b, (a, b), kind) for kind, _ in self._offers(like[3])]
-            if max(kept, default=0.0) > 1.0 + _LITTLE:
-                yield from combinations(rows, 2) if like == other else product(rows, others)
+            pair = (rows[0], others[-1])
+            for kind, column in self._offers(like[3]):
+                batches = self._batches(pair, kind, column)
+                if batches is not None and sum(self._ratios_of(pair, kind, column, batches)) > 1.0 + _LITTLE:
+                    yield from combinations(rows, 2) if like == other else product(rows, others)
+                    break
 
-    def joint(self, rows: Sequence[int]) -> Floats | None:
-        """What jobs together would pay for each offer of their width; None if they fit nowhere together."""
-        menu, jobs = self._menu, self._menu.jobs
-        values = np.zeros(len(menu.offers))
-        for kind, column in self._offers(jobs[rows[0]].spec.narrowest):
-            memory = sum([jobs[row].spec.memory_bytes for row in rows])
-            there = self._view.cluster.least_memory.get(kind, 0)
-            if there and memory > there:
+    def joint(self, rows: Sequence[int]) -> tuple[Floats, dict[int, Sequence[int]]] | None:
+        """What jobs together would pay for each offer of their width, and their batches there; None: they fit nowhere.
+
+        A batch that is tuned is the best alone, halved until memory fits.
+        """
+        menu = self._menu
+        values, chosen = np.zeros(len(menu.offers)), {}
+        for kind, column in self._offers(menu.jobs[rows[0]].spec.narrowest):
+            batches = self._batches(rows, kind, column)
+            if batches is None:
                 continue
-            paid = [self._worths[row] * menu.rates[row, column] * self._ratio(row, rows, kind) for row in rows]
+            kept = self._ratios_of(rows, kind, column, batches)
+            paid = [self._worths[row] * menu.rates[row, column] * part for row, part in zip(rows, kept, strict=True)]
             values[column] = sum(paid) if min(paid) > 0.0 else 0.0
-        return values if values.any() else None
+            chosen[column] = batches
+        return (values, chosen) if values.any() else None
+
+    def _batches(self, rows: Sequence[int], kind: Kind, column: int) -> list[int] | None:
+        """Batch sizes with which jobs fit on one device, 0 where a job has its own; None where nothing fits."""
+        specs = [self._menu.jobs[row].spec for row in rows]
+        batches = [int(self._menu.batches[row, column]) for row in rows]
+        there = self._view.cluster.least_memory.get(kind, 0)
+        while there:
+            memory = [self._memory(spec, batch) for spec, batch in zip(specs, batches, strict=True)]
+            if sum(memory) <= there:
+                break
+            able = [i for i, spec in enumerate(specs) if spec.batch_range and batches[i] > spec.batch_range[0]]
+            if not able:
+                return None
+            most = max(able, key=lambda place: memory[place])
+            low, _ = specs[most].batch_range or (0, 0)
+            batches[most] = max(low, batches[most] // 2)
+        return batches
+
+    def _memory(self, spec: JobSpec, batch: int) -> float:
+        estimates = self._view.estimates
+        if batch and isinstance(estimates, KnowsBatches):
+            return _MARGIN * estimates.memory(spec, batch)
+        return spec.memory_bytes
 
     def _offers(self, width: int) -> list[tuple[Kind, int]]:
         found = self._columns.get(width)
@@ -142,18 +181,24 @@ class _Table:
             ]
         return found
 
-    def _ratio(self, row: int, rows: Sequence[int], kind: Kind) -> float:
-        """Rate beside the others over the rate alone."""
-        others = [other for other in rows if other != row]
-        key = (self._likes[row], kind, tuple([self._likes[other] for other in others]))
+    def _ratios_of(self, rows: Sequence[int], kind: Kind, column: int, batches: Sequence[int]) -> list[float]:
+        """Rate of each beside the others over its rate alone with the best batch."""
+        return [self._ratio(place, rows, kind, column, batches) for place in range(len(rows))]
+
+    def _ratio(self, place: int, rows: Sequence[int], kind: Kind, column: int, batches: Sequence[int]) -> float:
+        jobs, row, fraction = self._menu.jobs, rows[place], 1.0 / len(rows)
+        others = [(other, batch) for other, batch in zip(rows, batches, strict=True) if other != row]
+        alone = float(self._menu.rates[row, column])
+        best = int(self._menu.batches[row, column])
+        beside = tuple([(self._likes[other], batch) for other, batch in others])
+        key = (self._likes[row], best, batches[place], kind, beside)
         ratio = self._ratios.get(key)
         if ratio is None:
-            jobs, fraction, rate = self._menu.jobs, 1.0 / len(rows), self._view.estimates.rate
-            neighbours = tuple([Neighbour(jobs[other].spec, fraction) for other in others])
-            placement = placed_on(self._view.cluster, kind, jobs[row].spec.narrowest)
-            alone = rate(jobs[row].spec, placement).mean
-            shared = Placement(placement.groups, fraction, 0, neighbours)
-            ratio = self._ratios[key] = rate(jobs[row].spec, shared).mean / alone if alone > 0.0 else 0.0
+            neighbours = tuple([Neighbour(jobs[other].spec, fraction, batch) for other, batch in others])
+            groups = placed_on(self._view.cluster, kind, jobs[row].spec.narrowest).groups
+            shared = Placement(groups, fraction, batches[place], neighbours)
+            believed = self._view.estimates.rate(jobs[row].spec, shared).mean
+            ratio = self._ratios[key] = believed / alone if alone > 0.0 else 0.0
         return ratio
 
 

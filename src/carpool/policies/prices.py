@@ -85,7 +85,9 @@ class Market:
         is_large = self.rates.size > _LARGE
         factors, steps = (_ROUGHLY, _FEW) if is_large else (_CLOSER, _MANY)
         if along is not None:
-            found, factors = self._level(parts, along / along.max(), near), _LITTLE
+            found, factors, steps = self._level(parts, along / along.max(), near), _LITTLE, _MANY
+            if near is None:
+                return found
         elif near is not None:
             found = near
         else:
@@ -94,7 +96,7 @@ class Market:
         for factor in factors:
             for kind in range(len(self.supply)):
                 around = np.where(np.arange(len(self.supply)) == kind, factor, 1.0)
-                found = self._bisect(parts, found / around, found * around, _FEW if along is not None else steps)
+                found = self._bisect(parts, found / around, found * around, steps)
         return found
 
     def _level(self, parts: Floats, along: Floats, near: Floats | None) -> Floats:
@@ -102,7 +104,7 @@ class Market:
         high = 2.0 * float(self.weights.sum()) if near is None else float(near.max()) * _CLOSER[0]
         low = high * 2.0**-_OCTAVES if near is None else high / _CLOSER[0] ** 2
         there = along @ self.supply
-        for _ in range(_FINE):
+        for _ in range(_FINE if near is None else _MANY):
             middle = (low * high) ** 0.5
             is_short = along @ self.taken(middle * along, parts) > there
             low, high = (middle, high) if is_short else (low, middle)

@@ -20,7 +20,7 @@ def seat_all(draft: Draft, menu: Menu, parties: Sequence[Party], choice: Choice)
     for place, party in enumerate(parties):
         if choice[place] == party.stays_at:
             if choice[place] != NONE:
-                _tune(draft, menu, party.rows[0])
+                _tune(draft, menu, party)
             continue
         for row in party.rows:
             draft.release(menu.jobs[row])
@@ -59,16 +59,20 @@ def _seat(draft: Draft, menu: Menu, party: Party, option: int, *, apart: bool) -
     runs = _find(draft, job, offer, apart=apart)
     if runs is None:
         return False
-    for row in party.rows:
+    batches = party.batches.get(option) or [int(menu.batches[row, option]) for row in party.rows]
+    for row, batch in zip(party.rows, batches, strict=True):
         member = menu.jobs[row]
         fraction = member.lane[0] if member.lane else party.fraction
-        draft.assign(member, Allocation(tuple([Share(run, fraction) for run in runs]), int(menu.batches[row, option])))
-    _tune(draft, menu, first)
+        draft.assign(member, Allocation(tuple([Share(run, fraction) for run in runs]), batch))
+    _tune(draft, menu, party)
     return True
 
 
-def _tune(draft: Draft, menu: Menu, row: int) -> None:
-    """Give a job the batch size that is best where it sits, if its batch may be tuned."""
+def _tune(draft: Draft, menu: Menu, party: Party) -> None:
+    """Give a job by itself the batch size that is best where it sits, if its batch may be tuned."""
+    (row, *others) = party.rows
+    if others:
+        return
     job = menu.jobs[row]
     held = draft.holding(job)
     if held is None or not held.batch_size:
