@@ -135,11 +135,17 @@ class Carpool(Policy):
             parts = np.zeros(len(jobs))
             prices = market.clear(parts)
         else:
-            if len(market.supply) > 1 and not (experience.outlook and experience.outlook.holds(market, view.at)):
-                experience.outlook = look_ahead(market, view.at)
-            along = experience.outlook.along if experience.outlook else None
+            along = self._along(market, view.at, experience)
             prices, parts = _cleared(market, _replaced(market, jobs, view.at), along)
         return Quote(menu, market, prices, market.worths(prices, parts))
+
+    def _along(self, market: Market, at: float, experience: Experience) -> Floats | None:
+        """What kinds cost against each other, looked up anew if need be; None where that is not known."""
+        if len(market.supply) == 1 or market.is_large:
+            return None
+        if experience.outlook is None or not experience.outlook.holds(market, at):
+            experience.outlook = look_ahead(market, at)
+        return experience.outlook.along
 
     def _weight(self, view: Snapshot, job: Job) -> float:
         """The job's own, and more once it has waited long."""

@@ -42,7 +42,7 @@ class Experience:
         """For the next plan; without lengths where those are declared anyway."""
         told: dict[str, object] = {"tried": self.tried}
         if self.outlook is not None:
-            told["outlook"] = list(self.outlook)
+            told["outlook"] = self.outlook.as_note()
         if lengths:
             told["done"] = {job.id: [job.spec.model, job.done_at(view.at)] for job in view.active()}
             told["lengths"] = {model: list(known) for model, known in self.lengths.items()}

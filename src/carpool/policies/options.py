@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carpool.core.estimates import Estimator
-from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind
+from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.batch_tuning import best_alone

@@ -42,6 +42,10 @@ class Outlook(NamedTuple):
         costs, supply, jobs, until = note
         return cls(tuple(costs), tuple(supply), int(jobs), float(until))
 
+    def as_note(self) -> list[Any]:
+        """For JSON."""
+        return [list(self.costs), list(self.supply), self.jobs, self.until]
+
     def holds(self, market: Market, at: float) -> bool:
         """Whether it still says something about a market."""
         same = len(self.supply) == len(market.supply) and bool((market.supply == self.supply).all())
@@ -97,17 +101,14 @@ def _taken_together(demand: Demand, most: int) -> Demand:
     while rows.max() >= most and apart < 1e4:
         apart *= 2.0
         rows = _alike(traits, apart)
-    num = int(rows.max()) + 1
-    work = np.bincount(rows, demand.work, num)
-    speeds = [np.bincount(rows, demand.work * column, num) / work for column in demand.speeds.T]
-    return Demand(
-        np.column_stack(speeds),
-        np.bincount(rows, demand.widths, num),
-        work,
-        np.bincount(rows, demand.weights, num),
-        demand.capacity,
-        np.zeros(num),
-    )
+
+    def total(column: Floats) -> Floats:
+        return np.bincount(rows, column).astype(np.float64)
+
+    work = total(demand.work)
+    speeds = np.column_stack([total(demand.work * column) / work for column in demand.speeds.T])
+    nobody = np.zeros(len(work))
+    return Demand(speeds, total(demand.widths), work, total(demand.weights), demand.capacity, nobody)
 
 
 def _alike(traits: Floats, apart: float) -> np.ndarray[Any, np.dtype[np.intp]]:

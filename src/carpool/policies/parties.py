@@ -36,7 +36,7 @@ class Party(NamedTuple):
     rows: tuple[int, ...]
     values: Floats
     stays_at: int = NONE  # the offer that it has already and would stay with
-    batches: Mapping[int, Sequence[int]] = {}  # noqa: RUF012  # by offer, of each row; those alone are the menu's
+    batches: Mapping[int, Sequence[int]] = {}  # by offer, of each row; those alone are the menu's
 
     @property
     def fraction(self) -> float:
@@ -137,7 +137,8 @@ class _Table:
         A batch that is tuned is the best alone, halved until memory fits.
         """
         menu = self._menu
-        values, chosen = np.zeros(len(menu.offers)), {}
+        values = np.zeros(len(menu.offers))
+        chosen: dict[int, Sequence[int]] = {}
         for kind, column in self._offers(menu.jobs[rows[0]].spec.narrowest):
             batches = self._batches(rows, kind, column)
             if batches is None:

@@ -49,6 +49,11 @@ class Market:
         """Invert the rates once: every price that is tried needs them."""
         object.__setattr__(self, "per_unit", 1.0 / np.maximum(self.rates, _NEVER))
 
+    @property
+    def is_large(self) -> bool:
+        """Whether prices can be found only roughly in the time there is."""
+        return self.rates.size > _LARGE
+
     def worths(self, prices: Floats, parts: Floats) -> Floats:
         """λ: what a unit of each job's work is worth, if its devices are worth `parts` of the prices when it ends."""
         paid = parts[:, None] * (self.needs @ prices)
@@ -82,12 +87,9 @@ class Market:
         is known what kinds cost against each other (`along`, see `outlook`), each is moved a little only: then a kind
         may be wanted by more jobs than it can serve, who would rather wait for it than take another.
         """
-        is_large = self.rates.size > _LARGE
-        factors, steps = (_ROUGHLY, _FEW) if is_large else (_CLOSER, _MANY)
+        factors, steps = (_ROUGHLY, _FEW) if self.is_large else (_CLOSER, _MANY)
         if along is not None:
-            found, factors, steps = self._level(parts, along / along.max(), near), _LITTLE, _MANY
-            if near is None:
-                return found
+            found, factors, steps = self._level(parts, along / along.max(), near), _LITTLE, _FEW
         elif near is not None:
             found = near
         else:
@@ -104,7 +106,7 @@ class Market:
         high = 2.0 * float(self.weights.sum()) if near is None else float(near.max()) * _CLOSER[0]
         low = high * 2.0**-_OCTAVES if near is None else high / _CLOSER[0] ** 2
         there = along @ self.supply
-        for _ in range(_FINE if near is None else _MANY):
+        for _ in range(_FINE):
             middle = (low * high) ** 0.5
             is_short = along @ self.taken(middle * along, parts) > there
             low, high = (middle, high) if is_short else (low, middle)
