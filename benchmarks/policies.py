@@ -1,10 +1,10 @@
 """The default policy on every ground against everybody else: one table.
 
-    python benchmarks/policies.py [--only gavel] [--quick] [--data DIR]
+    python benchmarks/policies.py [--ground gavel] [--quick] [--data DIR]
 
 A ground is a file in benchmarks/grounds with a `GROUND`; new ones are found by being there. Rows are printed as they
-come; the last table says, for every setting, the best policy and how far the default is from it. Exits with 1 when a
-limit is missed.
+come; the last table says, for every setting, the best policy and how far the default is from it. What is known is kept
+after each ground. Exits with 1 when a limit is missed.
 """
 
 from __future__ import annotations
@@ -66,13 +66,14 @@ def main() -> int:
     """Run all grounds and print what comes out."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the traces")
-    parser.add_argument("--only", default="", help="name of one ground")
+    parser.add_argument("--ground", default="", help="name of one ground, such as gavel; nothing is kept then")
     parser.add_argument("--quick", action="store_true", help="fewer seeds and jobs")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     failed: list[str] = []
+    kept: Path | None = None
     for ground in grounds():
-        if options.only and ground.name != options.only:
+        if options.ground and ground.name != options.ground:
             continue
         if ground.needs and not (options.data / ground.needs).is_dir():
             print(f"{ground.name}: left out, there is no {options.data / ground.needs}. Name the folder with --data.")
@@ -86,10 +87,12 @@ def main() -> int:
             print(f"  {line['setting']:36} default {line['distance']:+7.1%} from {line['best_other']}")
         failed += [f"{ground.name}, {words}" for words in missed(ground, rows)]
         results[ground.name] = {"rows": [row._asdict() for row in rows], "summary": summary(rows)}
+        if not options.ground and not options.quick:
+            kept = save("policies", {"grounds": results, "missed": failed})
     for words in failed:
         print(f"MISSED {words}")
-    if not options.only and not options.quick:
-        print(f"wrote {save('policies', {'grounds': results, 'missed': failed})}")
+    if kept is not None:
+        print(f"wrote {kept}")
     return 1 if failed else 0
 
 

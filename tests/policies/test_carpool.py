@@ -1,6 +1,7 @@
 """The default policy: near the known optima, starvation-free, careful with beliefs, and able to say why."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from carpool.core.errors import CarpoolError
 from carpool.core.estimates import Declared, Estimate
 from carpool.core.messages import JobFinished, JobSubmitted
-from carpool.core.model import JobId, JobSpec
+from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster, Placement
@@ -36,6 +37,22 @@ class Paired(Declared):
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
         return Estimate(0.8 if placement.neighbours else placement.fraction)
+
+
+class Tuned(Declared):
+    """A batch of 128 is the best alone; two on a device keep most of their speed; memory grows with the batch."""
+
+    curve: ClassVar[dict[int, float]] = {64: 1.0, 128: 1.25, 256: 1.1, 2048: 0.5}  # by batch; the job's own is 64
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        kept = 0.9 if placement.neighbours else 1.0
+        return Estimate(kept * self.goodput(spec, Kind("V100"), placement.batch_size).mean)
+
+    def goodput(self, spec: JobSpec, kind: Kind, batch_size: int) -> Estimate:
+        return Estimate(float(np.interp(batch_size or 64, list(self.curve), list(self.curve.values()))))
+
+    def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
+        return 10 * (batch_size or 64)
 
 
 class Guessing(Declared):
@@ -87,6 +104,24 @@ def test_jobs_share_a_device_only_where_that_is_believed_to_help() -> None:
     scheduler = Scheduler(ONE, Carpool(together=1), estimator=Paired())
     scheduler.handle(0.0, [JobSubmitted(job(name).spec) for name in ("a", "b")])
     assert scheduler.num_running == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "memory_bytes", "batches"),
+    [("a", 10_000, {128}), ("ab", 10_000, {128}), ("ab", 2_400, {64, 128}), ("ab", 1_600, {64})],
+)
+def test_batches_are_the_best_alone_and_halved_until_they_fit_together(
+    names: str, memory_bytes: int, batches: set[int]
+) -> None:
+    node = ONE.nodes[0]
+    banks = tuple(replace(bank, memory_bytes=memory_bytes) for bank in node.banks)
+    cluster = Cluster((replace(node, banks=banks),), ONE.links)
+    scheduler = Scheduler(cluster, Carpool(), estimator=Tuned())
+    specs = [JobSpec(JobId(name), 1, 100.0, "m", 64, batch_range=(64, 2048), memory_bytes=640) for name in names]
+    scheduler.handle(0.0, [JobSubmitted(spec) for spec in specs])
+    held = [job.desired for job in scheduler.jobs.values()]
+    assert {found.batch_size for found in held if found is not None} == batches
+    assert None not in held
 
 
 def test_an_exact_job_keeps_its_devices_to_itself() -> None:

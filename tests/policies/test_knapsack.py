@@ -59,3 +59,12 @@ def test_a_large_deal_takes_all_there_is_and_no_more() -> None:
     choice = deal(values, widths[:, None], supply, np.array([0.55]))
     taken = widths[choice[choice != NONE]].sum()
     assert 1_990.0 <= taken <= 2_000.0
+
+
+def test_who_loses_least_takes_another_kind_where_one_is_short() -> None:
+    """All would have the fast kind; those to whom the slow one is worth nearly as much go there, and nobody waits."""
+    many = 60
+    values = np.column_stack([np.full(many, 10.0), np.linspace(2.0, 9.0, many)])
+    choice = deal(values, np.eye(2), np.full(2, many / 2.0), np.array([0.9, 0.1]))
+    assert np.flatnonzero(choice == 0).tolist() == list(range(many // 2))
+    assert np.flatnonzero(choice == 1).tolist() == list(range(many // 2, many))

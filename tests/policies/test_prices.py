@@ -65,3 +65,15 @@ def test_no_more_is_wanted_than_there_is(jobs: list[tuple[float, float, float]],
     prices = market.clear(parts)
     assert market.taken(prices, parts)[0] <= devices
     assert prices[0] == 0.0 or market.taken(prices / 3.0, parts)[0] >= market.taken(prices, parts)[0]
+
+
+def test_along_a_direction_all_that_is_wanted_is_worth_no_more_than_all_there_is() -> None:
+    random = np.random.default_rng(0)
+    rates = np.column_stack([np.ones(40), random.uniform(0.2, 0.6, 40)])
+    market = Market(rates, np.eye(2), np.array([4.0, 6.0]), np.ones(40), random.lognormal(4.0, 1.0, 40))
+    parts = ends(market.work, market.weights)
+    along = np.array([3.0, 1.0])
+    prices = market.clear(parts, along=along)
+    assert 1.0 / 1.44 <= prices[1] / prices[0] * 3.0 <= 1.44
+    assert along @ market.taken(prices * 1.2, parts) <= along @ market.supply
+    assert along @ market.taken(prices / 2.0, parts) > along @ market.supply

@@ -1,0 +1,80 @@
+"""What kinds cost against each other, and when that is asked again."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.core.model import JobId, JobSpec
+from carpool.core.topology import Cluster
+from carpool.policies.carpool import Carpool
+from carpool.policies.outlook import Outlook, demand_of, look_ahead
+from carpool.policies.prices import Market
+from carpool.sim.run import simulate
+from carpool.sim.traces.trace import Arrival
+from carpool.sim.worlds.scaling import ScalingWorld
+
+
+def market(fast: int, slow: int, *, slowness: float, work: float = 100.0) -> Market:
+    """Jobs of one device: `fast` run well only on the first kind, `slow` run alike on both; one device of each."""
+    rates = np.array([[1.0, slowness]] * fast + [[1.0, 1.0]] * slow)
+    jobs = len(rates)
+    return Market(rates, np.eye(2), np.ones(2), np.ones(jobs), np.full(jobs, work))
+
+
+def test_a_kind_costs_as_much_less_as_jobs_get_on_worse_there() -> None:
+    outlook = look_ahead(market(8, 0, slowness=0.25), 0.0)
+    assert outlook.along is not None
+    assert outlook.along[1] / outlook.along[0] == pytest.approx(0.25, rel=0.05)
+
+
+def test_jobs_that_do_not_mind_make_a_slow_kind_as_dear_as_the_fast_one() -> None:
+    outlook = look_ahead(market(1, 8, slowness=0.25), 0.0)
+    assert outlook.along is not None
+    assert outlook.along[1] / outlook.along[0] == pytest.approx(1.0, rel=0.05)
+
+
+def test_it_says_nothing_where_nobody_would_wait() -> None:
+    plenty = replace(market(3, 0, slowness=0.25), supply=np.array([9.0, 9.0]))
+    assert look_ahead(plenty, 5.0).along is None
+
+
+def test_it_holds_for_an_interval_unless_jobs_or_devices_change() -> None:
+    now = market(6, 0, slowness=0.5)
+    outlook = look_ahead(now, 10.0)
+    assert outlook.until > 10.0
+    assert outlook.holds(now, 10.0)
+    assert outlook.holds(market(7, 0, slowness=0.5), 10.0)
+    assert not outlook.holds(now, outlook.until)
+    assert not outlook.holds(market(12, 0, slowness=0.5), 10.0)
+    assert not outlook.holds(market(3, 0, slowness=0.5), 10.0)
+    assert not outlook.holds(replace(now, supply=np.array([1.0, 2.0])), 10.0)
+
+
+def test_it_comes_back_from_a_note_as_it_went_in() -> None:
+    outlook = look_ahead(market(6, 0, slowness=0.5), 10.0)
+    assert Outlook.of_note(json.loads(json.dumps(outlook.as_note()))) == outlook
+
+
+@given(st.lists(st.tuples(st.floats(1.0, 1e4), st.floats(0.5, 5.0), st.floats(0.0, 1.0)), min_size=3, max_size=40))
+def test_jobs_that_are_taken_together_are_as_much_as_before(jobs: list[tuple[float, float, float]]) -> None:
+    work, weights, slow = (np.array(column) for column in zip(*jobs, strict=True))
+    rates = np.column_stack([np.ones(len(jobs)), slow])
+    all_of = Market(rates, np.eye(2), np.array([4.0, 4.0]), weights, work)
+    one_by_one, together = demand_of(all_of), demand_of(all_of, most=3)
+    assert len(one_by_one.work) == len(jobs)
+    assert len(together.work) <= 4  # those that cannot use a kind are never taken together with those that can
+    for column in ("work", "weights", "widths"):
+        assert getattr(together, column).sum() == pytest.approx(getattr(one_by_one, column).sum())
+
+
+def test_a_job_waits_for_the_fast_kind_where_that_ends_sooner() -> None:
+    """Two devices, the second ten times slower: whoever began there would end after both had used the first."""
+    arrivals = [Arrival(0.0, JobSpec(JobId(f"j{i}"), 1, work)) for i, work in enumerate((10.0, 20.0, 30.0))]
+    cluster = Cluster.build([(1, 1, "V100"), (1, 1, "K80")])
+    world = ScalingWorld(speeds={"V100": 1.0, "K80": 0.1})
+    found = simulate(arrivals, cluster, Carpool(), world).summary()
+    assert found.avg_jct_s <= (10.0 + 30.0 + 60.0) / 3.0 + 0.1
