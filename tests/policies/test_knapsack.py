@@ -63,8 +63,8 @@ def test_a_large_deal_takes_all_there_is_and_no_more() -> None:
 
 def test_who_loses_least_takes_another_kind_where_one_is_short() -> None:
     """All would have the fast kind; those to whom the slow one is worth nearly as much go there, and nobody waits."""
-    many = 60
+    many = 400  # too many for an exact solution
     values = np.column_stack([np.full(many, 10.0), np.linspace(2.0, 9.0, many)])
     choice = deal(values, np.eye(2), np.full(2, many / 2.0), np.array([0.9, 0.1]))
-    assert np.flatnonzero(choice == 0).tolist() == list(range(many // 2))
-    assert np.flatnonzero(choice == 1).tolist() == list(range(many // 2, many))
+    assert (choice != NONE).all()
+    assert total(values, choice) >= 0.999 * (10.0 * many / 2 + values[many // 2 :, 1].sum())

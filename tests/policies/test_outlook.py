@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from carpool.policies.outlook import Outlook, demand_of, look_ahead
 from carpool.policies.prices import Market
 from carpool.sim.run import simulate
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.scaling import ScalingWorld
+from carpool.sim.worlds.parts import KINDS, PartsWorld
 
 
 def market(fast: int, slow: int, *, slowness: float, work: float = 100.0) -> Market:
@@ -71,10 +72,20 @@ def test_jobs_that_are_taken_together_are_as_much_as_before(jobs: list[tuple[flo
         assert getattr(together, column).sum() == pytest.approx(getattr(one_by_one, column).sum())
 
 
-def test_a_job_waits_for_the_fast_kind_where_that_ends_sooner() -> None:
-    """Two devices, the second ten times slower: whoever began there would end after both had used the first."""
-    arrivals = [Arrival(0.0, JobSpec(JobId(f"j{i}"), 1, work)) for i, work in enumerate((10.0, 20.0, 30.0))]
-    cluster = Cluster.build([(1, 1, "V100"), (1, 1, "K80")])
-    world = ScalingWorld(speeds={"V100": 1.0, "K80": 0.1})
+def test_on_unlike_kinds_the_default_comes_near_to_what_no_schedule_can_beat() -> None:
+    random, world = Random(2), PartsWorld.generate(2)
+    specs = [
+        JobSpec(
+            JobId(f"j{number}"),
+            random.choice((1, 2, 4)),
+            random.lognormvariate(5.0, 1.0),
+            random.choice(list(world.part_s)),
+            weight=float(random.randint(1, 5)),
+        )
+        for number in range(40)
+    ]
+    arrivals, cluster = world.prepare(
+        [Arrival(0.0, spec) for spec in specs], Cluster.build([(1, 5, kind) for kind in KINDS])
+    )
     found = simulate(arrivals, cluster, Carpool(), world).summary()
-    assert found.avg_jct_s <= (10.0 + 30.0 + 60.0) / 3.0 + 0.1
+    assert found.weighted_jct_s <= 1.11 * world.weighted_jct_bound_s(arrivals, cluster)
