@@ -17,6 +17,7 @@ from carpool.runtime.prepare import make_trainer, settle_in, take_lane
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import Arrived, Begin, Broke, Grant, Leave, Noted, Warm
 from carpool.runtime.residence import residence_of
+from carpool.runtime.token import Tokens
 from carpool.runtime.warming import sit
 from carpool.runtime.worker import Worker
 
@@ -54,7 +55,8 @@ def main(channel: Channel) -> int:
             _await_dismissal(channel)
         try:
             baton = Baton(*received.fds[2:4]) if received.fds[2:] else None
-            Worker(channel, begin, program, trainer, counter, norms, baton, residence, grants).run()
+            tokens = Tokens(channel.send, trainer.device, baton, grants)
+            Worker(channel, begin, program, trainer, counter, norms, tokens, residence).run()
         except Torn:
             return TORN
     return 0

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import select
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from carpool.runtime.baton import Baton, Signal
+import torch
+
+from carpool.runtime.baton import Baton, Signal, signal_of
 from carpool.runtime.protocol import Asked, Ending, Grant, Message, Passed
 
 
@@ -92,3 +94,26 @@ class Token:
             return False
         self._signal.hold_until(grant.after)
         return True
+
+
+class Tokens:
+    """What a worker takes turns with, in one formation after another."""
+
+    def __init__(
+        self,
+        say: Callable[[Message], None],
+        device: torch.device,
+        baton: Baton | None = None,
+        grants: Iterable[Grant] = (),
+    ) -> None:
+        self._say = say
+        self._baton = baton
+        self._signal = None if baton is None else signal_of(baton, device)
+        self._grants = list(grants)  # that came before the first formation
+
+    def token(self, size: int) -> Token:
+        """The token of a place in a formation of so many; in company the executor hands every turn on."""
+        token = Token(self._say, self._baton if size == 1 else None, self._signal)
+        while self._grants:
+            token.take(self._grants.pop())
+        return token

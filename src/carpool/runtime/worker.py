@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from carpool.core.errors import CarpoolError
-from carpool.runtime.baton import Baton, signal_of
 from carpool.runtime.channel import Channel, Closed, Received, close_all
 from carpool.runtime.counter import StepCounter
 from carpool.runtime.errors import CheckpointError, Left, Torn
@@ -64,7 +62,7 @@ from carpool.runtime.protocol import (
 from carpool.runtime.reducer import GivenUp, Reducer
 from carpool.runtime.residence import Residence
 from carpool.runtime.room import make_room, most_taken
-from carpool.runtime.token import Token
+from carpool.runtime.token import Token, Tokens
 from carpool.runtime.trainer import Trainer
 
 
@@ -79,15 +77,12 @@ class Worker:
         trainer: Trainer,
         counter: StepCounter,
         norms: JointNorms | None = None,
-        baton: Baton | None = None,
+        tokens: Tokens | None = None,
         residence: Residence | None = None,
-        grants: Sequence[Grant] = (),
     ) -> None:
         self._channel = channel
-        self._baton = baton
-        self._signal = None if baton is None else signal_of(baton, trainer.device)
+        self._tokens = tokens or Tokens(channel.send, trainer.device)
         self._lodger = Lodger(residence, channel.send)
-        self._grants = list(grants)  # that it has before its first place
         self._trainer = trainer
         self._counter = counter
         self._program = program
@@ -359,10 +354,7 @@ class Worker:
                 raise Torn from error
             return
         if said.by_token:
-            baton = self._baton if said.size == 1 else None
-            place.token = Token(self._channel.send, baton, self._signal)
-            while self._grants:
-                place.token.take(self._grants.pop())
+            place.token = self._tokens.token(said.size)
         self._place = place
 
     def _refuse_if_torn(self) -> None:
