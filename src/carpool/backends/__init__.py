@@ -1,1 +1,1 @@
-"""Where orders are carried out: this machine, a Ray cluster, a federation."""
+"""Where orders are carried out: the scheduler joined to this machine and its executor."""

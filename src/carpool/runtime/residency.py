@@ -2,7 +2,7 @@
 
 A job's memory has two parts. Its *state* (weights, buffers, optimizer) has to be copied out before it can be let go,
 and copied in again; its *scratch* (activations, recorded with its graphs) is worth nothing between two turns. The rule
-is Hare's speculative memory (text 002): what computes now has its memory, then those who come next, in their order,
+is Hare's speculative memory: what computes now has its memory, then those who come next, in their order,
 then those who computed last, the latest first, as long as they fit. So the coldest goes first, and never more is on
 the device than it has room for.
 """
