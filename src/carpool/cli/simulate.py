@@ -43,7 +43,7 @@ Examples:
     default="plain",
     show_default=True,
     metavar="WORLD",
-    help="plain, colocation:FILE, gavel:FILE, pollux:DIR, parts, or a TOML file.",
+    help="plain, colocation:FILE, gavel:FILE, pollux:DIR, profile:FILE, parts, wired, or a TOML file.",
 )
 @click.option(
     "--rounds",

@@ -1,4 +1,4 @@
-"""Worlds by name: ``plain``, ``KIND:FILE`` of measured data, ``parts``, or a TOML file of models and kinds."""
+"""Worlds by name: ``plain``, ``KIND:FILE`` of measured data, ``parts``, ``wired``, or a TOML file of models."""
 
 from __future__ import annotations
 
