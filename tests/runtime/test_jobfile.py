@@ -109,6 +109,7 @@ def test_the_elastic_range(home: Path, lines: list[str], widths: tuple[int, int,
 
 
 def test_a_command(home: Path) -> None:
+    (home / "x.py").touch()
     file = read(home, '[[job]]\nname = "old"\ncommand = ["python", "x.py"]\ndevices = 2\nmemory = 100\n')
     ((spec, program),) = file.jobs
     assert (program.command, program.entry, spec.narrowest, spec.widest) == (("python", "x.py"), "", 2, 2)
@@ -163,6 +164,7 @@ BAD = [
     ('[[job]]\nname = "a"', ["neither entry nor command", "digits.py:mlp"]),
     ('[[job]]\nname = "a"\ncommand = "python x.py"', ["command is 'python x.py'", "list"]),
     ('[[job]]\nname = "a"\ncommand = ["x"]\nmax_devices = 2', ["max_devices 2", "cannot be resized"]),
+    ('[[job]]\nname = "a"\ncommand = ["python3", "digitz.py"]', ["script 'digitz.py'", "Known: train.py"]),
     ('[[job]]\nname = "a"\ncommand = ["x"]\nexact = true', ["exact is given for a command"]),
     ('[[job]]\nname = "a"\nentry = "trian.py:mlp"', ["unknown entry file 'trian.py'", "Did you mean train.py"]),
     ('[[job]]\nname = "a"\nentry = "train.py:mpl"', ["unknown function 'mpl'", "Did you mean mlp"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from carpool.core.errors import InputError, UnknownName
@@ -24,10 +24,20 @@ def check_entry(entry: str, args: Iterable[str], folder: Path, where: str) -> No
     path = folder / source if source.endswith(".py") else _module_file(source, folder, where)
     if path is None:
         return
+    _check_file("entry file", source, path, where)
+    _check_function(path, name, args, where)
+
+
+def check_script(command: Sequence[str], folder: Path, where: str) -> None:
+    """InputError where a command runs a Python file that is not there."""
+    if Path(command[0]).name.startswith("python") and len(command) > 1 and command[1].endswith(".py"):
+        _check_file("script", command[1], folder / command[1], where)
+
+
+def _check_file(what: str, name: str, path: Path, where: str) -> None:
     if not path.is_file():
         near = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise UnknownName("entry file", source, near, where=f"{where}: in {path.parent}")
-    _check_function(path, name, args, where)
+        raise UnknownName(what, name, near, where=f"{where}: in {path.parent}")
 
 
 def source_digest(entry: str, folder: Path) -> str:

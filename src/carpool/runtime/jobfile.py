@@ -14,7 +14,7 @@ from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Cluster
 from carpool.core.units import parse_bytes, parse_seconds
-from carpool.runtime.entryfile import check_entry
+from carpool.runtime.entryfile import check_entry, check_script
 from carpool.runtime.program import Program
 from carpool.runtime.reading import Table
 
@@ -161,6 +161,8 @@ def _job(name: str, table: Table, folder: Path) -> Listed:
     spec = _spec(name, table, program)
     if command:
         _check_command(table, spec)
+        if not spec.after:  # a job that it waits for may yet write it
+            check_script(command, home, table.where)
     else:
         check_entry(entry, program.args, home, table.where)
     if program.exact and "shards" not in table.values and spec.widest == 1:
