@@ -153,7 +153,8 @@ def main() -> None:
     for name, scene in SCENES.items():
         if options.only in (None, name):
             results["scenes"][name] = play(name, scene, steps, options.devices, paced=options.paced)
-    print(f"wrote {save('live_vs_simulated_paced' if options.paced else 'live_vs_simulated', results)}")
+            kept = save("live_vs_simulated_paced" if options.paced else "live_vs_simulated", results)
+            print(f"wrote {kept}")
 
 
 if __name__ == "__main__":
