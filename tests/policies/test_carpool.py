@@ -1,6 +1,7 @@
 """The default policy: near the known optima, starvation-free, careful with beliefs, and able to say why."""
 
 from dataclasses import replace
+from random import Random
 from typing import ClassVar
 
 import numpy as np
@@ -74,6 +75,18 @@ def test_a_batch_ends_as_soon_as_the_optimum_lets_it(policy: Policy, exponent: f
     ours = simulate(arrivals, cluster, policy, world).summary().avg_jct_s
     exact = simulate(arrivals, cluster, Afs(ahead=True), world).summary().avg_jct_s
     assert ours <= 1.02 * exact
+
+
+def test_under_a_steady_stream_jobs_share_evenly_enough() -> None:
+    random, at, arrivals = Random(12), 0.0, []
+    for number in range(120):
+        at += random.expovariate(0.8 * 64 / (8 * 600.0))
+        size = random.lognormvariate(np.log(600.0) - 0.5, 1.0)
+        arrivals.append(Arrival(at, JobSpec(JobId(f"j{number}"), 8, size, min_devices=1, max_devices=64)))
+    cluster, world = Cluster.build([(1, 64, "V100")]), ScalingWorld(exponent=0.7)
+    ours = simulate(arrivals, cluster, Carpool(), world).summary().avg_jct_s
+    even = simulate(arrivals, cluster, Afs(), world).summary().avg_jct_s
+    assert ours <= 1.02 * even, "newcomers take the place of a good part of those who leave"
 
 
 def test_weighted_gangs_are_served_no_later_than_by_remaining_time_over_weight() -> None:

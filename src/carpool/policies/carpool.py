@@ -26,7 +26,7 @@ from carpool.policies.seating import seat_all
 
 _WITH_PARTIES = 0.6  # how far prices may fall because jobs share
 _ROUNDS = 2  # of prices and the order of ends, which depend on each other
-_REPLACED = 0.25  # the part of leavers that is replaced by arrivals, where there are arrivals
+_REPLACED = 0.5  # the part of leavers that is replaced by arrivals, where there are arrivals
 _STAYS = 1.02  # what a job has counts for so much more: ties move nobody
 _LEAST = 0.01  # of a job's value is left however dear a move
 _TINY = 1e-9  # work that is as good as none
@@ -232,7 +232,7 @@ def _cleared(market: Market, replaced: Floats, along: Floats | None) -> tuple[Fl
 
 
 def _replaced(market: Market, jobs: Sequence[Job], at: float) -> Floats:
-    """[job]: how far those who leave before it ends will be replaced: not at all in a batch, else up to a quarter.
+    """[job]: how far those who leave before it ends will be replaced: not at all in a batch, else up to half.
 
     Arrivals are expected to go on for about as long as they have been seen to go on.
     """
