@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections import Counter, OrderedDict, deque
 from pathlib import Path
 from typing import Any
@@ -195,3 +196,13 @@ def test_a_damaged_newest_falls_back_and_is_told(tmp_path: Path) -> None:
 def test_keep_at_least_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="keep is 0; at least 1 checkpoint must be kept"):
         Checkpoints(tmp_path, keep=0)
+
+
+def test_what_a_killed_writer_has_begun_is_cleared_away(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    abandoned, alive = (tmp_path / f".step-000000003.ckpt.{pid}.part" for pid in (gone.pid, os.getpid()))
+    for draft in (abandoned, alive):
+        draft.write_bytes(b"half")
+    Checkpoints(tmp_path).save(4, {"step": 4})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [alive.name, "step-000000004.ckpt"]

@@ -15,6 +15,7 @@ from carpool.runtime.container import pack, unpack
 from carpool.runtime.errors import CheckpointError
 
 _NAME = re.compile(r"step-(\d+)\.ckpt")
+_DRAFT = re.compile(r"\..+\.ckpt\.(\d+)\.part")  # by the process that writes it
 _BEST = "best.ckpt"
 
 
@@ -69,7 +70,7 @@ class Checkpoints:
         save(path, state)
         if is_best:
             self._mark_best(path)
-        for old in self.paths()[: -self.keep]:
+        for old in (*self.paths()[: -self.keep], *self._abandoned()):
             old.unlink(missing_ok=True)
         return path
 
@@ -97,6 +98,11 @@ class Checkpoints:
         """The checkpoint of the best evaluation."""
         path = self.folder / _BEST
         return path if path.exists() else None
+
+    def _abandoned(self) -> list[Path]:
+        """What was begun by processes that ended in the middle of it."""
+        drafts = [(path, _DRAFT.fullmatch(path.name)) for path in self.folder.iterdir()]
+        return [path for path, found in drafts if found and not Path("/proc", found[1]).exists()]
 
     def _mark_best(self, path: Path) -> None:
         """Give the file a second name; where links are not possible, copy it."""
