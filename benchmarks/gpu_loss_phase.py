@@ -25,7 +25,7 @@ from typing import Any
 from colocation.daemon import mps
 from loss_phase import PUBLISHED, Split
 from measured import conditions, save
-from trials.late import LateRun, Lender
+from trials.late import LateRun
 from trials.phased import keep_pixels
 from trials.phases import lanes_of
 
@@ -38,6 +38,7 @@ from carpool.policies.registry import parse_policy
 from carpool.runtime.devices import LocalDevice, parse_devices
 from carpool.runtime.jobfile import Listed, parse_jobs
 from carpool.runtime.link import ExecutorLink, ExecutorOptions
+from carpool.testing.lender import Lender
 
 HERE = Path(__file__).resolve().parent / "trials"
 FIRST = ("2-2", "3-1", "1-3", "one after another", "loss-phase", "carpool")

@@ -1,4 +1,4 @@
-"""A run on this machine whose jobs are submitted one after another, and an executor that several runs borrow."""
+"""A run on this machine whose jobs are submitted one after another."""
 
 from __future__ import annotations
 
@@ -16,52 +16,8 @@ from carpool.predictors.belief import ProfileBelief
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.link import ExecutorLink
 from carpool.runtime.program import Program
-from carpool.runtime.reports import Facts, Gone, Report
-
-
-class Lender:
-    """One executor for several runs, each of which believes that it stops it: torch is imported once."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._hearing: asyncio.Task[Report] | None = None
-        self._over = asyncio.Event()
-
-    def lend(self) -> Lender:
-        """To the next run."""
-        self._over = asyncio.Event()
-        return self
-
-    def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
-        """As it is."""
-        self._link.introduce(job, program, resume=resume)
-
-    def carry(self, orders: Sequence[Order]) -> None:
-        """As it is."""
-        self._link.carry(orders)
-
-    async def receive(self) -> Report:
-        """What the executor says, until it is given back."""
-        if self._hearing is None:
-            self._hearing = asyncio.create_task(self._link.receive())
-        over = asyncio.create_task(self._over.wait())
-        await asyncio.wait({self._hearing, over}, return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
-        if not self._hearing.done():
-            return Gone("given back")
-        report = self._hearing.result()
-        self._hearing = None
-        return report
-
-    async def stop(self, *, checkpoint: bool) -> None:
-        """Give it back."""
-        self._over.set()
-
-    async def close(self) -> None:
-        """End the executor."""
-        await self._link.stop(checkpoint=False)
-        if self._hearing is not None:
-            await self._hearing
+from carpool.runtime.reports import Facts, Report
+from carpool.testing.lender import Lender
 
 
 class LateLink:
@@ -129,5 +85,6 @@ class LateRun(LocalRun):
 
     async def start(self, devices: Sequence[LocalDevice], state: Path) -> Link:
         """The executor of this machine, with the submissions to come."""
-        link: Link = await ExecutorLink.start(devices, state) if self._lender is None else self._lender.lend()
+        start = ExecutorLink.start if self._lender is None else self._lender.lend
+        link: Link = await start(devices, state)
         return LateLink(link, self._late, len(self._first))

@@ -1,7 +1,7 @@
 """Every policy runs real jobs: tiny trainings in real processes, under one executor that all of them borrow."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,14 +9,12 @@ import pytest
 from carpool.backends.local import Ending
 from carpool.backends.runfolder import RunFolder
 from carpool.backends.running import Asked, LocalRun
-from carpool.core.messages import Order
-from carpool.core.model import JobId, Phase
+from carpool.core.model import Phase
 from carpool.policies.registry import POLICIES, parse_policy
-from carpool.runtime.devices import LocalDevice, parse_devices
+from carpool.runtime.devices import parse_devices
 from carpool.runtime.jobfile import parse_jobs
 from carpool.runtime.link import ExecutorLink
-from carpool.runtime.program import Program
-from carpool.runtime.reports import Gone, Report
+from carpool.testing.lender import Lender
 
 pytest.importorskip("torch")
 
@@ -45,47 +43,6 @@ def net(steps=8):
         stop=Stop(steps=steps),
     )
 """
-
-
-class Lender:
-    """One executor for several runs, each of which believes that it stops it."""
-
-    def __init__(self, link: ExecutorLink) -> None:
-        self._link = link
-        self._hearing: asyncio.Task[Report] | None = None
-        self._over = asyncio.Event()
-
-    async def lend(self, devices: Sequence[LocalDevice], state: Path) -> "Lender":
-        """The same again."""
-        self._over = asyncio.Event()
-        return self
-
-    def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
-        self._link.introduce(job, program, resume=resume)
-
-    def carry(self, orders: Sequence[Order]) -> None:
-        self._link.carry(orders)
-
-    async def receive(self) -> Report:
-        if self._hearing is None:
-            self._hearing = asyncio.create_task(self._link.receive())
-        over = asyncio.create_task(self._over.wait())
-        await asyncio.wait({self._hearing, over}, return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
-        if not self._hearing.done():
-            return Gone("given back")
-        report = self._hearing.result()
-        self._hearing = None
-        return report
-
-    async def stop(self, *, checkpoint: bool) -> None:
-        self._over.set()
-
-    async def close(self) -> None:
-        """End the executor."""
-        await self._link.stop(checkpoint=False)
-        if self._hearing is not None:
-            await self._hearing
 
 
 @pytest.fixture(scope="module")
