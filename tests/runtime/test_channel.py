@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.runtime.channel import AsyncChannel, Channel, Closed, close_all, pair
+from carpool.runtime.codec import ProtocolError, encode
 from carpool.runtime.memory import new_memory
-from carpool.runtime.protocol import Alive, Broke, Contributed, Grant, Message, ProtocolError, encode
+from carpool.runtime.protocol import Alive, Broke, Contributed, Grant, Message
 
 PATIENCE_S = 30.0
 

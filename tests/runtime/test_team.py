@@ -15,20 +15,20 @@ from carpool.core.messages import AssignApplied, Fact, JobFailed, JobFinished, P
 from carpool.core.model import JobId
 from carpool.runtime.actions import (
     Action,
+    BeAlone,
     Cut,
     Drop,
     Emit,
     Ended,
     Kill,
     Mirror,
-    Park,
+    Rejoin,
     Segment,
     Send,
     Split,
     Start,
     Stopped,
     Tell,
-    Unpark,
     Write,
 )
 from carpool.runtime.crew import Kept, Rules, Seat, Wish
@@ -269,8 +269,8 @@ class World:
         self.stopped: list[Stopped] = []
         self.stories: list[str] = []
         self.written: list[Cut | Split] = []
-        self.parked = 0
-        self.parking = False
+        self.alone = 0
+        self.asking = False
         self.formations: dict[int, list[Proceed]] = {}
         self.generation = 0
         self.wish = Wish(0)
@@ -299,9 +299,9 @@ class World:
     def run(self, rounds: int = 600) -> None:
         """Let everybody act in turn until nothing is left to do; fails if that takes too long."""
         for _ in range(rounds):
-            if self.parking:
-                self.parking = False
-                self.do(self.team.parked(self.at))
+            if self.asking:
+                self.asking = False
+                self.do(self.team.left_alone(self.at))
             for worker in list(self.workers.values()):
                 worker.act()
                 self.hear(worker)
@@ -340,12 +340,12 @@ class World:
                     self.ended.append(action)
                 case Stopped():
                     self.stopped.append(action)
-                case Park():
-                    self.parked += 1
-                    self.parking = True
-                case Unpark():
-                    self.parked -= 1
-                    self.parking = False
+                case BeAlone():
+                    self.alone += 1
+                    self.asking = True
+                case Rejoin():
+                    self.alone -= 1
+                    self.asking = False
                 case Tell(words):
                     self.stories.append(words)
                 case Write(what):
@@ -400,7 +400,7 @@ class World:
             assert not self.living
             if self.ended:
                 assert self.made == self.dropped
-            assert self.parked == 0
+            assert self.alone == 0
 
     def check_finish(self) -> State:
         assert isinstance(self.facts[-1], JobFinished), (self.facts, self.stories)
@@ -436,7 +436,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("hang"), st.integers(0, 5)),
     st.tuples(st.just("short"), st.integers(0, 5)),
     st.tuples(st.just("tick"), st.just(0)),
-    st.tuples(st.just("park"), st.just(0)),
+    st.tuples(st.just("alone"), st.just(0)),
     st.tuples(st.just("hold"), st.booleans()),
     st.tuples(st.just("turns"), st.booleans()),
 )
@@ -464,13 +464,13 @@ def happen(world: World, kind: str, what: Any) -> None:
             picked.alive = False
         case "hang" if picked:
             picked.hung = True
-        case "short" if picked and world.parked == 0 and not any(w.runs_short for w in living):
+        case "short" if picked and world.alone == 0 and not any(w.runs_short for w in living):
             picked.short = True
         case "tick":
             world.tick()
-        case "park" if world.parking:
-            world.parking = False
-            world.do(world.team.parked(world.at))
+        case "alone" if world.asking:
+            world.asking = False
+            world.do(world.team.left_alone(world.at))
         case "hold":
             world.do(world.team.hold(world.at, what))
         case "turns":
@@ -674,13 +674,13 @@ def test_unlike_initial_weights_fail_the_job() -> None:
     assert "not deterministic" in world.facts[-1].error
 
 
-def test_out_of_memory_is_tried_again_with_the_neighbours_parked() -> None:
+def test_out_of_memory_is_tried_again_while_the_neighbours_stand_still() -> None:
     world = started(False, 0)
     happen(world, "both", 4)
     world.living[0].short = True
-    while not world.parked:
+    while not world.alone:
         happen(world, "both", 1)
-    assert world.parked == 1
+    assert world.alone == 1
     world.run()
     world.check_finish()
     assert not any("micro-steps" in words for words in world.stories)
@@ -744,7 +744,7 @@ def test_a_probe_is_not_measured_again_after_a_loss() -> None:
     world = World(patient(False))
     world.order(0, probe=4)
     happen(world, "both", 4)
-    happen(world, "park", 0)
+    happen(world, "alone", 0)
     happen(world, "both", 4)
     world.living[0].alive = False
     happen(world, "both", 4)
@@ -762,12 +762,12 @@ def test_neighbours_stand_still_while_a_probe_is_measured() -> None:
     happen(world, "both", 12)
     world.order(0, probe=4)
     happen(world, "both", 4)
-    assert (world.parked, world.team.is_still) == (1, True)  # it waits for them
-    happen(world, "park", 0)
+    assert (world.alone, world.team.is_still) == (1, True)  # it waits for them
+    happen(world, "alone", 0)
     happen(world, "both", 2)
-    assert (world.parked, world.team.is_still) == (1, False)
+    assert (world.alone, world.team.is_still) == (1, False)
     world.do(world.team.said(world.at, world.living[0].id, Stepped(20, 0, 0.5, 1.0, 3.0, probed=True)))
-    assert world.parked == 0
+    assert world.alone == 0
     (told,) = [fact for fact in world.facts if isinstance(fact, ProgressReported) and fact.alone]
     assert told.rate == 3.0
     world.run()
@@ -779,10 +779,10 @@ def test_a_probe_that_is_no_longer_wished_lets_the_neighbours_go_on(instead: tup
     world = World(patient(False))
     world.order(0, probe=4)
     happen(world, "both", 4)
-    assert world.parked == 1
+    assert world.alone == 1
     world.order(*instead)
     happen(world, "both", 30)
-    assert world.parked == 0
+    assert world.alone == 0
 
 
 def test_who_stands_still_for_a_measurement_keeps_its_memory() -> None:

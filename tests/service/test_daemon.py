@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.backends.local import ExecutorGone
 from carpool.core.errors import InputError
 from carpool.core.journal import Header
 from carpool.core.messages import Assign, JobCancelled, JobPaused, JobResumed, NodeJoined, NodeLost
@@ -17,7 +18,7 @@ from carpool.core.topology import Cluster
 from carpool.policies.fifo import Fifo
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
-from carpool.service.daemon import Daemon, ExecutorLost, Unkept
+from carpool.service.daemon import Daemon, Unkept
 from carpool.service.store import Store
 from carpool.testing.fake_link import FakeMachine
 
@@ -168,7 +169,7 @@ def test_a_killed_daemon_goes_on_where_it_was(house: House, balanced: bool) -> N
         await daemon.submit([listed("a"), listed("b"), listed("c")])
         if balanced:
             daemon.keep_balance()
-        with pytest.raises(ExecutorLost):
+        with pytest.raises(ExecutorGone):
             await running
 
     async def second(kept: dict[JobId, float]) -> None:

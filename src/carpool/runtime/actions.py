@@ -74,15 +74,15 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
-    """Let every other job on a device stand still until `Unpark`, and answer with `Team.parked`."""
+class BeAlone:
+    """Let every other job on a device stand still until `Rejoin`, and answer with `Team.left_alone`."""
 
     device: int
     clears: bool = True  # they give back the memory that they only keep for later
 
 
 @dataclass(frozen=True, slots=True)
-class Unpark:
+class Rejoin:
     """The neighbours may go on."""
 
 
@@ -131,4 +131,4 @@ class Stopped:
     steps: int
 
 
-Action = Start | Send | Kill | Drop | Tell | Emit | Park | Unpark | Write | Ended | Stopped
+Action = Start | Send | Kill | Drop | Tell | Emit | BeAlone | Rejoin | Write | Ended | Stopped

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from carpool.core.errors import CarpoolError
-from carpool.runtime.protocol import Message, ProtocolError, decode, encode
+from carpool.runtime.codec import ProtocolError, decode, encode
+from carpool.runtime.protocol import Message
 
 _READ_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64  # beside one message

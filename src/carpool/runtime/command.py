@@ -15,13 +15,14 @@ from carpool.core.messages import Fact
 from carpool.core.model import JobId
 from carpool.runtime.actions import Emit, Ended, Stopped, Tell
 from carpool.runtime.channel import AsyncChannel, Closed, pair
+from carpool.runtime.codec import ProtocolError
 from carpool.runtime.crew import Seat, Wish
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.errand import Errand, Launch, Move, Terminate
 from carpool.runtime.guard import NOT_STARTED
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
-from carpool.runtime.protocol import Evaluated, Joined, Message, Proceed, ProtocolError
+from carpool.runtime.protocol import Evaluated, Joined, Message, Proceed
 from carpool.runtime.reports import Evaluation, Outcome, Report, Sized, Told
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")

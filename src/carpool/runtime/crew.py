@@ -44,7 +44,7 @@ class Worker:
     step: int = 0  # steps done, exact when at rest
     digest: str = ""  # of the final weights
     loads: str = ""  # the checkpoint it is reading
-    writes: bool = False  # is here only to write a parked state to disk
+    writes: bool = False  # is here only to write a mirrored state to disk
     left_at: float = 0.0  # when it was sent away
 
     @property

@@ -16,18 +16,18 @@ from carpool.core.messages import Fact, JobFailed, Order
 from carpool.core.model import JobId
 from carpool.runtime.actions import (
     Action,
+    BeAlone,
     Drop,
     Emit,
     Ended,
     Kill,
     Mirror,
-    Park,
+    Rejoin,
     Segment,
     Send,
     Start,
     Stopped,
     Tell,
-    Unpark,
     Write,
 )
 from carpool.runtime.command import Command
@@ -38,7 +38,6 @@ from carpool.runtime.gate import Gate, Waiting
 from carpool.runtime.holding import Training, rules_of
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.lanes import room_on
-from carpool.runtime.parking import Parking
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Alive,
@@ -56,6 +55,7 @@ from carpool.runtime.protocol import (
 )
 from carpool.runtime.reports import Evaluation, Facts, Outcome, Report, Sized, Told
 from carpool.runtime.rota import Rota, Said
+from carpool.runtime.solitude import Solitude
 from carpool.runtime.staff import Key, Staff
 from carpool.runtime.team import Team
 from carpool.runtime.turns import who_take_turns
@@ -84,7 +84,7 @@ class Executor:
         self._trainings: dict[JobId, Training] = {}
         self._commands: dict[JobId, Command] = {}
         self._rota = Rota(self._devices, options, self._say)
-        self._parking = Parking(self._trainings, self._do, clock)
+        self._solitude = Solitude(self._trainings, self._do, clock)
         self._gate = Gate(devices, wanted=options.mps, on_change=self._reopen, tell=self._tell_sharers)
         known = (self._devices, self._trainings, self._staff, self._gate, self._rota)
         self._entrance = Entrance(*known, options, report, clock)
@@ -258,18 +258,18 @@ class Executor:
                     self._report(Told(training.job, words))
                 case Emit(fact):
                     self._emit(fact)
-                case Park(device, clears):
+                case BeAlone(device, clears):
                     if clears:
                         self._entrance.make_room(device)
-                    self._parking.ask(training.job, action)
-                case Unpark():
-                    self._parking.leave(training.job)
+                    self._solitude.ask(training.job, action)
+                case Rejoin():
+                    self._solitude.leave(training.job)
                 case Write(what):
                     with contextlib.suppress(OSError):
                         training.folder.write(what)
                 case Ended() | Stopped():
                     self._conclude(training, action)
-        self._parking.see_to()
+        self._solitude.see_to()
 
     def _kill(self, key: Key) -> None:
         if self._gate.give_up(key):  # it never started; its team hears of its end like of any other

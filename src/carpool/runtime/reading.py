@@ -61,7 +61,8 @@ class Table:
     def choice(self, key: str, among: Sequence[str]) -> str:
         """One of a few words; the first where it is not given."""
         value = self.values.get(key, among[0])
-        return str(value) if value in among else self._refuse(key, f"Choose {' or '.join(map(repr, among))}.")
+        words = " or ".join(repr(word) for word in among if word)
+        return str(value) if value in among else self._refuse(key, f"Choose {words}.")
 
     def mapping(self, key: str) -> dict[str, Any]:
         """A table inside the table, of values that JSON knows."""

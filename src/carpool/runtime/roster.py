@@ -10,12 +10,12 @@ from carpool.runtime.actions import (
     Cut,
     Kill,
     Mirror,
+    Rejoin,
     Segment,
     Send,
     Split,
     Start,
     Tell,
-    Unpark,
 )
 from carpool.runtime.crew import (
     AT_REST,
@@ -88,7 +88,7 @@ class Roster:
         self._first_step: int | None = None
         self._segment: Segment | None = None  # of the last formation, for the next one: its pages are there already
         self._short_at: int | None = None  # the step that ran out of memory and is tried again
-        self._awaits_parking = False
+        self._awaits_solitude = False
         self._probed = 0  # newest generation whose probe was measured
         self._quiet_for = 0  # generation for whose probe the neighbours were asked to stand still; 0: for none
         self._memory_bytes = 0  # that a worker held at most
@@ -196,15 +196,15 @@ class Roster:
 
     def _progressed(self, step: int) -> None:
         self._losses.progressed(step)
-        if self._short_at is not None and step > self._short_at and not self._awaits_parking:
+        if self._short_at is not None and step > self._short_at and not self._awaits_solitude:
             self._short_at = None
-            self._actions.append(Unpark())
+            self._actions.append(Rejoin())
 
     def _end_quiet(self) -> None:
         """Let neighbours go on that stood still for a probe."""
         if self._quiet_for:
-            self._quiet_for, self._awaits_parking = 0, False
-            self._actions.append(Unpark())
+            self._quiet_for, self._awaits_solitude = 0, False
+            self._actions.append(Rejoin())
 
     def _load(self, worker: Worker) -> None:
         newest = self._safe.newest

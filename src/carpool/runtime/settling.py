@@ -19,13 +19,13 @@ from carpool.core.messages import (
 )
 from carpool.runtime.actions import (
     Action,
+    BeAlone,
     Emit,
     Ended,
     Kill,
-    Park,
+    Rejoin,
     Segment,
     Stopped,
-    Unpark,
     Write,
 )
 from carpool.runtime.crew import (
@@ -95,9 +95,9 @@ class Settling(Roster):
 
     def _ask_for_quiet(self) -> None:
         """Before a probe: let the neighbours stand still once the worker is there that shall be measured."""
-        if self._is_to_probe and not self._quiet_for and not self._awaits_parking and self._seated():
-            self._quiet_for, self._awaits_parking = self.wish.generation, True
-            self._actions.append(Park(self.wish.seats[0].device, clears=False))
+        if self._is_to_probe and not self._quiet_for and not self._awaits_solitude and self._seated():
+            self._quiet_for, self._awaits_solitude = self.wish.generation, True
+            self._actions.append(BeAlone(self.wish.seats[0].device, clears=False))
 
     def _steer(self, at: float) -> None:
         """While a formation works: begin to halt it when something is to change."""
@@ -124,7 +124,7 @@ class Settling(Roster):
         """Whether the formation should stop at the next boundary."""
         formation = self.formation
         assert formation is not None
-        if self._held or self._wants_nothing or self._awaits_parking:
+        if self._held or self._wants_nothing or self._awaits_solitude:
             return True
         seated = self._seated()
         if len(seated) < len(self.wish.seats):
@@ -142,7 +142,7 @@ class Settling(Roster):
         """Bring everybody on the wished seats to the newest state and let them proceed."""
         seated = [self.workers[worker] for worker in self._seated()]
         holders = [w for w in self.workers.values() if w.holds and w.mode in AT_REST]
-        if not seated or self._awaits_parking or self._safe.is_publishing:
+        if not seated or self._awaits_solitude or self._safe.is_publishing:
             return
         if any(w.mode is Mode.LOADING for w in self.workers.values()):
             return
@@ -235,8 +235,8 @@ class Settling(Roster):
         """Keep the newest state outside of the workers, then send all of them away."""
         self._end_quiet()
         if self._short_at is not None:
-            self._short_at, self._awaits_parking = None, False
-            self._actions.append(Unpark())
+            self._short_at, self._awaits_solitude = None, False
+            self._actions.append(Rejoin())
         if self._safe.is_busy or self._is_being_kept(at):
             return
         for worker in list(self.workers.values()):
@@ -265,7 +265,7 @@ class Settling(Roster):
             self._actions.append(self._safe.save(at, newest.id))
             return True
         scribes = [w for w in self.workers.values() if w.writes and w.mode is not Mode.LEAVING]
-        if not scribes:  # the state lies parked in a mirror: a worker has to be started to write it
+        if not scribes:  # the state lies in a mirror: a worker has to be started to write it
             self._start(Seat(min(self._devices)), writes=True)
         elif scribes[0].mode is Mode.STANDING:
             self._load(scribes[0])
@@ -314,7 +314,7 @@ class Settling(Roster):
         self.is_over = True
         self._end_quiet()
         if self._short_at is not None:
-            self._actions.append(Unpark())
+            self._actions.append(Rejoin())
         self._actions += self._safe.empty()
         is_unheard = self._releasing and self._answered < self.wish.generation
         if is_unheard and self.wish.seats and not self._failure:  # the scheduler hears first that it ran

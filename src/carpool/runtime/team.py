@@ -11,9 +11,9 @@ from carpool.core.messages import (
 )
 from carpool.runtime.actions import (
     Action,
+    BeAlone,
     Emit,
     Kill,
-    Park,
     Write,
 )
 from carpool.runtime.crew import (
@@ -127,9 +127,9 @@ class Team(Settling):
         self._held, self._clears = held, clears
         return self._settled(at)
 
-    def parked(self, at: float) -> list[Action]:
+    def left_alone(self, at: float) -> list[Action]:
         """The neighbours stand still."""
-        self._awaits_parking = False
+        self._awaits_solitude = False
         return self._settled(at)
 
     def stop(self, at: float, *, checkpoint: bool) -> list[Action]:
@@ -253,16 +253,18 @@ class Team(Settling):
             self._fail(f"{said.error} (on {where}, step {said.step})")
 
     def _ran_short(self, at: float, who: Worker, said: Broke) -> None:
-        """A step ran out of memory: once more with the neighbours parked, then in smaller passes where that may be."""
+        """A step ran out of memory: once more while the neighbours stand still, then in smaller passes."""
         where = self._name(who.device)
         who.mode, who.step = Mode.STANDING, said.step
         self._progressed(said.step)  # a step that ran short before may have been made since
         if self._short_at is not None:
             self._split(who, said)
         else:
-            self._tell(f"ran out of memory on {where} at step {said.step + 1}; tried again with the neighbours parked")
-            self._short_at, self._awaits_parking = said.step, True
-            self._actions.append(Park(who.device))
+            self._tell(
+                f"ran out of memory on {where} at step {said.step + 1}; tried again while the neighbours stand still"
+            )
+            self._short_at, self._awaits_solitude = said.step, True
+            self._actions.append(BeAlone(who.device))
         if self.formation is not None:
             self._dissolve(at)
 

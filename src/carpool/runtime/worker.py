@@ -16,6 +16,7 @@ import torch
 
 from carpool.core.errors import CarpoolError
 from carpool.runtime.channel import Channel, Closed, Received, close_all
+from carpool.runtime.codec import ProtocolError
 from carpool.runtime.counter import StepCounter
 from carpool.runtime.errors import CheckpointError, Left, Torn
 from carpool.runtime.exchange import Exchange
@@ -49,7 +50,6 @@ from carpool.runtime.protocol import (
     Noted,
     Occupy,
     Proceed,
-    ProtocolError,
     Publish,
     Published,
     Save,

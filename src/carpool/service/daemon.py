@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from carpool.backends.local import Link, Pace
+from carpool.backends.local import ExecutorGone, Link, Pace
 from carpool.core.errors import CarpoolError
 from carpool.core.messages import Fact, JobSubmitted, Order, Woke
 from carpool.core.model import JobId
@@ -26,10 +26,6 @@ _RECORDS_PER_BALANCE = 1000  # folding so many takes a fraction of a second
 
 class Unkept(CarpoolError):
     """What was asked could not be made durable: it counts as never asked."""
-
-
-class ExecutorLost(CarpoolError):
-    """The executor ended by itself; what it kept on disk can be gone on with."""
 
 
 class Daemon:
@@ -110,7 +106,7 @@ class Daemon:
         at = self._now()
         match report:
             case Gone(reason=reason):
-                raise ExecutorLost(f"the executor has gone: {reason}")
+                raise ExecutorGone(f"the executor has gone: {reason}")
             case Facts(facts=facts):
                 self._handle(facts, carry=carry)
             case Outcome(job=job):
@@ -196,7 +192,7 @@ class Daemon:
     async def _end(self, receiving: asyncio.Task[Report]) -> None:
         """End the executor and hear its last words; what is decided meanwhile is not carried out any more."""
         halting = asyncio.create_task(self._link.stop(checkpoint=True))
-        with contextlib.suppress(ExecutorLost):
+        with contextlib.suppress(ExecutorGone):
             while True:
                 await self._pace.wait({receiving, halting} if not halting.done() else {receiving}, None)
                 if receiving.done():

@@ -85,7 +85,7 @@ class Machines:
         self._report_every_s = report_every_s
         self._specs: dict[JobId, JobSpec] = {}
         self._stints: dict[JobId, Stint] = {}
-        self._parked: dict[JobId, tuple[float, int]] = {}  # off their devices: work done, generation of the last order
+        self._away: dict[JobId, tuple[float, int]] = {}  # off their devices: work done, generation of the last order
         self._on_device: dict[int, dict[JobId, Stint]] = {}
 
     def busy(self) -> list[JobId]:
@@ -123,7 +123,7 @@ class Machines:
         disturbed: dict[JobId, Stint] = {}
         self._stop(at, stint, disturbed)
         stint.done = self._world.kept(stint.spec, stint.done)
-        self._parked[job] = stint.done, stint.generation
+        self._away[job] = stint.done, stint.generation
         for other in disturbed.values():
             self._tell(at, self._repace(at, other))
         return JobCrashed(job, stint.generation, stint.done, error)
@@ -152,10 +152,10 @@ class Machines:
             return  # over since: the terminal fact is on its way and wins
         if stint is None:
             before = None
-            done, newest = self._parked.get(job, _NEVER_RAN)
+            done, newest = self._away.get(job, _NEVER_RAN)
             if order.generation < newest:
                 return  # overtaken on the way
-            self._parked.pop(job, None)
+            self._away.pop(job, None)
             stint = Stint(spec, self._world.work(spec), done)
             self._stints[job] = stint
         elif order.generation <= stint.generation:
@@ -191,15 +191,15 @@ class Machines:
     def _release(self, at: float, order: Release, facts: list[Fact], disturbed: dict[JobId, Stint]) -> None:
         stint = self._stints.get(order.job)
         if stint is None:
-            done, newest = self._parked.get(order.job, _NEVER_RAN)
+            done, newest = self._away.get(order.job, _NEVER_RAN)
             if order.job in self._specs and order.generation >= newest:
-                self._parked[order.job] = done, order.generation
+                self._away[order.job] = done, order.generation
                 facts.append(ReleaseApplied(order.job, order.generation, done))
             return
         if order.generation < stint.generation:
             return  # overtaken on the way
         self._stop(at, stint, disturbed)
-        self._parked[order.job] = stint.done, order.generation
+        self._away[order.job] = stint.done, order.generation
         facts.append(ReleaseApplied(order.job, order.generation, stint.done))
 
     def _stop(self, at: float, stint: Stint, disturbed: dict[JobId, Stint]) -> None:

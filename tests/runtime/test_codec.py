@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from carpool.runtime.codec import ProtocolError, decode, encode
 from carpool.runtime.protocol import (
     Alive,
     Begin,
@@ -14,10 +15,7 @@ from carpool.runtime.protocol import (
     Evaluated,
     Message,
     Proceed,
-    ProtocolError,
     Ready,
-    decode,
-    encode,
 )
 
 MESSAGES: list[Message] = [

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from carpool.core.model import JobId
-from carpool.runtime.actions import Action, Park
+from carpool.runtime.actions import Action, BeAlone
 from carpool.runtime.holding import Training
 
 
-class Parking:
+class Solitude:
     """Jobs that want to be alone on a device, one after another."""
 
     def __init__(
@@ -21,29 +21,29 @@ class Parking:
         self._trainings = trainings
         self._do = do
         self._clock = clock
-        self._queue: list[tuple[JobId, Park]] = []  # jobs that want to be alone on a device; the first one is
-        self._is_parked = False
+        self._queue: list[tuple[JobId, BeAlone]] = []  # jobs that want to be alone on a device; the first one is
+        self._is_granted = False
         self._held: set[JobId] = set()  # that stand still for it
 
-    def ask(self, job: JobId, wish: Park) -> None:
+    def ask(self, job: JobId, wish: BeAlone) -> None:
         """A job wants to be alone on a device."""
         self._queue.append((job, wish))
 
     def see_to(self) -> None:
         """Let the first job that asks for it be alone on its device once the others there stand still."""
-        if not self._queue or self._is_parked:
+        if not self._queue or self._is_granted:
             return
         at = self._clock()
         first, wish = self._queue[0]
-        self._is_parked = True  # before anything below comes back here
+        self._is_granted = True  # before anything below comes back here
         neighbours = self._neighbours(first, wish.device)
         for training in neighbours:
             self._held.add(training.job)
             self._do(training, training.team.hold(at, True, clears=wish.clears))
         if all(t.team.has_made_room if wish.clears else t.team.is_still for t in neighbours):
-            self._do(self._trainings[first], self._trainings[first].team.parked(at))
+            self._do(self._trainings[first], self._trainings[first].team.left_alone(at))
         else:
-            self._is_parked = False  # looked at again with the next event
+            self._is_granted = False  # looked at again with the next event
 
     def leave(self, job: JobId) -> None:
         """A job need not be alone any more: the others go on."""
@@ -52,7 +52,7 @@ class Parking:
         self._queue = [entry for entry in self._queue if entry[0] != job]
         if not was_first:
             return
-        held, self._held, self._is_parked = self._held, set(), False
+        held, self._held, self._is_granted = self._held, set(), False
         for other in sorted(held):
             training = self._trainings[other]
             self._do(training, training.team.hold(at, False))
