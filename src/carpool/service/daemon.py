@@ -44,6 +44,7 @@ class Daemon:
         pace: Pace,
         *,
         programs: Mapping[JobId, Program] | None = None,
+        notes: Mapping[JobId, Mapping[str, Any]] | None = None,
         take: Callable[[float, Report], None] = lambda at, report: None,
         commit: Commit = asyncio.to_thread,
     ) -> None:
@@ -52,6 +53,7 @@ class Daemon:
         self._link = link
         self._pace = pace
         self._programs = dict(programs or {})  # of jobs that are not over
+        self._notes = dict(notes or {})  # likewise
         self._take = take
         self._run_commit = commit
         self._stopping = asyncio.Event()
@@ -59,18 +61,28 @@ class Daemon:
         self._newcomers: list[JobId] = []  # submitted, their records not yet durable
         self._orders: list[Order] = []  # likewise
         self._kept: asyncio.Future[None] | None = None  # resolved when all that was folded until now is durable
+        self._committing: asyncio.Future[None] | None = None  # the same of what is just being written
         self._since_balance = 0
 
     # ------------------------------------------------------------------------------------------------------- wishes
-    async def submit(self, jobs: Sequence[Listed]) -> None:
-        """Accept jobs, all or none; returns when they can no longer be lost. InputError for a name that is taken."""
+    async def submit(self, jobs: Sequence[Listed], note: Mapping[str, Any] | None = None) -> None:
+        """Accept jobs, all or none; returns when they can no longer be lost. InputError for a name that is taken.
+
+        `note` is what whoever asked wants kept with each of them, as JSON values.
+        """
         for spec, program in jobs:
-            self._store.detail(spec.id, {"program": asdict(program)})
+            self._store.detail(spec.id, _details(program, note))
         kept = self._handle([JobSubmitted(spec) for spec, _ in jobs])
         for spec, program in jobs:
             self._programs[spec.id] = program
             self._newcomers.append(spec.id)
+            if note:
+                self._notes[spec.id] = note
         await kept
+
+    async def settle(self) -> None:
+        """Return when all that was taken in until now can no longer be lost."""
+        await asyncio.gather(*filter(None, (self._committing, self._kept)))
 
     async def wish(self, fact: Fact) -> None:
         """Take in what a user wants of a job: cancelled, paused, resumed; returns when it can no longer be lost."""
@@ -111,6 +123,7 @@ class Daemon:
                 self._handle(facts, carry=carry)
             case Outcome(job=job):
                 self._programs.pop(job, None)
+                self._notes.pop(job, None)
         self._take(at, report)
 
     def _handle(self, facts: Sequence[Fact], *, carry: bool = True) -> asyncio.Future[None]:
@@ -146,6 +159,7 @@ class Daemon:
         newcomers, self._newcomers = self._newcomers, []
         orders, self._orders = self._orders, []
         kept, self._kept = self._kept, None
+        self._committing = kept
         try:
             await self._make_durable()
             for job in newcomers:
@@ -172,7 +186,7 @@ class Daemon:
         """Let the next start begin here."""
         jobs = self._scheduler.jobs
         details: dict[JobId, Mapping[str, Any]] = {
-            job: {"program": asdict(program)} for job, program in self._programs.items() if job in jobs
+            job: _details(program, self._notes.get(job)) for job, program in self._programs.items() if job in jobs
         }
         self._store.keep_balance(self._scheduler.balance(), details)
         self._since_balance = 0
@@ -200,6 +214,11 @@ class Daemon:
                     receiving = asyncio.create_task(self._link.receive())
         receiving.cancel()
         await halting
+
+
+def _details(program: Program, note: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the store keeps of a job besides its spec."""
+    return {"program": asdict(program), **({"note": dict(note)} if note else {})}
 
 
 def _look_at(kept: asyncio.Future[None]) -> None:

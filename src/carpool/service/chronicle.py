@@ -1,0 +1,106 @@
+"""The newest decisions of a daemon, and its feed: followed record by record and report by report."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from carpool.core.messages import (
+    Fact,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobResumed,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    Planned,
+    ProgressReported,
+    Record,
+)
+from carpool.core.model import JobId
+from carpool.runtime.reports import Evaluation, Report, Told
+from carpool.service.feed import Feed
+
+_KEPT = 2000  # decisions
+
+_PHASES: dict[type[Fact], str] = {
+    JobFinished: "finished",
+    JobFailed: "failed",
+    JobCancelled: "cancelled",
+    JobCrashed: "waiting",
+    JobPaused: "paused",
+    JobResumed: "waiting",
+}
+
+
+class Decision(NamedTuple):
+    """A plan that changed something."""
+
+    number: int
+    at: float
+    planned: Planned
+
+
+class Chronicle:
+    """An observer of the scheduler and of reports: what listeners of the feed are told, and the newest decisions."""
+
+    def __init__(self, feed: Feed, unix: Callable[[float], float] = float) -> None:
+        self.feed = feed
+        self.decisions: deque[Decision] = deque(maxlen=_KEPT)
+        self._unix = unix
+        self._owners: dict[JobId, str] = {}  # of jobs that are not over
+        self._number = 0
+
+    def record(self, record: Record) -> None:
+        """Take in one record."""
+        at = self._unix(record.at)
+        for fact in record.facts:
+            self._take(at, fact)
+        planned = record.planned
+        if planned is None or not planned.changes:
+            return
+        self._number += 1
+        self.decisions.append(Decision(self._number, record.at, planned))
+        self.feed.add(at, "decision", number=self._number, reason=planned.reason, changes=len(planned.changes))
+        for change in planned.changes:
+            phase = "waiting" if change.allocation is None else "running"
+            self._tell(at, "phase", change.job, phase=phase)
+
+    def hear(self, at: float, report: Report) -> None:
+        """Take in one report."""
+        match report:
+            case Told(job=job, words=words):
+                self._tell(self._unix(at), "told", job, words=words)
+            case Evaluation(job=job, step=step, metrics=metrics):
+                self._tell(self._unix(at), "evaluated", job, step=step, metrics=dict(metrics))
+
+    def _take(self, at: float, fact: Fact) -> None:
+        match fact:
+            case JobSubmitted(spec=spec):
+                self._owners[spec.id] = spec.user
+                self._tell(at, "submitted", spec.id)
+            case ProgressReported(job=job, done=done, rate=rate, loss=loss):
+                self._tell(at, "progress", job, steps=done, steps_per_s=rate, loss=loss)
+            case (
+                JobFinished(job=job)
+                | JobFailed(job=job)
+                | JobCancelled(job=job)
+                | JobCrashed(job=job)
+                | JobPaused(job=job)
+                | JobResumed(job=job)
+            ):
+                phase = _PHASES[type(fact)]
+                self._tell(at, "phase", job, phase=phase)
+                if phase in ("finished", "failed", "cancelled"):
+                    self._owners.pop(job, None)
+            case NodeJoined(name=name):
+                self.feed.add(at, "device", joined=name)
+            case NodeLost(node=node):
+                self.feed.add(at, "device", lost=int(node))
+
+    def _tell(self, at: float, kind: str, job: JobId, **data: object) -> None:
+        self.feed.add(at, kind, job, self._owners.get(job, ""), **data)

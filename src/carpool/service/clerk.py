@@ -1,0 +1,346 @@
+"""All that people may ask of a daemon, whoever brings the question: the web, a page, the command line."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from carpool.backends.ledger import Account, Ledger
+from carpool.core.errors import CarpoolError, InputError
+from carpool.core.estimates import Estimator
+from carpool.core.journal import spec_to_json
+from carpool.core.messages import JobCancelled, JobPaused, JobResumed
+from carpool.core.model import JobId, Phase
+from carpool.core.scheduler import Scheduler
+from carpool.runtime.jobfile import Listed, check_fit
+from carpool.runtime.jobfolder import JobFolder
+from carpool.runtime.program import Program
+from carpool.service.chronicle import Chronicle
+from carpool.service.daemon import Daemon
+from carpool.service.feed import Event
+from carpool.service.people import Person
+from carpool.service.showing import Calendar, expected_end, show_changes, show_job, tell, what_runs
+from carpool.service.spans import Spans
+from carpool.service.views import (
+    DecisionView,
+    DeviceView,
+    JobView,
+    LogPiece,
+    Measurement,
+    Moment,
+    Page,
+    Resident,
+    SpanView,
+    Summary,
+)
+
+_LONGEST_PIECE = 1 << 18  # bytes of a log that are given at once
+_MOST_POINTS = 2000  # of a curve
+
+
+class NotThere(CarpoolError):
+    """There is no such job, or it is somebody else's business: nobody is told which."""
+
+
+class Refused(CarpoolError):
+    """What was asked cannot be done to this job as it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Premises:
+    """What the clerk looks things up in."""
+
+    daemon: Daemon
+    scheduler: Scheduler
+    ledger: Ledger
+    estimates: Estimator
+    spans: Spans
+    chronicle: Chronicle
+    programs: Mapping[JobId, Program]  # of every job that the ledger has
+    total: Callable[[JobId], float | None]  # a training's steps, where they are known
+    state: Path
+    names: Mapping[int, str]  # of devices
+    calendar: Calendar
+    now: Callable[[], float]
+    version: str
+    policy: Callable[[], str]  # as the user wrote it
+
+
+class Clerk:
+    """Answers people: each sees what their role lets them see, and touches what it lets them touch."""
+
+    def __init__(self, premises: Premises, notes: Mapping[JobId, Mapping[str, Any]] | None = None) -> None:
+        self._in = premises
+        self._keys: dict[tuple[str, str], tuple[str, list[JobId]]] = {}  # (user, key): what was asked, and its jobs
+        for job, note in (notes or {}).items():
+            if "key" in note:
+                self._keys.setdefault((note["user"], note["key"]), (note["body"], []))[1].append(job)
+
+    # -------------------------------------------------------------------------------------------------------- wishes
+    async def submit(self, who: Person, jobs: Sequence[Listed], key: str = "") -> tuple[JobId, ...]:
+        """Accept jobs, all or none, and return when they can no longer be lost; the names they have from now on.
+
+        A name that is taken gets a number. The same key with the same jobs is the same wish: it is granted once.
+        """
+        who.check_submits()
+        check_fit(jobs, self._in.scheduler.cluster)
+        body = _fingerprint(jobs)
+        if key and (who.name, key) in self._keys:
+            before, names = self._keys[who.name, key]
+            if before != body:
+                raise InputError(
+                    f"idempotency key {key!r} was used for other jobs before", way_out="Use a key for one wish only."
+                )
+            await self._in.daemon.settle()
+            return tuple(names)
+        named = self._with_free_names(who, jobs)
+        names = [job.spec.id for job in named]
+        note = {"user": who.name, "key": key, "body": body} if key else None
+        granted = self._in.daemon.submit(named, note)
+        if key:
+            self._keys[who.name, key] = (body, names)
+        await granted
+        return tuple(names)
+
+    async def cancel(self, who: Person, job: str) -> None:
+        """Withdraw a job."""
+        await self._wish(who, JobCancelled(JobId(job)), unless=())
+
+    async def pause(self, who: Person, job: str) -> None:
+        """Take a job off its devices until `resume`."""
+        await self._wish(who, JobPaused(JobId(job)), unless=(Phase.PAUSED, Phase.BLOCKED))
+
+    async def resume(self, who: Person, job: str) -> None:
+        """Put a paused job back into the queue."""
+        others = tuple(phase for phase in Phase if phase is not Phase.PAUSED)
+        await self._wish(who, JobResumed(JobId(job)), unless=others)
+
+    async def _wish(
+        self, who: Person, fact: JobCancelled | JobPaused | JobResumed, *, unless: Collection[Phase]
+    ) -> None:
+        account = self._account(who, fact.job)
+        who.check_submits()
+        if not who.may_touch(account.spec.user):
+            raise NotThere(f"there is no job {fact.job!r} that {who.name!r} may change")
+        phase = self._phase(account)
+        if phase.is_over or phase in unless:
+            raise Refused(f"job {fact.job!r} is {phase}")
+        await self._in.daemon.wish(fact)
+
+    def _with_free_names(self, who: Person, jobs: Sequence[Listed]) -> list[Listed]:
+        taken = set(self._in.ledger.accounts)
+        new: dict[JobId, JobId] = {}
+        for spec, _ in jobs:
+            name = next(n for n in _numbered(spec.id) if n not in taken)
+            taken.add(name)
+            new[spec.id] = name
+        return [
+            Listed(
+                replace(spec, id=new[spec.id], user=who.name, after=tuple(new.get(each, each) for each in spec.after)),
+                program,
+            )
+            for spec, program in jobs
+        ]
+
+    # ---------------------------------------------------------------------------------------------------------- jobs
+    def jobs(
+        self,
+        who: Person,
+        *,
+        phases: Collection[Phase] = (),
+        user: str = "",
+        contains: str = "",
+        newest_first: bool = True,
+        offset: int = 0,
+        limit: int = 100,
+    ) -> Page:
+        """Jobs that match, in order of submission."""
+        found = [
+            account
+            for job, account in self._in.ledger.accounts.items()
+            if who.may_see(account.spec.user)
+            and (not phases or self._phase(account) in phases)
+            and (not user or account.spec.user == user)
+            and (not contains or contains in job)
+        ]
+        if newest_first:
+            found.reverse()
+        return Page(tuple(self._shown(account) for account in found[offset : offset + limit]), len(found), offset)
+
+    def job(self, who: Person, job: str) -> JobView:
+        """One job."""
+        return self._shown(self._account(who, job))
+
+    def story(self, who: Person, job: str) -> list[Moment]:
+        """What happened to a job, in words."""
+        return tell(self._account(who, job), self._in.calendar, self._in.names)
+
+    def why(self, who: Person, job: str) -> str:
+        """Why a job waits, or holds what it holds, as the policy sees it."""
+        account = self._account(who, job)
+        found = self._in.scheduler.jobs.get(account.spec.id)
+        if found is None:
+            return f"is {account.phase}" + (f": {account.error}" if account.error else "")
+        return self._in.scheduler.policy.why(self._in.scheduler.snapshot(), found)
+
+    def measurements(self, who: Person, job: str, *, most: int = _MOST_POINTS) -> list[Measurement]:
+        """A job's curve: what it has reported, thinned to so many points; the last is always there."""
+        path = JobFolder(self._in.state, self._account(who, job).spec.id).path / "metrics.jsonl"
+        rows = _json_lines(path)
+        every = max(1, -(-len(rows) // most))
+        chosen = rows[(len(rows) - 1) % every :: every] if rows else []
+        unix = self._in.calendar.unix
+        return [
+            Measurement(
+                unix(row["at_s"]), row["step"], row.get("loss"), row.get("steps_per_s"), row.get("metrics") or {}
+            )
+            for row in chosen
+        ]
+
+    def log(self, who: Person, job: str, start: int = 0, *, most: int = _LONGEST_PIECE) -> LogPiece:
+        """A stretch of a job's log; a negative start counts from its end."""
+        account = self._account(who, job)
+        path = JobFolder(self._in.state, account.spec.id).path / "log"
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                start = max(0, size + start) if start < 0 else min(start, size)
+                file.seek(start)
+                found = file.read(most)
+        except FileNotFoundError:
+            size, start, found = 0, 0, b""
+        end = start + len(found)
+        return LogPiece(found.decode("utf-8", "replace"), start, end, account.phase.is_over and end >= size)
+
+    def folder(self, who: Person, job: str) -> Path:
+        """Where a job's checkpoints and figures are."""
+        return JobFolder(self._in.state, self._account(who, job).spec.id).path
+
+    # ------------------------------------------------------------------------------------------------------- the rest
+    def devices(self, who: Person) -> list[DeviceView]:
+        """Every device and who holds it."""
+        cluster, lost = self._in.scheduler.cluster, self._in.scheduler.snapshot().occupancy.lost
+        residents: dict[int, list[Resident]] = {}
+        for job in self._in.scheduler.jobs.values():
+            shares = () if job.desired is None else job.desired.shares
+            name = job.id if who.may_see(job.spec.user) else ""
+            for share in shares:
+                for device in share.devices:
+                    residents.setdefault(device, []).append(Resident(name, share.fraction, share.turn))
+        return [
+            DeviceView(
+                device,
+                self._in.names.get(device, str(device)),
+                node.name,
+                bank.kind,
+                bank.memory_bytes,
+                node.id in lost,
+                tuple(residents.get(device, ())),
+            )
+            for node in cluster.nodes
+            for bank in node.banks
+            for device in bank.devices
+        ]
+
+    def timeline(self, who: Person, since: float, until: float) -> list[SpanView]:
+        """Who held which device between two instants, in Unix time."""
+        calendar, accounts = self._in.calendar, self._in.ledger.accounts
+        return [
+            SpanView(
+                span.device,
+                span.job if who.may_see(accounts[span.job].spec.user) else "",
+                span.fraction,
+                calendar.unix(span.since),
+                None if span.until is None else calendar.unix(span.until),
+            )
+            for span in self._in.spans.between(calendar.instant(since), calendar.instant(until))
+        ]
+
+    def decisions(self, who: Person, *, before: int | None = None, limit: int = 100) -> list[DecisionView]:
+        """The newest plans that changed something, newest first."""
+        accounts = self._in.ledger.accounts
+        found: list[DecisionView] = []
+        for decision in reversed(self._in.chronicle.decisions):
+            if before is not None and decision.number >= before:
+                continue
+            visible = {change.job for change in decision.planned.changes if who.may_see(accounts[change.job].spec.user)}
+            lines = show_changes(decision.planned, self._in.names, visible)
+            reason = decision.planned.reason if len(visible) == len(lines) else ""
+            found.append(DecisionView(decision.number, self._in.calendar.unix(decision.at), reason, lines))
+            if len(found) == limit:
+                break
+        return found
+
+    def summary(self, who: Person) -> Summary:
+        """The whole in a few figures."""
+        devices = self.devices(who)
+        accounts = self._in.ledger.accounts.values()
+        phases = Counter(self._phase(account) for account in accounts if who.may_see(account.spec.user))
+        return Summary(
+            self._in.calendar.unix(self._in.now()),
+            self._in.version,
+            self._in.policy(),
+            {phase: phases.get(phase, 0) for phase in Phase},
+            len(devices),
+            sum(device.is_lost for device in devices),
+            sum(min(1.0, sum(each.fraction for each in device.residents)) for device in devices),
+        )
+
+    async def events(self, who: Person, after: int | None = None) -> AsyncIterator[Event]:
+        """What happens, as far as it is theirs to see, behind an event's number or from now on."""
+        async for event in self._in.chronicle.feed.listen(after):
+            if not event.job or who.may_see(event.owner):
+                yield event if who.may_see("") or event.kind != "decision" else replace(event, data={})
+
+    # --------------------------------------------------------------------------------------------------------- inside
+    def _account(self, who: Person, job: str) -> Account:
+        account = self._in.ledger.accounts.get(JobId(job))
+        if account is None or not who.may_see(account.spec.user):
+            raise NotThere(f"there is no job {job!r}")
+        return account
+
+    def _phase(self, account: Account) -> Phase:
+        """Where a job stands; the scheduler knows best of those that are not over."""
+        job = self._in.scheduler.jobs.get(account.spec.id)
+        return account.phase if job is None else job.phase
+
+    def _shown(self, account: Account) -> JobView:
+        at, name = self._in.now(), account.spec.id
+        job = self._in.scheduler.jobs.get(name)
+        return show_job(
+            account,
+            phase=self._phase(account),
+            at=at,
+            calendar=self._in.calendar,
+            names=self._in.names,
+            what=what_runs(self._in.programs.get(name)),
+            total=self._in.total(name),
+            ends_in=None if job is None else expected_end(job, at, self._in.estimates),
+        )
+
+
+def _numbered(name: str) -> Iterator[JobId]:
+    yield JobId(name)
+    for number in count(2):
+        yield JobId(f"{name}-{number}")
+
+
+def _fingerprint(jobs: Sequence[Listed]) -> str:
+    """What was asked, in a few bytes."""
+    asked = [[spec_to_json(spec), asdict(program)] for spec, program in jobs]
+    return sha256(json.dumps(asked, sort_keys=True, default=list).encode()).hexdigest()
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that may be being written."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -1,0 +1,168 @@
+"""What people are shown of a daemon: plain values, times in seconds of the calendar (Unix time)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from carpool.core.model import JobId, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a job holds of one device."""
+
+    device: int
+    name: str  # of the device
+    fraction: float
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Seconds until something, and how far off that may be (one standard deviation)."""
+
+    mean_s: float
+    std_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as people see it."""
+
+    id: JobId
+    user: str
+    phase: Phase
+    what: str  # its entry, or its command in one line
+    weight: float
+    devices: int  # asked for
+    min_devices: int
+    max_devices: int
+    exact: bool
+    after: tuple[JobId, ...]
+    submitted_at: float
+    started_at: float | None  # when it was first given a device
+    ended_at: float | None
+    waited_s: float  # time without a device, until now or its end
+    holds: tuple[Holding, ...]
+    batch_size: int  # 0: the training's own
+    steps: float
+    total_steps: float | None
+    steps_per_s: float
+    loss: float | None
+    metrics: Mapping[str, float]
+    ends_in: Expected | None  # None: nobody knows, or it is over
+    reason: str  # of the newest decision about it
+    error: str
+    digest: str | None
+
+    @property
+    def progress(self) -> float | None:
+        """How much of it is done, from 0 to 1, where its length is known."""
+        if self.phase is Phase.FINISHED:
+            return 1.0
+        return None if not self.total_steps else min(1.0, self.steps / self.total_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of the jobs that match, and how many do."""
+
+    jobs: tuple[JobView, ...]
+    total: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A job on a device, as seen from the device; the name is empty where it is somebody else's business."""
+
+    job: str
+    fraction: float
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """A device and who holds it."""
+
+    id: int
+    name: str
+    node: str
+    kind: str
+    memory_bytes: int
+    is_lost: bool
+    residents: tuple[Resident, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeView:
+    """One line of a plan: what a job gets; nothing where it is taken off."""
+
+    job: str
+    holds: tuple[Holding, ...]
+    batch_size: int
+    believed: float  # units of work per second expected
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionView:
+    """A plan that changed something."""
+
+    number: int  # grows from decision to decision
+    at: float
+    reason: str
+    changes: tuple[ChangeView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpanView:
+    """A job held a share of a device for a while; `until` is None while it still does."""
+
+    device: int
+    job: str
+    fraction: float
+    since: float
+    until: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something in a job's story, in words."""
+
+    at: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One report of a training: its loss and rate, or what it measured of itself."""
+
+    at: float
+    step: float
+    loss: float | None = None
+    steps_per_s: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """A stretch of a job's log."""
+
+    text: str
+    start: int  # in bytes
+    next: int  # where the next stretch begins
+    is_over: bool  # whether nothing will follow
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The whole daemon in a few figures."""
+
+    at: float
+    version: str
+    policy: str
+    jobs: Mapping[Phase, int]  # of those that may be seen
+    devices: int
+    lost_devices: int
+    held: float  # devices held, each by the fractions given away, at most 1
