@@ -127,7 +127,8 @@ class Carpool(Policy):
         menu = draw_up(view, jobs, experience.tried, self.growth, self._memo, tunes=self.tunes)
         if not menu.offers:
             return None
-        work = np.array([self._left(view, menu, row, experience) for row in range(len(jobs))])
+        best = menu.rates.max(axis=1).tolist()
+        work = np.array([self._left(view, menu, row, best[row], experience) for row in range(len(jobs))])
         weights = np.array([self._weight(view, job) for job in jobs])
         market = Market(menu.rates, menu.needs, menu.supply, weights, work)
         if self.objective == "makespan":
@@ -155,16 +156,16 @@ class Carpool(Policy):
         waited = age - view.attained_s(job) / job.spec.narrowest
         return job.spec.weight * max(1.0, 1.0 + waited / self.patience_s)
 
-    def _left(self, view: Snapshot, menu: Menu, row: int, experience: Experience) -> float:
+    def _left(self, view: Snapshot, menu: Menu, row: int, best: float, experience: Experience) -> float:
         """Units of work still to do: as known, else as its like had, else as much as is done.
 
         Before a job has run nobody knows how fast it is: it is taken to be young.
         """
-        job, young = menu.jobs[row], max(_YOUNG_S * menu.rates[row].max(), _TINY)
+        job, young = menu.jobs[row], max(_YOUNG_S * best, _TINY)
         if not menu.is_sure[row] and not view.attained_s(job):
-            return float(young)
+            return young
         left = view.estimates.remaining(job, view.at).mean if self.lengths == "known" else experience.left(job, view.at)
-        return max(left, _TINY) if left is not None and isfinite(left) else float(max(job.done_at(view.at), young))
+        return max(left, _TINY) if left is not None and isfinite(left) else max(job.done_at(view.at), young)
 
     # ----------------------------------------------------------------------------------------------------------- deal
     def _deal(self, view: Snapshot, quote: Quote) -> tuple[Sequence[Party], Choice]:

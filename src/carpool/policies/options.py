@@ -203,7 +203,8 @@ def _ask(view: Snapshot, job: Job, offers: Sequence[Offer], *, tunes: bool) -> S
         if tunes and offer.width == 1:
             kind = offer.groups[0][0]
             batch = best_alone(estimates, job, kind, cluster.least_memory.get(kind, 0))
-        rate, spread = estimates.rate(spec, replace(_tight(cluster, offer), batch_size=batch))
+        place = _tight(cluster, offer)
+        rate, spread = estimates.rate(spec, replace(place, batch_size=batch) if batch else place)
         answers.append(Answer(rate, batch, spread <= 0.0))
     return answers
 

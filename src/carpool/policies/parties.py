@@ -58,9 +58,10 @@ def join(
     """Parties of up to `most` jobs. `values` are of moving somewhere alone, `stays` of staying where a job is."""
     rows_of = {job.id: row for row, job in enumerate(menu.jobs)}
     company = [_company(view, rows_of, job) for job in menu.jobs]
-    parties = [_with_stay(menu, (row,), own, {}, stays, company) for row, own in enumerate(values)]
+    parties = _alone(menu, values, stays, company)
     costs = menu.needs @ prices
-    able = [row for row, job in enumerate(menu.jobs) if not job.spec.exact and values[row].any()]
+    is_wanted = np.asarray(values.any(axis=1))
+    able = [row for row, job in enumerate(menu.jobs) if is_wanted[row] and not job.spec.exact]
     dearest = (values / menu.needs.sum(axis=1)).max(axis=1)
     looked_at = sorted(able, key=lambda row: (-dearest[row], row))[:_MOST]
     table = _Table(view, menu, worths, known)
@@ -72,7 +73,7 @@ def join(
             joint = table.joint(rows) if len(rows) <= size else None
             if joint is None:
                 continue
-            party = _with_stay(menu, rows, *joint, stays, company)
+            party = _together(menu, rows, *joint, company)
             gain = _surplus(party.values, costs) - surplus[a] - surplus[b]
             if gain > _LITTLE * surplus[a]:
                 found.append((gain, a, b, party))
@@ -83,25 +84,32 @@ def join(
     return [party for party in parties if party.rows]
 
 
-def _with_stay(
+def _alone(menu: Menu, values: Floats, stays: Floats, company: Sequence[set[int]]) -> list[Party]:
+    """A party for every job; where it is alone already, staying counts for what it saves."""
+    is_here = np.array([row in beside and len(beside) == 1 for row, beside in enumerate(company)], np.bool_)
+    is_here &= menu.held != NONE
+    here = np.flatnonzero(is_here)
+    here = here[stays[here] >= values[here, menu.held[here]]]
+    paid = values.copy()
+    paid[here, menu.held[here]] = stays[here]
+    columns = np.full(len(values), NONE)
+    columns[here] = menu.held[here]
+    return [Party((row,), own, column) for row, (own, column) in enumerate(zip(paid, columns.tolist(), strict=True))]
+
+
+def _together(
     menu: Menu,
     rows: tuple[int, ...],
     values: Floats,
     batches: Mapping[int, Sequence[int]],
-    stays: Floats,
     company: Sequence[set[int]],
 ) -> Party:
-    """A party; if it is together already, staying counts for what it saves."""
+    """A party of several; if it is together already, staying counts a little more."""
     if menu.held[rows[0]] == NONE or any(company[row] != set(rows) for row in rows):
         return Party(rows, values, batches=batches)
     column = int(menu.held[rows[0]])
-    stay = stays[rows[0]]
-    if len(rows) > 1:  # what staying alone is worth over moving there, for all of them
-        stay = values[column] * (1.0 + _LITTLE)
-    if stay < values[column]:
-        return Party(rows, values, batches=batches)
     values = values.copy()
-    values[column] = stay
+    values[column] *= 1.0 + _LITTLE
     return Party(rows, values, column, batches)
 
 
