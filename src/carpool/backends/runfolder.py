@@ -115,7 +115,7 @@ class RunFolder:
                     way_out="Update carpool.",
                 )
             devices = tuple(LocalDevice(**{**device, "cores": tuple(device["cores"])}) for device in data["devices"])
-            jobs = tuple(Listed(spec_from_json(job["spec"]), _program(job["program"])) for job in data["jobs"])
+            jobs = tuple(Listed(spec_from_json(job["spec"]), Program.from_json(job["program"])) for job in data["jobs"])
             names = {int(device): name for device, name in data["names"].items()}
             return Settings(data["name"], data["version"], data["policy"], devices, jobs, names)
         except OSError as error:
@@ -150,7 +150,3 @@ class RunFolder:
         draft = path.with_name(f".{path.name}.part")
         draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
         draft.replace(path)
-
-
-def _program(value: dict[str, Any]) -> Program:
-    return Program(**{**value, "command": tuple(value["command"])})

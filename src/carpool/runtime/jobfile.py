@@ -23,7 +23,7 @@ KEYS = (
     *("devices", "min_devices", "max_devices", "kinds", "memory", "weight", "user", "after"),
     *("batch", "exact", "shards", "sync_batchnorm", "deterministic", "graph", "seed"),
     *("precision", "channels_last"),
-    *("checkpoint_every", "keep", "time_limit", "retries"),
+    *("checkpoint_every", "keep", "time_limit", "retries", "notify"),
 )
 _OWN = frozenset({"name", "entry", "command", "after", "sweep"})  # what a job cannot take from [defaults]
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,99}")
@@ -201,6 +201,7 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         keep=table.whole("keep", 2),
         time_limit_s=parse_seconds(table.values.get("time_limit", 0.0), f"{table.where}: time_limit"),
         retries=table.whole("retries", 3, least=0),
+        notify=table.texts("notify"),
     )
 
 

@@ -33,3 +33,10 @@ class Program:
     keep: int = 2  # checkpoints kept, beside the best
     time_limit_s: float = 0.0  # 0: none
     retries: int = 3  # deaths without a completed step before the job fails
+    notify: tuple[str, ...] = ()  # what a daemon does when it is over: run a command, or post to an address
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Program:
+        """The inverse of `asdict`, after JSON has made lists of tuples."""
+        lists = {key: tuple(value[key]) for key in ("command", "notify") if key in value}
+        return cls(**{**value, **lists})

@@ -82,7 +82,7 @@ def report_from_json(value: dict[str, Any]) -> Report:
 
 def program_from_json(value: dict[str, Any]) -> Program:
     """A program from the fields that ``asdict`` made of it."""
-    return Program(**{**value, "command": tuple(value["command"])})
+    return Program.from_json(value)
 
 
 def devices_from_json(values: Sequence[dict[str, Any]]) -> list[LocalDevice]:
