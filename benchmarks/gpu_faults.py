@@ -25,6 +25,8 @@ from typing import Any
 from measured import RESULTS, ROOT, conditions
 from trials.jobfile import job_file, story
 
+from carpool.runtime.mps import CONTROL
+
 JOBS = {"resnet": "resnet18", "mobile": "mobilenet_v3", "words": "transformer"}
 LIMIT_S = 150.0
 STRUCK = "mobile"  # the job that the fault is in
@@ -41,15 +43,16 @@ def faults(scenario: str, folder: Path, step: int) -> str:
 
 
 def descendants(root: int) -> dict[int, str]:
-    """Processes below one, with their names."""
+    """Processes below one, with their programs: the kernel cuts names to 15 characters, command lines it does not."""
     parents, names = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
                 words = (entry / "stat").read_text(errors="replace")
+                command = (entry / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
             except OSError:
                 continue
-            names[int(entry.name)] = words.partition("(")[2].rpartition(")")[0]
+            names[int(entry.name)] = Path(command).name
             parents[int(entry.name)] = int(words.rpartition(")")[2].split()[1])
     found: dict[int, str] = {}
     ring = {root}
@@ -64,7 +67,7 @@ def kill_daemon(child: subprocess.Popen[str], folder: Path, jobs: Iterable[str])
     until = time.monotonic() + LIMIT_S / 2
     while time.monotonic() < until and child.poll() is None:
         if all((folder / name).exists() for name in jobs):
-            found = {pid: name for pid, name in descendants(child.pid).items() if name.startswith("nvidia-cuda-mps-c")}
+            found = {pid: name for pid, name in descendants(child.pid).items() if name == CONTROL}
             for pid in found:
                 os.kill(pid, signal.SIGKILL)
             return ", ".join(f"{name} ({pid})" for pid, name in found.items()) or "no daemon was found"

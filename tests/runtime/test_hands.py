@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -272,6 +273,29 @@ def test_whoever_faults_alone_again_and_again_fails(gpu: Gpu) -> None:
         key = gpu.staff.begun[-1]
     failed = [f for r in gpu.reports if isinstance(r, Facts) for f in r.facts if isinstance(f, JobFailed)]
     assert "misaligned address" in failed[0].error
+
+
+def test_who_waits_to_come_back_is_neither_hit_nor_an_excuse(gpu: Gpu) -> None:
+    keys = {job: gpu.run(job, 0.3) for job in ("struck", "other", "third")}
+    for key in keys.values():
+        gpu.says(key, READY)
+    counted = gpu.executor._trainings[JobId("struck")].counters[keys["struck"][1]]
+    os.pwrite(counted, (133).to_bytes(8, "little"), 0)  # it had said nothing of most of these steps
+    gpu.says(keys["other"], Broke("device", "CUDA error: an illegal memory access was encountered", 9))
+    for key in keys.values():
+        gpu.executor.ended(key, "killed by SIGKILL")
+    for _ in range(3):
+        (alone,) = gpu.staff.begun[len(keys) :]
+        assert alone[0] == "struck"
+        gpu.says(alone, READY, Stepped(130, 0, 1.0, 1.0, 1.0))  # not there yet: nobody else is let in
+        assert gpu.staff.begun[-1] == alone
+        gpu.says(alone, Broke("device", "CUDA error: an illegal memory access was encountered", 133))
+        keys[f"again {alone[1]}"] = alone
+        gpu.executor.ended(alone, "exit code 3")
+    failed = [f for r in gpu.reports if isinstance(r, Facts) for f in r.facts if isinstance(f, JobFailed)]
+    assert [fact.job for fact in failed] == ["struck"]
+    assert gpu.staff.begun[-1][0] == "other"  # and it is the first that has started since
+    assert not [key for key in gpu.staff.killed if key[0] == "other" and key != keys["other"]]
 
 
 def test_a_worker_that_waits_to_start_can_be_called_off(gpu: Gpu) -> None:

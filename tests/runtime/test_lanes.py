@@ -53,6 +53,19 @@ def test_whoever_faults_alone_is_to_blame() -> None:
     assert probation.may_start("a")
 
 
+def test_a_second_fault_on_the_way_back_does_not_clear_anybody_sooner() -> None:
+    probation = Probation[tuple[str, int]]()
+    probation.fault([A, B], [("a", 7), ("b", 300)])
+    probation.fault([A, B], [("a", 5), ("b", 128)])  # b was still on its way from a mirror
+    for client in (A, B):
+        probation.gone(client)
+    probation.passed("a", 8)
+    probation.passed("b", 129)
+    assert not probation.may_start("c")
+    probation.passed("b", 301)
+    assert probation.may_start("c")
+
+
 def test_one_job_on_the_gpu_has_nobody_else_to_blame() -> None:
     probation = Probation[tuple[str, int]]()
     assert probation.fault([A], [("a", 7)]) is True

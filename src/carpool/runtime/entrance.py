@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from carpool.core.model import JobId
@@ -63,9 +63,17 @@ class Entrance:
         for device, words in self._lookout.tick(here):
             self._tell_on(device, words)
 
-    def fault(self, device: int, clients: Sequence[Key], jobs: Sequence[tuple[str, int]]) -> bool:
-        """A fault on a GPU: all on it have to leave, seats as well. Whether the jobs are to blame."""
-        return self._gate.fault(device, [*clients, *self._pool.drop(device)], jobs)
+    def fault(self, device: int) -> tuple[list[tuple[Training, int]], bool]:
+        """A fault on a GPU: all on it have to leave, seats as well. The workers there, and whether they are to blame.
+
+        Who still waits at the gate was not there. Steps are those that the workers have counted: what they said last
+        may be older, and whoever is let in alone has to pass the step that the fault was in.
+        """
+        here = [(t, worker) for t in self._trainings.values() for worker, on in t.devices.items() if on == device]
+        here = [(t, worker) for t, worker in here if not self._gate.is_waiting((t.job, worker))]
+        clients = [(t.job, worker) for t, worker in here]
+        reached = {t.job: t.reached for t, _ in here}
+        return here, self._gate.fault(device, [*clients, *self._pool.drop(device)], list(reached.items()))
 
     def make_room(self, device: int) -> None:
         """Somebody needs all of a device's memory."""

@@ -101,6 +101,10 @@ class Gate:
         self.waiting = [who for who in self.waiting if who.key != key]
         return len(self.waiting) < before
 
+    def is_waiting(self, key: Key) -> bool:
+        """Whether somebody has not started yet, and so cannot be hit by anything."""
+        return any(who.key == key for who in self.waiting)
+
     def is_leaving(self, device: int, key: Key) -> bool:
         """Whether somebody has been hit by a fault already."""
         return device in self._gpus and self._probations[device].is_leaving(key)

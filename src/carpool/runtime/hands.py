@@ -372,13 +372,11 @@ class Executor:
         """A GPU failed under one worker: with MPS, under all that are on it."""
         if self._gate.is_leaving(device, who):
             return
-        here = [training for training in self._trainings.values() if device in training.devices.values()]
-        clients = [(t.job, worker) for t in here for worker, place in t.devices.items() if place == device]
-        counts = self._entrance.fault(device, clients, [(t.job, t.team.done) for t in here])
+        here, counts = self._entrance.fault(device)
         how = f"lost its GPU ({error})" if counts else f"was on a GPU that failed under all of its jobs ({error})"
-        for training in here:
-            for worker in [worker for job, worker in clients if job == training.job]:
-                self._do(training, training.team.faulted(at, worker, how, counts=counts))
+        for training, worker in here:
+            steps = training.counted(worker)
+            self._do(training, training.team.faulted(at, worker, how, counts=counts, steps=steps))
         self._flush()
 
     def _reopen(self) -> None:

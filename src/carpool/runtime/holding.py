@@ -43,6 +43,11 @@ class Training:
         """The steps that a worker has done, whether it said so or not."""
         return counted(self.counters[worker])
 
+    @property
+    def reached(self) -> int:
+        """Steps done by whoever is furthest."""
+        return max([self.team.done, *map(self.counted, self.counters)])
+
     def bury(self, worker: int) -> None:
         """A worker is gone."""
         del self.devices[worker]

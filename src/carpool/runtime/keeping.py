@@ -9,6 +9,7 @@ from carpool.runtime.checkpoint import Checkpoints, load
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.faults import Faults
 from carpool.runtime.mirror import read_mirror, write_mirror
+from carpool.runtime.mishap import really
 from carpool.runtime.trainer import Trainer
 
 
@@ -40,5 +41,10 @@ def publish(trainer: Trainer, fd: int) -> None:
 
 
 def take_over(trainer: Trainer, fds: Sequence[int], path: str) -> None:
-    """Go on from a state in a memory file, or on disk."""
-    trainer.load_state_dict(read_mirror(fds[0])[1] if fds else load(Path(path)))
+    """Go on from a state in a memory file, or on disk; `CheckpointError` only where another process would fail too."""
+    try:
+        trainer.load_state_dict(read_mirror(fds[0])[1] if fds else load(Path(path)))
+    except CheckpointError as error:
+        if (lost := really(error)) is not error:
+            raise lost from None
+        raise

@@ -64,7 +64,7 @@ class Probation(Generic[K]):
         for job, steps in jobs:
             if job not in self._goals:
                 self._suspects.append(job)
-            self._goals[job] = steps + 1
+            self._goals[job] = max(steps + 1, self._goals.get(job, 0))  # a mirror may lie far behind
         return False
 
     def drain(self, clients: Iterable[K]) -> None:

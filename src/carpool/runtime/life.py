@@ -12,7 +12,7 @@ from carpool.runtime.counter import StepCounter, new_counter
 from carpool.runtime.errors import Left, Torn
 from carpool.runtime.heartbeat import Heartbeat
 from carpool.runtime.jointnorm import joint_norms
-from carpool.runtime.mishap import broke, is_lost, told
+from carpool.runtime.mishap import broke, is_lost, really, told
 from carpool.runtime.prepare import make_trainer, settle_in, take_lane
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import Arrived, Begin, Broke, Grant, Leave, Noted, Warm
@@ -46,8 +46,9 @@ def main(channel: Channel) -> int:
             norms = joint_norms(program, trainer.training)
             residence = residence_of(trainer, loosely=not program.deterministic) if begin.memory_cap else None
             counter = StepCounter(received.fds[1] if received.fds[1:] else new_counter(begin.job))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - an entry may raise anything
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - an entry may raise anything
             traceback.print_exc()
+            error = really(raised)
             if is_lost(error):
                 channel.send(broke(error, 0))
                 return TORN

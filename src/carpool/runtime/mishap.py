@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -18,7 +19,11 @@ _NOT_THE_USERS = (
     *[sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")],
     "<frozen",
 )
-_GPU_FAULTS = ("CUDA error: ", "cuDNN error: ")  # how torch words them
+# How torch words them, in a step and while CUDA starts.
+_GPU_FAULTS = (
+    *("CUDA error: ", "cuDNN error: ", "CUDA driver error: "),
+    *("CUDA unknown error", "CUDA driver initialization failed", "cudaGetDeviceCount()", "No CUDA GPUs are available"),
+)
 # How torch words it on CPU, where it has no class of its own for it.
 _NO_MEMORY = ("can't allocate memory", "not enough memory")
 
@@ -38,6 +43,23 @@ def broke(error: BaseException, step: int) -> Broke:
     return Broke("user", told(error), step)
 
 
+def really(error: BaseException, ask_gpu: Callable[[], object] | None = None) -> BaseException:
+    """What went wrong, whatever the error says: what the process lost beneath it, or the GPU if it does not answer.
+
+    A fault of one client of MPS ends all of them, and a victim meets it wherever it happens to be: in the user's entry,
+    in a state that is loaded, in a library that turns it into words of its own. Only an error with none of it is the
+    user's.
+    """
+    for each in _chain(error):
+        if is_lost(each):
+            return each
+    try:
+        (ask_gpu or _ask_gpu)()
+    except RuntimeError as lost:
+        return lost if is_device(lost) else error
+    return error
+
+
 def is_memory(error: BaseException) -> bool:
     """Whether memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -53,6 +75,21 @@ def is_device(error: BaseException) -> bool:
 def is_lost(error: BaseException) -> bool:
     """Whether another process might get further than this one, which cannot go on."""
     return is_memory(error) or is_device(error) or isinstance(error, NoLane)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what led to it; an error that was raised again may have led to itself."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        yield error
+        seen.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _ask_gpu() -> None:
+    """Wait for the GPU, if this process uses one: after a fault every answer is an error."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
 
 
 def told(error: BaseException) -> str:

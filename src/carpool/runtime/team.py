@@ -110,10 +110,11 @@ class Team(Settling):
             self._kill(at, who, "gave no sign of life and was killed")
         return self._settled(at)
 
-    def faulted(self, at: float, worker: int, how: str, *, counts: bool) -> list[Action]:
+    def faulted(self, at: float, worker: int, how: str, *, counts: bool, steps: int = 0) -> list[Action]:
         """A worker's GPU failed under it: it is killed, and counts as lost only where it is to blame."""
         who = self.workers.get(worker)
         if who is not None:
+            self._counted(who, steps)
             self._kill(at, who, how, counts=counts)
         return self._settled(at)
 

@@ -198,10 +198,10 @@ def as_metrics(result: Any) -> dict[str, float]:
     for name, value in named.items():
         try:
             metrics[str(name)] = float(value)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError) as error:
             shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
             raise InputError(
                 f"evaluate returned {_a(value)}{shape} for {name!r}",
                 way_out="Return one number, or a dict of names and numbers.",
-            ) from None
+            ) from error
     return metrics

@@ -169,7 +169,7 @@ class CudaRegion:
         if code == 2:  # CUDA_ERROR_OUT_OF_MEMORY
             raise torch.OutOfMemoryError(f"{name}: the GPU has no memory left")
         if code:
-            raise OSError(f"{name} failed with {code}")
+            raise RuntimeError(f"CUDA error: {name} failed with {code}")
 
 
 class ScratchPool:
@@ -182,7 +182,7 @@ class ScratchPool:
         def take(num_bytes: int, _device: int, _stream: int | None) -> int | None:
             try:
                 return region.base + region.grow(num_bytes)
-            except (OSError, torch.OutOfMemoryError):
+            except RuntimeError:
                 return None  # torch says what that means
 
         # Held for ever: torch keeps their addresses. Memory is never given back this way, but by the region itself.

@@ -26,7 +26,7 @@ from carpool.runtime.joining import Joiner
 from carpool.runtime.jointnorm import JointNorms
 from carpool.runtime.keeping import Keeper, publish, take_over
 from carpool.runtime.lodger import Lodger
-from carpool.runtime.mishap import broke, is_device, is_memory
+from carpool.runtime.mishap import broke, is_device, is_memory, really
 from carpool.runtime.noisemeter import NoiseMeter
 from carpool.runtime.passes import Step
 from carpool.runtime.place import Place
@@ -117,15 +117,16 @@ class Worker:
             return
         except (Closed, Left, Torn, ProtocolError):
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as raised:
             traceback.print_exc()  # for the log; the story gets one line
+            error = really(raised)
             said = broke(error, self._trainer.cursor.step)
             if is_memory(error) and self._place is not None and not self._torn and not self._trainer.evaluation_due:
                 said = replace(said, samples=self._trainer.begin(self._place.parts).samples_in(self._place.pieces))
             self._place = None
             self._channel.send(said)
             if is_device(error) or (is_memory(error) and self._torn):
-                raise Torn from error
+                raise Torn from raised
         make_room(self._trainer)  # now that the failed step's tensors do not hang on its traceback any more
 
     def _go_on(self, place: Place) -> None:

@@ -92,6 +92,31 @@ def crashes() -> carpool.Training:
     raise AssertionError("a null pointer can be read")
 
 
+def loses_its_gpu(where: str) -> carpool.Training:
+    """Meets, at some place, the error that a fault on a GPU shows as."""
+
+    def meet(place: str) -> None:
+        if place == where:
+            raise RuntimeError("CUDA error: unspecified launch failure\nfor debugging consider many things")
+
+    class Fickle:
+        def state_dict(self) -> dict[str, int]:
+            meet("save")
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            meet("load")
+
+    class Metric:
+        def __float__(self) -> float:
+            meet("evaluate")
+            return 1.0
+
+    meet("entry")
+    made = mlp(steps=6)
+    return dataclasses.replace(made, state={"fickle": Fickle()}, evaluate=lambda net: {"metric": Metric()})
+
+
 def greedy() -> carpool.Training:
     """Runs out of memory while its weights are updated."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from carpool.runtime.entry import load_training
 from carpool.runtime.life import TORN
+from carpool.runtime.memory import new_memory
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import Broke, Done, Load, Publish, Save, Saved
 from carpool.testing import plain_loop
@@ -146,6 +148,26 @@ def test_a_mirror_that_cannot_be_written_is_told(bench: Any, run: Any, program: 
             return await hand.hear(Broke)  # type: ignore[no-any-return]
 
     assert run(work()) == Broke("disk", "the mirror was not written: Bad file descriptor", 0)
+
+
+@pytest.mark.parametrize("where", ["entry", "load", "save", "evaluate"])
+def test_a_gpu_that_fails_is_not_taken_for_a_fault_of_the_users(
+    bench: Any, run: Any, program: MakeProgram, where: str
+) -> None:
+    async def work() -> tuple[Broke, int]:
+        hand = await bench.begun(program("loses_its_gpu", where=where))
+        if where == "evaluate":
+            bench.form([hand])
+        mirror = new_memory("test")
+        if where in {"load", "save"}:
+            hand.say(Publish(), mirror)
+        if where == "load":
+            hand.say(Load(), mirror)
+        os.close(mirror)
+        return await hand.hear(Broke), await bench.exits[hand.pid]
+
+    broke, code = run(work())
+    assert (broke.kind, broke.error, code) == ("device", "CUDA error: unspecified launch failure", TORN)
 
 
 def test_memory_running_out_in_an_update_ends_the_worker(bench: Any, run: Any, program: MakeProgram) -> None:
