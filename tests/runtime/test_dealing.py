@@ -112,6 +112,26 @@ def test_a_cut_that_proves_worse_is_taken_back_and_tried_again_ever_later(exact:
     assert runs[4] == (True, 4 * SETTLED)
 
 
+def test_an_order_for_other_parts_is_no_sign_that_dealing_by_speed_failed() -> None:
+    made = cutter()
+    now: Formation | None = None
+    held: list[tuple[int, ...]] = []
+    for step in range(12 * SETTLED):
+        is_ordered = step // SETTLED % 2
+        wish = Wish(1 + step // SETTLED, BOTH, parts=(15, 15) if is_ordered else ())
+        slow_down = 1.0 if step < 9 * SETTLED else 4.0  # late, the second device becomes slower than the first
+        shape = made.shape(wish, BOTH, step, by_token=False, now=now, is_new=True)
+        if now is None or shape != now.shape:
+            made.record(step, shape)
+            now = Formation(step, (1, 2), shape, step, 0.0)
+        held.append(shape.counts)
+        made.measure(BOTH[0], Contributed(1, 0, 0.4 * shape.counts[0], shape.counts[0]))
+        made.measure(BOTH[1], Contributed(1, 0, slow_down * 0.1 * shape.counts[1], shape.counts[1]))
+    free = [held[first : first + SETTLED] for first in range(0, 12 * SETTLED, 2 * SETTLED)]
+    assert {counts for block in free[1:5] for counts in block} == {(6, 24)}
+    assert set(free[5]) == {(15, 15)}  # by what was measured in the order's time
+
+
 def test_parts_that_were_ordered_are_kept_to() -> None:
     wish = Wish(1, BOTH, parts=(29, 1))
     assert cutter().shape(wish, BOTH, 0, by_token=False, now=None, is_new=True).counts == (29, 1)

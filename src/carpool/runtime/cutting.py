@@ -39,6 +39,7 @@ class Cutter:
         self._speeds = Speeds()
         self._divider = Divider(rules.division)
         self._last: Shape | None = None
+        self._ordered: tuple[int, ...] = ()  # counts that an order asked for, as long as they hold
         self._best: dict[tuple[tuple[Seat, ...], int], _Best] = {}  # by seats and batch size
         self.ready: Ready | None = None  # what the job's workers said of the training
 
@@ -56,6 +57,7 @@ class Cutter:
             by_token = False  # a part that waits for its turn would keep the others waiting in the middle of theirs
         updates = self._updates(seats) if not by_token else ()
         if len(wish.parts) == len(seats) and seats == wish.seats:
+            self._ordered = wish.parts
             return Shape(seats, wish.parts, batch, by_token, updates)
         same = now is not None and now.shape.seats == seats and now.shape.batch_size == batch
         present = now.shape.counts if now is not None and same else ()
@@ -114,7 +116,10 @@ class Cutter:
         """Remember how steps are cut from here on; the cut, if it is news."""
         best, last, self._last = self._best.get((shape.seats, shape.batch_size)), self._last, shape
         if best is not None and last is not None and last.seats == shape.seats and last.counts != shape.counts:
-            best.failures = min(best.failures + (shape.counts == best.counts), _MOST_FAILURES)  # it went back
+            went_back = shape.counts == best.counts and self._ordered not in {last.counts, shape.counts}
+            best.failures = min(best.failures + went_back, _MOST_FAILURES)
+        if shape.counts != self._ordered:
+            self._ordered = ()
         self._speeds.passes.clear()
         if self._rules.exact:
             return None
