@@ -29,6 +29,7 @@ from carpool.runtime.mps import CONTROL
 
 JOBS = {"resnet": "resnet18", "mobile": "mobilenet_v3", "words": "transformer"}
 LIMIT_S = 150.0
+PAUSE_S = 0.01  # after every step, so that none has finished before another has started
 STRUCK = "mobile"  # the job that the fault is in
 SCENARIOS = ("undisturbed", "killed in a kernel", "illegal access", "illegal access, always", "daemon killed")
 
@@ -79,7 +80,7 @@ def played(scenario: str, jobs: Mapping[str, str], work: Path, steps: int, devic
     """Run the jobs under a fault; a row of the table."""
     folder = Path(tempfile.mkdtemp(dir=work))
     step = steps // 3
-    path = job_file(folder, jobs, steps=steps, step=step)
+    path = job_file(folder, jobs, steps=steps, step=step, pause_s=PAUSE_S)
     command = [sys.executable, "-m", "carpool", "run", str(path), "--json", "--devices", devices]
     command += ["--policy", "mps-equal:slots=3", "--state", str(folder / "state")]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CARPOOL_FAULTS": faults(scenario, folder, step)}

@@ -5,8 +5,8 @@ Usage: PYTHONPATH=src python benchmarks/gpu_warm.py [--models resnet18,…] [--d
 ``carpool run`` gives one GPU to one job after another (`fifo`). The clock starts when the order leaves the scheduler
 and stops when the device has done the first step (by the code: nothing is recorded yet), so importing the entry, making
 data and model, and moving both to the GPU are in it. The first job finds no seat yet: it is forked from a process that
-has torch imported, as all are with ``--warm 0``. Fresh processes, as a script would be, are started all at once at the
-end. JSON after each row.
+has torch imported, as all are with ``--warm 0``. Fresh processes, as a script would be, are started at the end, at most
+as many at once as there are cores. JSON after each row.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def one_after_another(
 
 
 def fresh(models: Sequence[str], device: str, keep: Callable[[dict[str, Any]], None]) -> None:
-    """Each in a process of its own that imports torch first; all at once."""
+    """Each in a process of its own that imports torch first; several at once."""
     program = (
         "import sys, json, time\n"
         "from trials.stamped import stamped\n"
@@ -112,6 +112,11 @@ def fresh(models: Sequence[str], device: str, keep: Callable[[dict[str, Any]], N
                 child.kill()
                 row["error"] = f"{type(error).__name__}: {error}"[:200]
             keep(row)
+
+
+def batched(models: Sequence[str], most: int) -> list[Sequence[str]]:
+    """At most so many at once."""
+    return [models[first : first + most] for first in range(0, len(models), most)]
 
 
 def main() -> None:
@@ -143,7 +148,8 @@ def main() -> None:
     one_after_another([models[0], *models], options.devices, 1, options.seconds, keep)
     if options.forked:
         one_after_another(options.forked.split(","), options.devices, 0, 0.0, keep)
-    fresh(models, "cpu" if options.devices.startswith("cpu") else "cuda", keep)
+    for few in batched(models, len(os.sched_getaffinity(0))):
+        fresh(few, "cpu" if options.devices.startswith("cpu") else "cuda", keep)
     warm = [row["first_step_s"] for row in rows if row["start"] == "warm seat" and "first_step_s" in row]
     print(
         f"warm: {sum(each <= GOAL_S for each in warm)} of {len(warm)} within {GOAL_S} s; worst {max(warm, default=0)} s"
