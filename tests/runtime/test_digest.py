@@ -11,7 +11,7 @@ from torch import nn
 
 import carpool
 from carpool.core.errors import InputError
-from carpool.runtime.digest import digest
+from carpool.runtime.digest import digest, fingerprint
 
 
 class Mixed(nn.Module):
@@ -60,3 +60,23 @@ def test_digest_of_complex_and_bool() -> None:
         other = nn.Module()
         other.register_buffer("x", torch.zeros(3, dtype=dtype))
         assert digest(model) != digest(other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int8])
+def test_a_fingerprint_sees_every_change_and_every_exchange_of_places(dtype: torch.dtype) -> None:
+    def of(values: torch.Tensor, small: float = 1.0) -> str:
+        model = nn.Module()
+        model.register_buffer("large", values)
+        model.register_buffer("small", torch.full((3,), small))
+        return fingerprint(model)
+
+    values = (torch.arange(1_300_001) % 7).to(dtype)
+    changed, last, near, far = (values.clone() for _ in range(4))
+    changed[123_456] = 9
+    last[-1] = 9
+    near[[0, 1]] = values[[1, 0]]
+    far[[1, 1_200_000]] = values[[1_200_000, 1]]
+    found = [of(each) for each in (values, changed, last, near, far)]
+    assert len({*found, of(values, small=2.0)}) == 6
+    assert of(values.clone()) == found[0]
+    assert of(torch.cat((values[:1], values))[1:]) == found[0]  # wherever it lies in memory

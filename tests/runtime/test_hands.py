@@ -385,6 +385,18 @@ def test_a_worker_that_sees_the_whole_gpu_starts_again_and_it_is_nobodys_fault(g
     assert stories == [f"the worker on cuda:0 was not put on its lane ({words}) before it could join and is replaced"]
 
 
+def test_a_service_that_fails_is_nobodys_fault_and_in_the_end_done_without(gpu: Gpu) -> None:
+    words = "CUDA error: the remote procedural call between the MPS server and the MPS client failed"
+    key = gpu.run("a", 0.4)
+    for number in range(3):
+        gpu.says(key, READY, Broke("device", words, 0))
+        gpu.executor.ended(key, "exit code 3")
+        key = gpu.staff.begun[-1]
+        assert gpu.executor._gate.has_lanes is (number < 2)
+    assert gpu.staff.environments[key] == {}
+    assert not any(isinstance(f, JobFailed) for r in gpu.reports if isinstance(r, Facts) for f in r.facts)
+
+
 def test_where_lanes_are_never_given_jobs_take_turns(gpu: Gpu) -> None:
     for job in ("a", "b"):
         gpu.run(job, 0.4)

@@ -165,7 +165,7 @@ async def test_a_dead_daemon_is_replaced_and_whoever_waits_may_start(root: Path)
         mps._process.wait()
         who = Waiting(("a", 1), 0, 40, 1)
         assert not gate.may_start(who)
-        assert gate.fault(0, [("b", 1)], [("b", 3)]) is False  # nobody is to blame for that
+        assert gate.fault(0, "CUDA error", [("b", 1)], [("b", 3)]) is False  # nobody is to blame for that
         gate.tick()
         await asyncio.wait_for(ears.changes.wait(), 20)
         assert gate.admitted() == []  # the client of the old one has not gone yet

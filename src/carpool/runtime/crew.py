@@ -167,12 +167,13 @@ def owners_of(shape: Shape, *, exact: bool) -> tuple[tuple[int, int], ...]:
 
 def fits(first: Ready, other: Ready) -> str:
     """What is wrong when two workers of a job loaded unlike trainings; empty if nothing is."""
-    if first.digest == other.digest:
+    if first.fingerprint == other.fingerprint:
         return ""
+    unlike = f"{first.fingerprint[:12]} and {other.fingerprint[:12]}"
     return (
-        f"two workers loaded the entry and got unlike weights ({first.digest[:12]} and {other.digest[:12]}): it is not "
-        "deterministic. Take all randomness from torch, NumPy or random after import, and none from the time, the "
-        "process or the order of sets."
+        f"two workers loaded the entry and got unlike weights ({unlike}): it is not deterministic. Take "
+        "all randomness from torch, NumPy or random after import, and none from the time, the process or the order of "
+        "sets."
     )
 
 

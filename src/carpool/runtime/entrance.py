@@ -63,7 +63,7 @@ class Entrance:
         for device, words in self._lookout.tick(here):
             self._tell_on(device, words)
 
-    def fault(self, device: int) -> tuple[list[tuple[Training, int]], bool]:
+    def fault(self, device: int, error: str) -> tuple[list[tuple[Training, int]], bool]:
         """A fault on a GPU: all on it have to leave, seats as well. The workers there, and whether they are to blame.
 
         Who still waits at the gate was not there. Steps are those that the workers have counted: what they said last
@@ -73,7 +73,7 @@ class Entrance:
         here = [(t, worker) for t, worker in here if not self._gate.is_waiting((t.job, worker))]
         clients = [(t.job, worker) for t, worker in here]
         reached = {t.job: t.reached for t, _ in here}
-        return here, self._gate.fault(device, [*clients, *self._pool.drop(device)], list(reached.items()))
+        return here, self._gate.fault(device, error, [*clients, *self._pool.drop(device)], list(reached.items()))
 
     def make_room(self, device: int) -> None:
         """Somebody needs all of a device's memory."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.lanes import Probation
-from carpool.runtime.mps import Mps, NoMps
+from carpool.runtime.mps import Mps, NoMps, is_of_service
 from carpool.runtime.staff import Key
 
 _MOST_MISSED = 3  # lanes that workers did not get, while the daemon was up
@@ -109,10 +109,10 @@ class Gate:
         """Whether somebody has been hit by a fault already."""
         return device in self._gpus and self._probations[device].is_leaving(key)
 
-    def fault(self, device: int, clients: Sequence[Key], jobs: Sequence[tuple[str, int]]) -> bool:
+    def fault(self, device: int, error: str, clients: Sequence[Key], jobs: Sequence[tuple[str, int]]) -> bool:
         """A fault on a GPU; all its clients have to leave. Whether they are to blame."""
         probation = self._probations[device]
-        if not self._is_up:  # the daemon ended under them
+        if not self._is_up or is_of_service(error):  # the daemon ended under them, or is just ending
             probation.drain(clients)
             return False
         return probation.fault(clients, jobs)
@@ -165,7 +165,7 @@ class Gate:
 
     async def _restart(self) -> None:
         if self._mps is not None:
-            dead, self._mps = self._mps, None
+            dead, self._mps, self._missed = self._mps, None, 0
             await dead.quit()
         self._tell("NVIDIA's MPS daemon ended and is started again")
         await self._start()

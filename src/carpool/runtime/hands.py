@@ -38,6 +38,7 @@ from carpool.runtime.gate import Gate, Waiting
 from carpool.runtime.holding import Training, rules_of
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.lanes import room_on
+from carpool.runtime.mps import is_of_service
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Alive,
@@ -372,11 +373,13 @@ class Executor:
         """A GPU failed under one worker: with MPS, under all that are on it."""
         if self._gate.is_leaving(device, who):
             return
-        here, counts = self._entrance.fault(device)
+        here, counts = self._entrance.fault(device, error)
         how = f"lost its GPU ({error})" if counts else f"was on a GPU that failed under all of its jobs ({error})"
         for training, worker in here:
             steps = training.counted(worker)
             self._do(training, training.team.faulted(at, worker, how, counts=counts, steps=steps))
+        if is_of_service(error):
+            self._gate.missed(error)
         self._flush()
 
     def _reopen(self) -> None:

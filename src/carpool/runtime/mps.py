@@ -45,6 +45,11 @@ def find_control() -> str:
     return found
 
 
+def is_of_service(error: str) -> bool:
+    """Whether an error, in the driver's words, is one of what stands between a client and its GPU."""
+    return "MPS" in error
+
+
 class Mps:
     """One control daemon and its folder."""
 

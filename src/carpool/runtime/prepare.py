@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from carpool.runtime.deathbed import call_oneself
-from carpool.runtime.digest import digest
+from carpool.runtime.digest import digest, fingerprint
 from carpool.runtime.entry import load_training
 from carpool.runtime.errors import NoLane
 from carpool.runtime.exchange import may_be_split
@@ -138,7 +138,7 @@ def ready(trainer: Trainer, program: Program, slot_bytes: int) -> Ready:
     if program.sync_batchnorm and training.batch_norms:
         notes.append("BatchNorm takes its statistics over all parts of a step, which therefore take no turns")
     return Ready(
-        digest=digest(training.model),
+        fingerprint=fingerprint(training.model),
         segment_bytes=slot_bytes,
         batch_size=batch_size,
         total_steps=training.stop.most_steps(-(-training.num_samples // batch_size)),

@@ -164,9 +164,9 @@ class Warmed(Message):
 
 @dataclass(frozen=True, slots=True)
 class Ready(Message):
-    """The entry is loaded; every worker of a job must give the same digest."""
+    """The entry is loaded; every worker of a job must give the same fingerprint."""
 
-    digest: str
+    fingerprint: str  # of the initial weights
     segment_bytes: int  # of one contribution in the shared segment
     batch_size: int
     total_steps: int | None  # None: only a target ends it

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from carpool.runtime.channel import Channel, Received
 from carpool.runtime.datasets.tensors import TensorData
 from carpool.runtime.deathbed import call_oneself
-from carpool.runtime.digest import digest
+from carpool.runtime.digest import fingerprint
 from carpool.runtime.errors import Left
 from carpool.runtime.goals import Stop
 from carpool.runtime.heartbeat import Heartbeat
@@ -84,7 +84,7 @@ def _try_out(training: Training, device: torch.device) -> None:
     trainer = Trainer(training, device=device, graph=False)
     for _ in trainer.steps():
         pass
-    digest(training.model)
+    fingerprint(training.model)
 
 
 def _held_bytes(device: torch.device) -> int:

@@ -110,7 +110,7 @@ class Bench:
 
     async def workers(self, count: int, program: Program, **options: Any) -> list[Hand]:
         hands = [await self.worker(program, **options) for _ in range(count)]
-        assert len({hand.ready.digest for hand in hands if hand.ready}) == 1
+        assert len({hand.ready.fingerprint for hand in hands if hand.ready}) == 1
         return hands
 
     def form(self, hands: Sequence[Hand], owners: Owners = (), **options: Any) -> int:

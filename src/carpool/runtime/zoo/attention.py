@@ -1,4 +1,4 @@
-"""Attention and the layer around it, for encoders and decoders.
+"""Attention and the layer around it, for encoders and decoders; whoever builds with them sets the weights.
 
 The product is written out: torch's fused kernels sum their gradients in any order, and bits could not be promised.
 """
@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from carpool.runtime.zoo.blocks import blank
+
 
 class Attention(nn.Module):
     """Multi-head attention of queries over a memory."""
@@ -17,7 +19,7 @@ class Attention(nn.Module):
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
-        self.query, self.key, self.value, self.output = (nn.Linear(dim, dim) for _ in range(4))
+        self.query, self.key, self.value, self.output = (blank(nn.Linear, dim, dim) for _ in range(4))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, inputs: Tensor, memory: Tensor, hidden: Tensor | None = None) -> Tensor:
@@ -36,7 +38,7 @@ class Attention(nn.Module):
 
 def feed_forward(dim: int, inner: int, activation: nn.Module) -> nn.Sequential:
     """The two linear layers after attention."""
-    return nn.Sequential(nn.Linear(dim, inner), activation, nn.Linear(inner, dim))
+    return nn.Sequential(blank(nn.Linear, dim, inner), activation, blank(nn.Linear, inner, dim))
 
 
 def later(length: int, device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ captured as a graph and repeated bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 Size = int | tuple[int, int]
 Activation = Callable[[], nn.Module]
+M = TypeVar("M", bound=nn.Module)
 
 
 def conv_norm(
@@ -103,6 +104,12 @@ def scaled(channels: int, width: float) -> int:
     wanted = channels * width
     near = max(8, int(wanted + 4) // 8 * 8)
     return near + 8 if near < 0.9 * wanted else near
+
+
+def blank(kind: Callable[..., M], *sizes: int) -> M:
+    """A layer whose weights are set afterwards: large ones would be drawn twice, which takes as long as a start."""
+    made: M = nn.utils.skip_init(kind, *sizes)  # type: ignore[no-untyped-call]
+    return made
 
 
 def start(model: nn.Module) -> nn.Module:

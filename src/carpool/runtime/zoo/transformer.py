@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from carpool.runtime.zoo.attention import Attention, feed_forward, later
+from carpool.runtime.zoo.blocks import blank
 
 
 class Layer(nn.Module):
@@ -40,7 +41,7 @@ class Translator(nn.Module):
     def __init__(self, tokens: int, dim: int, layers: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
         self.dim = dim
-        self.words = nn.Embedding(tokens, dim)
+        self.words = blank(nn.Embedding, tokens, dim)
         self.encoder = nn.ModuleList(Layer(dim, heads, inner, dropout, decodes=False) for _ in range(layers))
         self.decoder = nn.ModuleList(Layer(dim, heads, inner, dropout, decodes=True) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import nn
 
-from carpool.runtime.zoo.blocks import Grid, Mean2d, scaled, start
+from carpool.runtime.zoo.blocks import Grid, Mean2d, blank, scaled, start
 
 _CHANNELS = (64, 128, 256, 512, 512)
 _CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
@@ -49,10 +49,10 @@ def _wide(channels: int, hidden: int, classes: int, dropout: float) -> list[nn.M
     return [
         Grid(7),
         nn.Flatten(),
-        nn.Linear(channels * 49, hidden),
+        blank(nn.Linear, channels * 49, hidden),
         nn.ReLU(),
         nn.Dropout(dropout),
-        nn.Linear(hidden, hidden),
+        blank(nn.Linear, hidden, hidden),
         nn.ReLU(),
         nn.Dropout(dropout),
         nn.Linear(hidden, classes),
