@@ -12,11 +12,12 @@ Ways to make the same steps, each in a process of its own that rests meanwhile, 
 - ``worker``: carpool. It makes the steps of a round freely, as it does all its life.
 
 Where a training's memory comes to lie makes its steps some per cent faster or slower from one start to the next, for
-every one of these ways: so each is begun anew several times. A round is some steps of each in changing order, with one
-thread on the same core (on CUDA: on one GPU, each round ends when the device has made all of it). Ratios are taken
-within rounds, so that what else goes on in the machine matters less, and their median is reported: by the clock, and on
-CPU by time on the core as well. Exits with 1 when the worker's median ratio to ``like`` (on CPU by time on the core) is
-above 1.02 on a step of 10 ms or more.
+every one of these ways: so each is begun anew several times, and the first training computes next to nothing, so that
+what its steps take longer is the hooks alone. A round is some steps of each in changing order, with one thread on the
+same core (on CUDA: on one GPU, each round ends when the device has made all of it). Ratios are taken within rounds, so
+that what else goes on in the machine matters less, and their median is reported: by the clock, and on CPU by time on
+the core as well. Exits with 1 when the worker's median ratio to ``like`` (on CPU by time on the core) is above 1.02 on
+a step of 10 ms or more.
 """
 
 from __future__ import annotations
@@ -245,6 +246,7 @@ async def overhead(
         "model": name,
         "parameters": sum(parameter.numel() for parameter in named(name)().model.parameters()),
         "step_ms": round(step_s * 1e3, 2),
+        "hooks_us": hooks_us(made, steps, by_core=device == "cpu"),
         "births": options.births,
         "rounds": options.rounds,
         **found,
@@ -258,6 +260,12 @@ def by_birth(made: list[dict[str, Spent]], rounds: int, *, by_core: bool) -> lis
     """The worker's ratio to the like loop, for each birth."""
     name = "worker_to_like_core" if by_core else "worker_to_like_clock"
     return [ratios(made[first : first + rounds], by_core=by_core)[name] for first in range(0, len(made), rounds)]
+
+
+def hooks_us(made: list[dict[str, Spent]], steps: int, *, by_core: bool) -> float:
+    """What a worker's step takes longer than one of the like loop."""
+    taken = [{way: spent.core_s if by_core else spent.clock_s for way, spent in each.items()} for each in made]
+    return round(statistics.median(each["worker"] - each["like"] for each in taken) / steps * 1e6, 1)
 
 
 SHOWN = ("worker_to_like", "worker_to_bare", "trainer_to_like", "like_to_bare")
@@ -358,7 +366,7 @@ async def measure(device: str, options: argparse.Namespace, keep: Callable[[dict
     try:
         for loop in loops.values():
             loop.await_ready()
-        print(f"{'model':16} {'step':>9}  worker/like  worker/bare  trainer/like  like/bare", flush=True)
+        print(f"{'model':16} {'step':>9}  worker/like  worker/bare  trainer/like  like/bare  worker-like", flush=True)
         for entry in MODELS[device]:
             if patience.is_over or options.only not in {None, entry.__name__}:
                 continue
@@ -384,7 +392,7 @@ def show(row: dict[str, Any], by: str) -> None:
     shown = [row[f"{way}_{by}"] for way in SHOWN]
     print(
         f"{row['model']:16} {row['step_ms']:6.2f} ms  {shown[0]:11.3f}  {shown[1]:11.3f}  {shown[2]:12.3f}  "
-        f"{shown[3]:9.3f}  {'' if row['within'] else 'ABOVE THE LIMIT'}",
+        f"{shown[3]:9.3f}  {row['hooks_us']:6.0f} us  {'' if row['within'] else 'ABOVE THE LIMIT'}",
         flush=True,
     )
 

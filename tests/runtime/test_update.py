@@ -110,3 +110,10 @@ def test_optimizers_take_one_form() -> None:
     settle_optimizer(adam, torch.device("cpu"))
     assert (group["capturable"], group["lr"]) == (False, 0.5)
     assert isinstance(group["lr"], float)
+
+
+def test_large_parameters_are_updated_one_by_one_on_a_cpu() -> None:
+    for sizes, together in (([1 << 18, 64], False), ([64], True), ([1 << 18, *[1 << 16] * 5], True)):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(size)) for size in sizes], lr=0.1)
+        settle_optimizer(optimizer, torch.device("cpu"))
+        assert optimizer.param_groups[0]["foreach"] is together

@@ -8,7 +8,7 @@ parameter, and optimizers that treat a parameter as a matrix, do not survive bei
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -17,20 +17,23 @@ from carpool.runtime.flat import Contribution, Layout, Sums
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.training import Training
 
+_LARGE = 1 << 17  # elements
+
 
 def settle_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Bring an optimizer into the one form that the eager loop, graphs and the reference share.
 
-    Many small operations (``foreach``) instead of one fused kernel; on CUDA ``capturable`` with the learning rate in a
-    tensor, so that a graph reads its present value. An optimizer that cannot be captured (SGD) keeps a number: it would
-    read the tensor back in every step, and wait for the device to do so.
+    Many small operations instead of one fused kernel: each over all parameters (``foreach``), or, where these are large
+    and on a CPU, parameter by parameter. On CUDA ``capturable`` with the learning rate in a tensor, so that a graph
+    reads its present value. An optimizer that cannot be captured (SGD) keeps a number: it would read the tensor back in
+    every step, and wait for the device to do so.
     """
     _gather_state(optimizer)
     cuda = device.type == "cuda"
     for group in optimizer.param_groups:
         if "foreach" not in group:  # an optimizer of another kind: it is left as it is
             continue
-        group["foreach"] = True
+        group["foreach"] = cuda or not _are_large(group["params"])
         if "fused" in group:
             group["fused"] = None
         is_capturable = "capturable" in group
@@ -43,6 +46,16 @@ def settle_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> 
             group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
         elif isinstance(group["lr"], Tensor):
             group["lr"] = group["lr"].item()
+
+
+def _are_large(parameters: Sequence[Tensor]) -> bool:
+    """Whether most elements lie in parameters that the next operation would not find in the cache any more.
+
+    Measured on one core, SGD with momentum: 0.44 ms a step for a perceptron of a million parameters one by one, 0.62 ms
+    by ``foreach``; for a hundred parameters of 64 elements 1.07 and 0.64 ms.
+    """
+    large = sum(parameter.numel() for parameter in parameters if parameter.numel() > _LARGE)
+    return 2 * large > sum(parameter.numel() for parameter in parameters)
 
 
 def _gather_state(optimizer: torch.optim.Optimizer) -> None:
