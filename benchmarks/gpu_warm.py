@@ -5,13 +5,16 @@ Usage: PYTHONPATH=src python benchmarks/gpu_warm.py [--models resnet18,…] [--d
 ``carpool run`` gives one GPU to one job after another (`fifo`). The clock starts when the order leaves the scheduler
 and stops when the device has done the first step (by the code: nothing is recorded yet), so importing the entry, making
 data and model, and moving both to the GPU are in it. The first job finds no seat yet: it is forked from a process that
-has torch imported, as all are with ``--warm 0``. Fresh processes, as a script would be, are started at the end, at most
-as many at once as there are cores. JSON after each row.
+has torch imported, as all are with ``--warm 0``. The second one is the same again on a seat, and has to learn the same
+weights. Fresh processes, as a script would be, are started at the end, at most as many at once as there are cores. JSON
+after each row.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -74,11 +77,14 @@ def one_after_another(
         jobs = {f"job{number}": model for number, model in enumerate(models)}
         path = job_file(folder, jobs, steps=10, pause_s=seconds / 10)
         words = ["run", str(path), "--devices", devices, "--policy", "fifo", "--warm", str(warm), "--state", str(state)]
-        with Orders() as orders:
-            code = carpool_run(words)
+        said = io.StringIO()
+        with Orders() as orders, contextlib.redirect_stdout(said):
+            code = carpool_run([*words, "--json"])
+        digests = {job["name"]: job["digest"] for job in json.loads(said.getvalue())["jobs"]}
         for name, model in jobs.items():
             told = [words for words in story(state, name) if "kept warm" in words]
             row: dict[str, Any] = {"model": model, "start": "warm seat" if told else "forked", "code": code}
+            row["digest"] = digests[name]
             row["story"] = story(state, name)
             if (folder / name).exists() and name in orders.at:
                 row |= timed(folder / name, orders.at[name])
@@ -128,6 +134,7 @@ def main() -> None:
         "--seconds", type=float, default=6.0, help="that each job lasts: the next seat warms up meanwhile"
     )
     parser.add_argument("--forked", default="", help="models to run with --warm 0 as well")
+    parser.add_argument("--fresh", action=argparse.BooleanOptionalAction, default=True, help="fresh processes as well")
     parser.add_argument("--out", default="", help=f"write JSON here instead of {RESULTS.name}/gpu_warm.json")
     options = parser.parse_args()
     path = Path(options.out) if options.out else RESULTS / "gpu_warm.json"
@@ -148,8 +155,13 @@ def main() -> None:
     one_after_another([models[0], *models], options.devices, 1, options.seconds, keep)
     if options.forked:
         one_after_another(options.forked.split(","), options.devices, 0, 0.0, keep)
-    for few in batched(models, len(os.sched_getaffinity(0))):
+    for few in batched(models, len(os.sched_getaffinity(0))) if options.fresh else []:
         fresh(few, "cpu" if options.devices.startswith("cpu") else "cuda", keep)
+    kept: dict[str, set[str]] = {}
+    for row in rows:
+        if row.get("digest"):
+            kept.setdefault(row["model"], set()).add(row["digest"])
+    print(f"weights unlike between ways to start: {[model for model, found in kept.items() if len(found) > 1] or None}")
     warm = [row["first_step_s"] for row in rows if row["start"] == "warm seat" and "first_step_s" in row]
     print(
         f"warm: {sum(each <= GOAL_S for each in warm)} of {len(warm)} within {GOAL_S} s; worst {max(warm, default=0)} s"

@@ -368,7 +368,7 @@ async def measure(device: str, options: argparse.Namespace, keep: Callable[[dict
             loop.await_ready()
         print(f"{'model':16} {'step':>9}  worker/like  worker/bare  trainer/like  like/bare  worker-like", flush=True)
         for entry in MODELS[device]:
-            if patience.is_over or options.only not in {None, entry.__name__}:
+            if patience.is_over or (options.only and entry.__name__ not in options.only.split(",")):
                 continue
             row = await overhead(nursery, loops, entry.__name__, device, options)
             figures["overhead"].append(row)
@@ -403,7 +403,7 @@ def main() -> int:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--births", type=int, default=4)
-    parser.add_argument("--only", help="one of the trainings")
+    parser.add_argument("--only", help="some of the trainings, divided by commas")
     parser.add_argument("--limit-s", type=float, default=400.0, help="begin no training after so many seconds")
     parser.add_argument("--out", type=Path, default=None, help="default: benchmarks/results/runtime_overhead*.json")
     parser.add_argument("--serve", metavar="LOOP", help=argparse.SUPPRESS)

@@ -165,14 +165,14 @@ class FakeMps:
 class Gpu:
     """An executor with one GPU and MPS, its workers pretended."""
 
-    def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch, *, is_closed: bool = False) -> None:
         self.staff = FakeStaff()
         self.now = 0.0
         self.reports: list[Report] = []
         monkeypatch.setattr(hands, "Staff", lambda *_: self.staff)
         devices = [LocalDevice(0, "cuda:0", "H200", (), 0)]
         self.executor = hands.Executor(
-            devices, state, ExecutorOptions(warm=1), self.reports.append, clock=lambda: self.now
+            devices, state, ExecutorOptions(warm=1, is_closed=is_closed), self.reports.append, clock=lambda: self.now
         )
         self.executor._gate._mps = FakeMps()  # type: ignore[assignment]
 
@@ -342,6 +342,24 @@ def test_a_fault_takes_the_warm_seats_along_and_nobody_starts_before_they_are_go
     assert gpu.staff.begun == [a]  # the seat is a client of the broken server as well
     gpu.executor.ended(seat, "killed by SIGKILL")
     assert [key[0] for key in gpu.staff.begun] == ["a", "a"]
+
+
+def test_where_nobody_else_will_come_no_seat_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(tmp_path, monkeypatch, is_closed=True)
+    gpu.now = 5.0
+    gpu.executor.tick()
+    assert not gpu.staff.seated  # no job is known
+    gpu.executor.introduce(JobId("b"), Program(entry="jobs.py:tiny"), resume=False)
+    gpu.run("a", 0.4)
+    gpu.now = 10.0
+    gpu.executor.tick()
+    (seat,) = gpu.staff.seated  # for b
+    gpu.says(seat, Warmed(2.0))
+    gpu.run("b", 0.6, generation=2)
+    gpu.now = 15.0
+    gpu.executor.tick()
+    assert gpu.staff.killed == [seat]  # its lane was another one, and nobody waits any more
+    assert len(gpu.staff.seated) == 1
 
 
 def test_a_seat_of_the_right_lane_becomes_the_worker(gpu: Gpu) -> None:

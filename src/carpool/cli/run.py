@@ -65,9 +65,9 @@ Examples:
 @click.option(
     "--warm",
     type=click.IntRange(0, 8),
-    default=0,
+    default=1,
     show_default=True,
-    help="Processes kept ready on each GPU, so that a job need not wait for CUDA; each takes up a context there.",
+    help="Processes kept ready on each GPU while jobs wait, so that the next need not wait for CUDA; 0: none.",
 )
 @click.option(
     "--reducer",
@@ -212,7 +212,7 @@ async def start_executor(
     """The executor process of this machine."""
     from carpool.runtime.link import ExecutorLink, ExecutorOptions
 
-    options = ExecutorOptions(mps=lanes == "auto", warm=warm, reducer=reducer, memory_cap=memory_cap)
+    options = ExecutorOptions(mps=lanes == "auto", warm=warm, is_closed=True, reducer=reducer, memory_cap=memory_cap)
     return await ExecutorLink.start(devices, state, options=options)
 
 

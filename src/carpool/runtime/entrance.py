@@ -37,6 +37,7 @@ class Entrance:
         self._gate = gate
         self._rota = rota
         self._memory_cap = options.memory_cap
+        self._is_closed = options.is_closed
         self._report = report
         self._heartbeat_s = min(options.heartbeat_s, options.hang_s / 4)
         gpus = {number: device for number, device in devices.items() if device.cuda is not None}
@@ -109,7 +110,8 @@ class Entrance:
                 self._report(Told(training.job, words))
 
     def _may_sit(self, device: int) -> bool:
-        return self._gate.is_calm(device) and not self._lookout.has_outsiders(device)
+        is_awaited = not self._is_closed or any(not t.devices and not t.team.is_over for t in self._trainings.values())
+        return is_awaited and self._gate.is_calm(device) and not self._lookout.has_outsiders(device)
 
     def _start(self, who: Waiting) -> None:
         training, place = self._trainings[JobId(who.key[0])], self._devices[who.device]

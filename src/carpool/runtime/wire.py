@@ -34,6 +34,7 @@ class ExecutorOptions:
     splits: bool = True  # steps that do not fit into memory even alone may become micro-steps
     mps: bool = True  # jobs that share a GPU compute at the same time, where NVIDIA's service is there
     warm: int = 0  # processes kept ready on each GPU for jobs to come; each takes up a CUDA context there
+    is_closed: bool = False  # only jobs that are known already will come: where none waits, no process is kept ready
     memory_cap: int = 0  # bytes of each device for the jobs on it, which take turns under it; 0: all there is
     speculates: bool = True  # under a cap: the next job comes in while another computes, and who computed last stays
     leaves_early: bool = True  # under a cap: a job that has to make room does so at the end of its turn, unasked
