@@ -2,42 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from carpool.runtime.checkpoint import Checkpoints, load
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.faults import Faults
+from carpool.runtime.lodger import Lodger
 from carpool.runtime.mirror import read_mirror, write_mirror
-from carpool.runtime.mishap import really
+from carpool.runtime.mishap import broke, really
+from carpool.runtime.protocol import Broke, Message, Published
 from carpool.runtime.trainer import Trainer
 
 
 class Keeper:
-    """The folder of a job's checkpoints; without one, nothing is kept."""
+    """Keeps a trainer's state; what cannot be written is told, and does not end the training."""
 
-    def __init__(self, folder: str, keep: int, faults: Faults) -> None:
-        self._checkpoints = Checkpoints(Path(folder), keep) if folder else None
+    def __init__(
+        self,
+        trainer: Trainer,
+        lodger: Lodger,
+        say: Callable[[Message], None],
+        checkpoints: Checkpoints | None,
+        faults: Faults,
+    ) -> None:
+        self._trainer = trainer
+        self._lodger = lodger
+        self._say = say
+        self._checkpoints = checkpoints  # None: nothing is kept on disk
         self._faults = faults
 
-    def save(self, trainer: Trainer, *, is_best: bool = False) -> str:
-        """Write a checkpoint; its path."""
+    def save(self, *, is_best: bool = False) -> str | None:
+        """Write a checkpoint; its path, empty where none is kept, or nothing if it could not be written."""
         if self._checkpoints is None:
             return ""
-        step = trainer.cursor.step
+        step = self._trainer.cursor.step
         try:
             self._faults.strike_disk(step)
+            with self._lodger.readable():
+                return str(self._checkpoints.save(step, self._trainer.state_dict(), is_best=is_best))
         except OSError as error:
-            raise CheckpointError(f"step {step}: the checkpoint was not written: {error.strerror}") from error
-        return str(self._checkpoints.save(step, trainer.state_dict(), is_best=is_best))
+            self._say(Broke("disk", f"step {step}: the checkpoint was not written: {error.strerror}", step))
+        except CheckpointError as error:
+            self._say(broke(error, step))
+        return None
 
-
-def publish(trainer: Trainer, fd: int) -> None:
-    """Write the state into a memory file."""
-    try:
-        write_mirror(fd, trainer.cursor.step, trainer.state_dict())
-    except OSError as error:
-        raise CheckpointError(f"the mirror was not written: {error.strerror}") from error
+    def publish(self, fd: int) -> None:
+        """Write the state into a memory file."""
+        step = self._trainer.cursor.step
+        try:
+            with self._lodger.readable():
+                write_mirror(fd, step, self._trainer.state_dict())
+        except OSError as error:
+            self._say(Broke("disk", f"the mirror was not written: {error.strerror}", step))
+        else:
+            self._say(Published(step))
 
 
 def take_over(trainer: Trainer, fds: Sequence[int], path: str) -> None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import time
 import traceback
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from carpool.core.errors import CarpoolError
 from carpool.runtime.channel import Channel, Closed, Received, close_all
+from carpool.runtime.checkpoint import Checkpoints
 from carpool.runtime.codec import ProtocolError
 from carpool.runtime.counter import StepCounter
 from carpool.runtime.errors import CheckpointError, Left, Torn
@@ -24,7 +26,7 @@ from carpool.runtime.faults import Faults
 from carpool.runtime.flat import Contribution, Sums
 from carpool.runtime.joining import Joiner
 from carpool.runtime.jointnorm import JointNorms
-from carpool.runtime.keeping import Keeper, publish, take_over
+from carpool.runtime.keeping import Keeper, take_over
 from carpool.runtime.lodger import Lodger
 from carpool.runtime.mishap import broke, is_device, is_memory, really
 from carpool.runtime.noisemeter import NoiseMeter
@@ -51,7 +53,6 @@ from carpool.runtime.protocol import (
     Occupy,
     Proceed,
     Publish,
-    Published,
     Save,
     Saved,
     Spare,
@@ -89,7 +90,8 @@ class Worker:
         self._batch_size = trainer.batch_size
         self._noise = NoiseMeter(trainer.layout.parameters) if program.tune else None
         self._faults = Faults.of(begin.job)
-        self._keeper = Keeper(begin.checkpoints, program.keep, self._faults)
+        checkpoints = Checkpoints(Path(begin.checkpoints), program.keep) if begin.checkpoints else None
+        self._keeper = Keeper(trainer, self._lodger, channel.send, checkpoints, self._faults)
         self._joiner = Joiner(trainer, norms, self._is_given_up)
         self._place: Place | None = None
         self._formation = -1  # the newest
@@ -271,13 +273,13 @@ class Worker:
         is_best = self._trainer.record(metrics)
         self._channel.send(Evaluated(self._trainer.cursor.step, metrics))
         if is_best:
-            self._save(is_best=True)
+            self._keeper.save(is_best=True)
 
     def _finish(self, place: Place, reason: str) -> None:
         self._place = None
         self._lodger.enter_wholly()
         if place.said.rank == 0:
-            self._save()
+            self._keeper.save()
         self._channel.send(farewell(self._trainer, reason, self._lodger.story()))
 
     # -- orders -------------------------------------------------------------------------------------------------------
@@ -315,9 +317,9 @@ class Worker:
                 make_room(self._trainer)
                 self._channel.send(Spared())
             case Publish():
-                self._publish(received.fds)
+                self._keeper.publish(received.fds[0])
             case Save():
-                if (saved := self._save()) is not None:
+                if (saved := self._keeper.save()) is not None:
                     self._channel.send(Saved(self._trainer.cursor.step, saved))
             case Measured(step, metrics):
                 if self._trainer.evaluation_due and step == self._trainer.cursor.step:
@@ -386,21 +388,3 @@ class Worker:
         self._torn = False
         self._counter.set(self._trainer.cursor.step)
         self._channel.send(Loaded(self._trainer.cursor.step))
-
-    def _publish(self, fds: tuple[int, ...]) -> None:
-        try:
-            with self._lodger.readable():
-                publish(self._trainer, fds[0])
-        except CheckpointError as error:
-            self._channel.send(broke(error, self._trainer.cursor.step))
-        else:
-            self._channel.send(Published(self._trainer.cursor.step))
-
-    def _save(self, *, is_best: bool = False) -> str | None:
-        """Write a checkpoint; a full disk is told and does not end the training."""
-        try:
-            with self._lodger.readable():
-                return self._keeper.save(self._trainer, is_best=is_best)
-        except CheckpointError as error:
-            self._channel.send(broke(error, self._trainer.cursor.step))
-            return None
