@@ -236,3 +236,19 @@ def test_never_are_more_seats_kept_than_are_wanted_nor_one_given_twice(events: l
         given_away = [seat for seat, _ in world.starter.moved]
         assert len(set(given_away)) == len(given_away)
         assert not set(given_away) & {seat.key for seat in place.seats}
+
+
+def test_while_somebody_is_measured_no_seat_is_made_and_a_warm_one_stays() -> None:
+    world = World()
+    world.later(2.0)
+    world.pool.hush(0)  # in the middle of warming up
+    (seat,) = world.starter.seated
+    assert world.starter.killed == [seat]
+    world.pool.ended(seat, "killed by SIGKILL")
+    world.later(4.9)
+    assert len(world.starter.seated) == 1
+    world.later(0.2)
+    assert len(world.starter.seated) == 2
+    warm = world.warmed()
+    world.pool.hush(0)
+    assert warm not in world.starter.killed

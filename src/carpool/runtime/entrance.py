@@ -80,6 +80,10 @@ class Entrance:
         """Somebody needs all of a device's memory."""
         self._pool.drop(device)
 
+    def keep_quiet(self, device: int) -> None:
+        """Somebody is measured on a device."""
+        self._pool.hush(device)
+
     def heard(self, key: Key, message: Message) -> bool:
         """Somebody said something; whether it was a seat, and nobody's worker."""
         if self._pool.owns(key):

@@ -260,8 +260,7 @@ class Executor:
                 case Emit(fact):
                     self._emit(fact)
                 case BeAlone(device, clears):
-                    if clears:
-                        self._entrance.make_room(device)
+                    (self._entrance.make_room if clears else self._entrance.keep_quiet)(device)
                     self._solitude.ask(training.job, action)
                 case Rejoin():
                     self._solitude.leave(training.job)

@@ -19,6 +19,7 @@ from carpool.runtime.staff import Key
 
 _NOBODY = ""  # the job of a seat's key: no job has an empty name
 _REFILL_S = 1.0  # after a start on the device: whoever has just started shall not wait for us
+_QUIET_S = 5.0  # that a measurement takes at most, as a rule
 _CHANGE_S = 10.0  # without a start, before a seat gives way to one of another lane: a search tries many
 _REST_S = 30.0  # after seats were given up for somebody's memory
 _WARM_WITHIN_S = 60.0  # else something holds it up that it does not know of
@@ -136,6 +137,12 @@ class Pool:
         place.busy_until = self._clock() + _REST_S
         self._dismiss(place.staying())
         return [seat.key for seat in place.seats]
+
+    def hush(self, device: int) -> None:
+        """Make no seat on a device for a while, and give up the one that is being made: it would be measured too."""
+        if (place := self._places.get(device)) is not None:
+            place.busy_until = max(place.busy_until, self._clock() + _QUIET_S)
+            self._dismiss([seat for seat in place.staying() if not seat.is_warm])
 
     def owns(self, key: Key) -> bool:
         """Whether this is a seat, and nobody's worker."""
