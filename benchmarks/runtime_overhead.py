@@ -313,6 +313,20 @@ def mirror_ms(training: carpool.Training) -> dict[str, float]:
     }
 
 
+def update_ms() -> dict[str, dict[str, float]]:
+    """An optimizer's step, one parameter after another and all at once: a million elements in few and in many."""
+    found = {}
+    for name, sizes in {"large": [256 * 896, 896 * 896, 8960], "small": [1024] * 1024}.items():
+        found[name] = {}
+        for way, together in (("one_by_one", False), ("all_at_once", True)):
+            weights = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
+            optimizer = torch.optim.SGD(weights, lr=0.01, momentum=0.9, foreach=together)
+            for weight in weights:
+                weight.grad = torch.randn_like(weight)
+            found[name][way] = median_ms(optimizer.step, 50)
+    return found
+
+
 def median_ms(work: Callable[[], object], times: int = 9) -> float:
     """How long something takes."""
     took = []
@@ -377,6 +391,8 @@ async def measure(device: str, options: argparse.Namespace, keep: Callable[[dict
         if device == "cpu" and not options.only:
             figures["small"] = await small_things(nursery, core)
             print(f"nursery {started} s; {figures['small']}", flush=True)
+            figures["update"] = update_ms()
+            print(f"updates of a million parameters, ms: {figures['update']}", flush=True)
             figures["mirror"] = mirror_ms(mlp())
             print(f"mirror of a million parameters with momentum: {figures['mirror']}")
             keep(figures)

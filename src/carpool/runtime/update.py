@@ -51,8 +51,7 @@ def settle_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> 
 def _are_large(parameters: Sequence[Tensor]) -> bool:
     """Whether most elements lie in parameters that the next operation would not find in the cache any more.
 
-    Measured on one core, SGD with momentum: 0.44 ms a step for a perceptron of a million parameters one by one, 0.62 ms
-    by ``foreach``; for a hundred parameters of 64 elements 1.07 and 0.64 ms.
+    Such are updated quicker one by one, small ones by ``foreach``: `benchmarks/runtime_overhead.py` measures both.
     """
     large = sum(parameter.numel() for parameter in parameters if parameter.numel() > _LARGE)
     return 2 * large > sum(parameter.numel() for parameter in parameters)
