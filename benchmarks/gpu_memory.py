@@ -1,8 +1,10 @@
 """Jobs that take turns under a memory cap: what parking, prefetching and early release bring, and whether it holds.
 
-Usage: PYTHONPATH=src python benchmarks/gpu_memory.py [--out FILE]
+Usage: PYTHONPATH=src python benchmarks/gpu_memory.py [--cases three,two,eight] [--reference] [--out FILE]
 All jobs run through an executor to their ends. A thread asks the driver every 5 ms how much of the GPU is taken. Gaps
 are stamped on the device (trials/timed.py). The cap counts everything on the GPU, processes' own contexts included.
+With `--reference` all jobs run once without a cap: the weights must be the same, and the memory they take is shown.
+Where every switch copies one state out and another's weights in, `copies_ms` is what that takes at the measured rate.
 `--devices cpu:1x1 --cases tiny` tries it without a GPU.
 """
 
@@ -15,17 +17,22 @@ import re
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_switching import gaps_ms, program, spread
+from gpu_switching import program
 from measured import RESULTS, conditions
+from trials.copying import copy_rates
+from trials.gaps import gaps_ms, spread
 from trials.gpu import open_desk
 from trials.timed import read
 
 _GIB = 1 << 30
+_WARM = 20  # steps: more than a first turn, in which a job is measured
+Way = tuple[bool, bool]  # speculates, leaves early
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +41,25 @@ class Case:
 
     models: tuple[str, ...]  # with the samples of a batch behind a colon
     cap: int  # bytes
-    steps: int
     quantum_s: float
-    options: tuple[tuple[bool, bool], ...] = ((True, True),)  # speculates, leaves early
+    ways: tuple[Way, ...] = ((True, True),)
 
 
 _ABLATION = ((True, True), (True, False), (False, True), (False, False))
-_EIGHT = ("vgg16:128", "vgg19:128", "resnet50:128", "resnet101:128", "densenet121:128", "bert_base:8", "resnet18:128")
+_EIGHT = ("vgg16:128", "vgg19:128", "vgg16:120", "resnet50:128", "resnet101:128", "densenet121:128", "bert_base:8")
 CASES = {
-    "tiny": Case(("mlp:4", "mlp:5", "cnn:4"), 14 << 20, 100, 0.0, _ABLATION),
+    "tiny": Case(("mlp:4", "mlp:5", "cnn:4"), 14 << 20, 0.0, _ABLATION),
     # Two of them fit wholly, the third one's state does not: its copies have to hide behind the others' turns.
-    "three": Case(("vgg16:128", "vgg19:128", "vgg16:120"), int(8.75 * _GIB), 200, 0.1, _ABLATION),
+    "three": Case(("vgg16:128", "vgg19:128", "vgg16:120"), int(8.75 * _GIB), 0.1, _ABLATION),
     # One fits: every switch copies one state out and another in, and nothing hides it.
-    "two": Case(("vgg16:128", "vgg19:128"), 7 * _GIB, 60, 0.02),
-    "eight": Case((*_EIGHT, "mobilenet_v3:128"), 16 * _GIB, 120, 0.05),
+    "two": Case(("vgg16:128", "vgg19:128"), 7 * _GIB, 0.02),
+    "eight": Case((*_EIGHT, "mobilenet_v3:128"), 16 * _GIB, 0.05),
 }
+
+
+def steps_of(model: str) -> int:
+    """As many as make its turns count, and not more: what is measured under one cap is compared under another."""
+    return 160 if model.startswith("vgg") else 100
 
 
 class Watch(threading.Thread):
@@ -81,7 +92,7 @@ class Watch(threading.Thread):
         return total - free
 
 
-async def run(case: Case, way: tuple[bool, bool] | None, folder: Path, devices: str) -> dict[str, Any]:
+async def run(models: Sequence[str], case: Case, way: Way | None, folder: Path, devices: str) -> dict[str, Any]:
     """One way, or without a cap; jobs of one model are told apart by their batch."""
     watch = Watch(devices, case.cap)
     watch.start()
@@ -89,67 +100,112 @@ async def run(case: Case, way: tuple[bool, bool] | None, folder: Path, devices: 
     if way is not None:
         how |= {"memory_cap": case.cap, "speculates": way[0], "leaves_early": way[1]}
     began = time.monotonic()
-    desk = await open_desk(folder, devices=devices, mps=False, patience_s=120.0, mirror_s=1e6, **how)
+    desk = await open_desk(folder, devices=devices, mps=False, patience_s=100.0, mirror_s=1e6, **how)
     try:
-        for model in case.models:
-            desk.introduce(model, program(model, case.steps, folder / model))
-            desk.assign(model, 0, fraction=1.0 / len(case.models))
-        digests = {model: await desk.end_of(model) for model in case.models}
+        for model in models:
+            desk.introduce(model, program(model, steps_of(model), folder / model))
+            desk.assign(model, 0, fraction=1.0 / len(models))
+        digests = {model: await desk.end_of(model) for model in models}
     finally:
         await desk.close()
+        memory = watch.stop()
+        print("# " + "; ".join(f"{job}: {words}" for job, story in desk.stories.items() for words in story), flush=True)
     turns, hits = 0, 0
     for story in desk.stories.values():
         for words in story:
             if found := re.search(r"came to (\d+) turns under the memory cap, (\d+)", words):
                 turns, hits = turns + int(found[1]), hits + int(found[2])
-    failures = {model: digest for model, digest in digests.items() if digest.startswith("FAILED")}
-    if failures:
-        print(json.dumps({model: story for model, story in desk.stories.items() if model in failures}), flush=True)
-    found_gaps = gaps_ms({m: read(folder / m) for m in case.models if (folder / m).exists()}) if not failures else {}
+    gaps = gaps_ms({model: read(folder / model) for model in models if (folder / model).exists()}, _WARM)
     return {
         "speculates": way and way[0],
         "leaves_early": way and way[1],
         "seconds": round(time.monotonic() - began, 2),
-        "failures": failures,
-        "gap_ms": {model: spread(gaps) for model, gaps in found_gaps.items()},
+        "failures": {model: digest for model, digest in digests.items() if digest.startswith("FAILED")},
+        "gap_ms": {model: spread(each) for model, each in gaps.items()},
+        "all_gaps_ms": spread([gap for each in gaps.values() for gap in each]),
         "hit_rate": round(hits / turns, 3) if turns else None,
-        "memory": watch.stop(),
-        "stories": [words for story in desk.stories.values() for words in story if "left the device" in words],
+        "memory": memory,
+        "stories": {job: words for job, story in desk.stories.items() for words in story if "left the device" in words},
         "digests": digests,
     }
+
+
+def copies_ms(stories: dict[str, str], rates: dict[str, float]) -> dict[str, float]:
+    """For each of two jobs, how long the other's whole state takes out and its own weights in."""
+    sizes = {}
+    for job, words in stories.items():
+        if found := re.search(r"state of (\d+) MB \((\d+) of them weights", words):
+            sizes[job] = 1e6 * int(found[1]), 1e6 * int(found[2])
+    if len(sizes) != 2 or not rates:
+        return {}
+    one, two = sizes
+    return {
+        job: round(1e3 * (sizes[other][0] / rates["out"] + sizes[job][1] / rates["in"]), 2)
+        for job, other in ((one, two), (two, one))
+    }
+
+
+class Table:
+    """Rows, written down after each."""
+
+    def __init__(self, path: Path, devices: str) -> None:
+        self._path = path
+        self._rates = copy_rates() if devices.startswith("cuda") else {}
+        self._head = {"schema": 1, "benchmark": "gpu_memory", **conditions(), "devices": devices}
+        self._rows: list[dict[str, Any]] = []
+        self._wanted: dict[str, str] = {}  # digests without a cap
+        self._devices = devices
+        print(f"# copies, bytes per second: {self._rates}", flush=True)
+
+    def reference(self, models: Sequence[str], case: Case) -> None:
+        """Run jobs without a cap; what others take with one is compared with it."""
+        row = self._run("without a cap", models, case, None)
+        self._wanted = row.get("digests", {})
+
+    def case(self, name: str, case: Case, ways: Sequence[Way]) -> None:
+        """Run a case each way."""
+        for way in ways:
+            self._run(name, case.models, case, way)
+
+    def _run(self, name: str, models: Sequence[str], case: Case, way: Way | None) -> dict[str, Any]:
+        cap = None if way is None else round(case.cap / _GIB, 3)
+        row: dict[str, Any] = {"case": name, "cap_gib": cap, "jobs": list(models)}
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                row |= asyncio.run(run(models, case, way, Path(folder), self._devices))
+            except Exception as error:  # noqa: BLE001 - the others go on
+                row["error"] = f"{type(error).__name__}: {error}"
+        digests = row.get("digests", {})
+        if way is not None and self._wanted:
+            row["equal_to_uncapped"] = bool(digests) and all(self._wanted.get(job) == digests[job] for job in digests)
+        if expected := copies_ms(row.get("stories", {}), self._rates):
+            row["copies_ms"] = expected
+        self._rows.append(row)
+        print(json.dumps(row), flush=True)
+        document = {**self._head, "copy_rates": self._rates, "results": self._rows}
+        self._path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        return row
 
 
 def main() -> None:
     """Every case, every way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default="three,two,eight")
-    parser.add_argument("--ways", type=int, default=4, help="of the ablation, at most")
+    parser.add_argument("--ways", default="0,1,2,3", help="of the ablation: which of its four rows")
+    parser.add_argument("--cap", type=float, default=0.0, help="GiB, instead of the cases' own caps")
     parser.add_argument("--reference", action="store_true", help="first without a cap: the weights must be the same")
     parser.add_argument("--devices", default="cuda:0")
     parser.add_argument("--out", default="", help=f"write JSON here instead of {RESULTS.name}/gpu_memory.json")
     options = parser.parse_args()
-    path = Path(options.out) if options.out else RESULTS / "gpu_memory.json"
-    rows: list[dict[str, Any]] = []
-    for name in options.cases.split(","):
-        case = CASES[name]
-        ways: list[tuple[bool, bool] | None] = [None] if options.reference else []
-        wanted: dict[str, str] = {}
-        for way in [*ways, *case.options[: options.ways]]:
-            cap = None if way is None else round(case.cap / _GIB, 3)
-            row: dict[str, Any] = {"case": name, "cap_gib": cap, "jobs": list(case.models)}
-            with tempfile.TemporaryDirectory() as folder:
-                try:
-                    row |= asyncio.run(run(case, way, Path(folder), options.devices))
-                except Exception as error:  # noqa: BLE001 - the others go on
-                    row["error"] = f"{type(error).__name__}: {error}"
-            if way is None:
-                wanted = row.get("digests", {})
-            elif wanted:
-                row["equal_to_uncapped"] = row.get("digests") == wanted
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-            document = {"schema": 1, "benchmark": "gpu_memory", **conditions(), "devices": options.devices}
-            path.write_text(json.dumps({**document, "results": rows}, indent=1) + "\n", encoding="utf-8")
+    table = Table(Path(options.out) if options.out else RESULTS / "gpu_memory.json", options.devices)
+    cases = {name: CASES[name] for name in options.cases.split(",")}
+    if options.reference:
+        every = dict.fromkeys(model for case in cases.values() for model in case.models)
+        table.reference(list(every), next(iter(cases.values())))
+    for name, case in cases.items():
+        wanted = [int(way) for way in options.ways.split(",")]
+        chosen = Case(case.models, int(options.cap * _GIB) or case.cap, case.quantum_s, case.ways)
+        table.case(name, chosen, [way for number, way in enumerate(case.ways) if number in wanted])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""A cold start: an interpreter that imports everything, makes a training of the zoo, and makes one step.
+"""A cold start and a run without switches: an interpreter that imports everything and makes a training's steps.
 
-Usage: python first_step.py MODEL DEVICE; prints the time (seconds since the epoch) when the step was done.
+Usage: python -m trials.first_step MODEL DEVICE STEPS STAMPS; prints the time (seconds since the epoch) when the first
+step was done, and the digest of the weights when all were.
 """
 
 from __future__ import annotations
@@ -9,13 +10,22 @@ import sys
 import time
 
 import torch
+from trials.timed import arguments, stamped
 
+from carpool.runtime.digest import digest
+from carpool.runtime.seeding import seed_entry
 from carpool.runtime.trainer import Trainer
-from carpool.runtime.zoo.trainings import training
 
 if __name__ == "__main__":
-    model, device = sys.argv[1:]
-    trainer = Trainer(training(model, seed=0, steps=1), device=torch.device(device, 0) if device == "cuda" else device)
+    model, kind, steps, stamps = sys.argv[1:]
+    device = torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
+    if kind == "cpu":
+        torch.set_num_threads(1)  # as on a device of one core
+    seed_entry(0)
+    trainer = Trainer(stamped(steps=int(steps), stamps=stamps, **arguments(model)), device=device)
     trainer.step()
     trainer.await_device()
-    print(time.time())
+    print(time.time(), flush=True)
+    for _ in trainer.steps():
+        pass
+    print(digest(trainer.training.model), flush=True)

@@ -1,6 +1,6 @@
 """A PipeSwitch-like baseline (our reading): a job's state is streamed in, group by group, while its first step runs.
 
-Usage: python streamed.py DEVICE MODEL…; prints a JSON line per model.
+Usage: python -m trials.streamed DEVICE MODEL…; prints a JSON line per model.
 One process, nothing resident but the running job. Weights lie in pinned memory, one flat buffer per group of layers (16
 groups); a step's layers wait for their group's copy alone. Momentum follows behind the weights. The switch costs what
 the step takes longer than a resident one; the predecessor's state going out, which shares no link with it, is not
@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from trials.timed import arguments
 
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.zoo.trainings import training
 
 _GROUPS = 16
-_REPEATS = 15
+_REPEATS = 9
 
 
 class Stream:
@@ -75,7 +76,9 @@ class Stream:
 
 def measure(model: str) -> dict[str, Any]:
     """How much longer a step takes whose state has to come first."""
-    trainer = Trainer(training(model, seed=0, steps=1000), device=torch.device("cuda", 0), graph=False)
+    options = arguments(model)
+    made = training(**{"name": options.pop("model"), "steps": 1000, **options}, seed=0)
+    trainer = Trainer(made, device=torch.device("cuda", 0), graph=False)
     for _ in range(5):
         trainer.step()
     stream = Stream(trainer)

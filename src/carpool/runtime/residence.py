@@ -55,7 +55,7 @@ class Residence:
         self._copies = _Copies(trainer.device)
         self._is_clean = False  # the mirror holds what the device holds
         self._reserved = 0  # bytes that torch held when it had given back what it only kept
-        self.out_s, self.unmap_s, self.map_s = (deque[float](maxlen=1000) for _ in range(3))
+        self.out_s, self.unmap_s, self.map_s, self.come_s = (deque[float](maxlen=1000) for _ in range(4))
         self.is_in = True  # the state
         self.has_scratch = True
 
@@ -133,24 +133,32 @@ class Residence:
     def come_back(self) -> None:
         """Have memory again, and begin to copy the state into it."""
         began = time.perf_counter()
+        comes = not self.is_in and self._flat is not None and self._mirror is not None
+        if comes:
+            assert self._flat is not None
+            assert self._mirror is not None
+            self._state.map()
+            self.map_s.append(time.perf_counter() - began)
+            self._copies.begin(self._flat, self._mirror, self._weights)
+            self.is_in = True
         if self._scratch is not None and not self.has_scratch and self._scratch.size:
-            self._scratch.map()
+            self._scratch.map()  # while the copies are on their way
         self.has_scratch = True
-        if self.is_in or self._flat is None or self._mirror is None:
-            return
-        self._state.map()
-        self.map_s.append(time.perf_counter() - began)
-        self._copies.begin(self._flat, self._mirror, self._weights)
-        self.is_in = True
+        if comes:
+            self.come_s.append(time.perf_counter() - began)
 
     def story(self) -> str:
         """How it left and came, in words; nothing if it never did."""
         if not self.map_s:
             return ""
-        out, unmap, again = (1e3 * median(times) for times in (self.out_s, self.unmap_s, self.map_s))
+        times = (self.out_s, self.unmap_s, self.map_s, self.come_s)
+        out, unmap, again, whole = (1e3 * median(each) for each in times)
+        need = self.need()
         return (
-            f"its state of {self._state.size / 1e6:.0f} MB left the device {len(self.out_s)} times; medians: "
-            f"{out:.2f} ms to copy it out, {unmap:.2f} ms to give memory back, {again:.2f} ms to have it again"
+            f"its state of {need.state / 1e6:.0f} MB ({self._weights / 1e6:.0f} of them weights, beside "
+            f"{need.scratch / 1e6:.0f} MB of scratch and {need.fixed / 1e6:.0f} that stay) left the device "
+            f"{len(self.out_s)} times; medians: {out:.2f} ms to copy it out, {unmap:.2f} ms to give its memory back, "
+            f"{again:.2f} ms to have it again, {whole:.2f} ms with the scratch"
         )
 
     def unsettle(self) -> None:
