@@ -17,6 +17,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from trials.timed import arguments, read
 
 from carpool.runtime.program import Program
 
-MODELS = ("vgg19", "resnet50", "inception_v3", "bert_base", "transformer", "deepspeech", "fastgcn", "graphsage")
+MODELS = ("vgg19", "resnet50", "inception_v3:32", "bert_base", "transformer", "deepspeech", "fastgcn", "graphsage")
 STEPS = 130  # of each job: more than a thousand switches at turns of one
 _LONG_TURNS = 72  # steps of each job, where a turn has several
 
@@ -39,21 +40,37 @@ def program(model: str, steps: int, stamps: Path, company: int = 1) -> Program:
     return Program(entry=f"{ROOT / 'benchmarks' / 'trials' / 'timed.py'}:stamped", args=args, checkpoint_s=1e6)
 
 
-async def run(models: Sequence[str], steps: int, folder: Path, devices: str, turn: int) -> dict[str, tuple[Steps, str]]:
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Which jobs take turns, and where."""
+
+    models: tuple[str, ...]
+    steps: int  # of each
+    devices: str
+    heirs: int  # whose next steps are queued while another computes
+
+    @property
+    def kind(self) -> str:
+        """Of the devices, as torch calls it."""
+        return self.devices.partition(":")[0]
+
+
+async def run(setting: Setting, turn: int, folder: Path) -> dict[str, tuple[Steps, str]]:
     """Let jobs run to their ends on one device by turns of so many steps; the steps and the digest of each.
 
     They take their turns in the order in which they ask, each as often as the others, whatever their steps take.
     """
     await asyncio.to_thread(folder.mkdir)
-    how = {"quantum_s": 0.0, "turn_steps": turn, "max_wait_s": 0.0, "mirror_s": 1e6}
-    desk = await open_desk(folder, devices=devices, mps=False, patience_s=100.0, **how)
+    models, rules = setting.models, {"quantum_s": 0.0, "max_wait_s": 0.0, "mirror_s": 1e6}
+    how: dict[str, Any] = {**rules, "turn_steps": turn, "heirs": setting.heirs}
+    desk = await open_desk(folder, devices=setting.devices, mps=False, patience_s=100.0, **how)
     try:
         for model in models:
-            desk.introduce(model, program(model, steps, folder / model, len(models)))
+            desk.introduce(model, program(model, setting.steps, folder / model, len(models)))
             desk.assign(model, 0, fraction=1.0 / len(models))
         digests = {model: await desk.end_of(model) for model in models}
         for model, story in desk.stories.items():
-            for words in {words for words in story if "graph" in words.lower() or "turns" in words}:
+            for words in {words for words in story if "graph" in words.lower()}:
                 print(f"# {model}: {words}", flush=True)
     finally:
         await desk.close()
@@ -66,9 +83,9 @@ async def run(models: Sequence[str], steps: int, folder: Path, devices: str, tur
 class Table:
     """Rows by model, and the stamps they were made of, written down after every change."""
 
-    def __init__(self, path: Path, devices: str) -> None:
+    def __init__(self, path: Path, setting: Setting) -> None:
         self._path = path
-        self._devices = devices
+        self._head = {"schema": 1, "benchmark": "gpu_switching", **conditions(), **asdict(setting)}
         self._stamps: dict[str, Any] = {}
         self.rows: dict[str, dict[str, Any]] = {}
         if path.exists():  # of parts that were measured before
@@ -80,8 +97,7 @@ class Table:
         self.rows.setdefault(model, {"model": model}).update(figures)
         print(f"{model:14} " + "  ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
         rows = list(self.rows.values())
-        document = {"schema": 1, "benchmark": "gpu_switching", **conditions(), "devices": self._devices}
-        self._path.write_text(json.dumps({**document, "results": rows}, indent=1) + "\n", encoding="utf-8")
+        self._path.write_text(json.dumps({**self._head, "results": rows}, indent=1) + "\n", encoding="utf-8")
 
     def keep(self, name: str, steps_of: Mapping[str, Steps]) -> None:
         """Keep the stamps of a run, so that other questions can be asked of it later."""
@@ -89,9 +105,9 @@ class Table:
         self._path.with_suffix(".stamps.json").write_text(json.dumps(self._stamps), encoding="utf-8")
 
 
-async def by_turns(table: Table, models: Sequence[str], steps: int, turn: int, work: Path, devices: str) -> None:
-    """All jobs by turns of so many steps; whether their weights are those of jobs that were never switched."""
-    made = await run(models, steps, work / f"turns{turn}", devices, turn)
+async def by_turns(table: Table, setting: Setting, turn: int, work: Path) -> None:
+    """All jobs by turns of so many steps."""
+    made = await run(setting, turn, work / f"turns{turn}")
     steps_of = {model: steps for model, (steps, _) in made.items()}
     table.keep(f"turns_of_{turn}", steps_of)
     gaps, took = gaps_ms(steps_of), steps_ms(steps_of)
@@ -113,26 +129,23 @@ def compare(table: Table, turn: int, digests: Mapping[str, str]) -> None:
             table.add(model, **{f"equal_after_turns_of_{turn}": found["digest"] == digest})
 
 
-async def measure(
-    table: Table, models: Sequence[str], steps: int, turns: Sequence[int], parts: Sequence[str], devices: str
-) -> None:
+async def measure(table: Table, setting: Setting, turns: Sequence[int], parts: Sequence[str]) -> None:
     """Everything, part by part; what fails is told and the rest goes on."""
-    device = devices.partition(":")[0]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         for turn in turns:
-            count = steps if turn == 1 else min(steps, _LONG_TURNS)
+            steps = setting.steps if turn == 1 else min(setting.steps, _LONG_TURNS)
             try:
-                await by_turns(table, models, count, turn, work, devices)
+                await by_turns(table, replace(setting, steps=steps), turn, work)
             except Exception as error:  # noqa: BLE001 - the other parts go on
                 print(f"# turns of {turn}: {type(error).__name__}: {error}", flush=True)
         if "plain" in parts:
-            found = plain(models, device, steps, work / "plain")
+            found = plain(setting.models, setting.kind, setting.steps, work / "plain")
             for model, each in found.items():
                 table.add(model, cold_start_s=each.first_step_s)
             compare(table, 1, {model: each.digest for model, each in found.items()})
     if "streamed" in parts:
-        for model, row in streamed_ms(models, device).items():
+        for model, row in streamed_ms(setting.models, setting.kind).items():
             table.add(model, streamed=row)
 
 
@@ -143,6 +156,7 @@ def main() -> None:
     parser.add_argument("--turns", default="1,10", help="steps in a turn")
     parser.add_argument("--parts", default="plain,streamed", help="what it is compared with")
     parser.add_argument("--steps", type=int, default=STEPS, help="of each job")
+    parser.add_argument("--heirs", type=int, default=2, help="jobs whose next steps are queued while another computes")
     parser.add_argument("--devices", default="cuda:0")
     parser.add_argument("--out", default="", help=f"write JSON here instead of {RESULTS.name}/gpu_switching.json")
     parser.add_argument("--more", action="store_true", help="keep what the file says of other parts")
@@ -150,10 +164,9 @@ def main() -> None:
     path = Path(options.out) if options.out else RESULTS / "gpu_switching.json"
     if not options.more:
         path.unlink(missing_ok=True)
-    table = Table(path, options.devices)
     turns = [int(turn) for turn in options.turns.split(",") if turn]
-    models = options.models.split(",")
-    asyncio.run(measure(table, models, options.steps, turns, options.parts.split(","), options.devices))
+    setting = Setting(tuple(options.models.split(",")), options.steps, options.devices, options.heirs)
+    asyncio.run(measure(Table(path, setting), setting, turns, options.parts.split(",")))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def test_without_a_baton_every_grant_is_asked_for() -> None:
     token.take(Grant(2, 1, 0))
     for step in (0, 1):
         assert token.begins(step)
-        token.last()
+        token.is_queued()
         token.done(is_idle=True)
     assert not token.is_spent
     assert not token.begins(2)
@@ -54,7 +54,7 @@ def test_the_last_step_is_announced_and_the_device_handed_on(baton: Baton) -> No
     token.take(Grant(2, 7, 0))
     for step in (0, 1):
         assert token.begins(step)
-        token.last()
+        token.is_queued()
         token.done(is_idle=True)
     assert token.is_spent
     assert not baton.has_reached(7)
@@ -79,13 +79,13 @@ def test_who_comes_after_itself_goes_on_without_a_stop(baton: Baton) -> None:
     token = Token(said.append, baton, None)
     token.take(Grant(1, 1, 0))
     assert token.begins(0)
-    token.last()
+    token.is_queued()
     token.take(Grant(2, 2, 1))
     token.done(is_idle=True)
     assert token.left == 2
     for _ in range(2):
         assert token.begins(1)
-        token.last()
+        token.is_queued()
         token.done(is_idle=True)
     assert token.is_spent
     assert said == [Ending(1), Ending(2)]
@@ -96,9 +96,36 @@ def test_a_device_waits_and_hands_on_by_itself(baton: Baton) -> None:
     token = Token(lambda message: None, baton, signal)
     token.take(Grant(1, 5, 4))
     assert token.begins(0), "the host may go ahead, the device will not"
-    token.last()
+    baton.reach(4)
+    token.is_queued()
     token.done(is_idle=True)
     assert signal.told == [("hold", 4), ("reach", 5)]
+
+
+def test_nothing_is_said_of_a_step_that_has_not_begun(baton: Baton) -> None:
+    said: list[tuple[Message, bool]] = []
+    token = Token(lambda message: said.append((message, baton.has_reached(4))), baton, FakeSignal())
+    token.take(Grant(1, 5, 4))
+    assert token.begins(0)
+    passing = threading.Thread(target=lambda: baton.reach(4))
+    passing.start()
+    token.is_queued()
+    token.is_queued()  # the same step, made once more to prove it
+    passing.join()
+    assert said == [(Ending(5), True)]
+
+
+def test_who_has_ended_hands_on_what_is_left_and_asks_no_more(baton: Baton) -> None:
+    said: list[Message] = []
+    token = Token(said.append, baton, None)
+    token.take(Grant(9, 1, 0))
+    assert token.begins(0)
+    token.is_queued()
+    token.done(is_idle=True)
+    token.end()
+    assert said == [Passed(1, is_last=True)]
+    assert baton.has_reached(1)
+    assert not token.has_turn
 
 
 def test_a_device_that_has_more_to_do_is_handed_on_by_its_host(baton: Baton) -> None:

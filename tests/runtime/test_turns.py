@@ -103,12 +103,12 @@ def test_the_heir_is_chosen_while_the_last_step_runs_and_holds_the_token_after_i
     turns: Turns[str] = Turns(max_wait_s=1000.0, quantum_s=0.0)
     asked(turns, 0.0, "a", "b")
     assert turns.next(0.0) == Granted("a", 1, 1, 0)
-    assert turns.ending(1.0, "a", 1) == Granted("b", 1, 2, 1)
+    assert turns.ending(1.0, "a", 1) == [Granted("b", 1, 2, 1)]
     assert (turns.holder, turns.over) == ("a", 0)
     assert turns.next(1.5) is None, "it has been told already"
     turns.passed(2.0, "a", 1)
     assert (turns.holder, turns.over) == ("b", 1)
-    assert turns.ending(9.0, "b", 2) == Granted("a", 1, 3, 2), "the one before has asked with its last step"
+    assert turns.ending(9.0, "b", 2) == [Granted("a", 1, 3, 2)], "the one before has asked with its last step"
 
 
 def test_an_heir_that_has_begun_shows_that_the_one_before_is_through() -> None:
@@ -116,7 +116,7 @@ def test_an_heir_that_has_begun_shows_that_the_one_before_is_through() -> None:
     asked(turns, 0.0, "a", "b")
     turns.next(0.0)
     turns.ending(1.0, "a", 1)
-    assert turns.ending(2.0, "b", 2) == Granted("b", 1, 3, 2)
+    assert turns.ending(2.0, "b", 2) == [Granted("b", 1, 3, 2)]
     turns.passed(2.1, "a", 1)  # comes late
     assert turns.holder == "b"
 
@@ -128,7 +128,7 @@ def test_the_one_that_has_had_less_may_come_after_itself() -> None:
     turns.passed(10.0, "a", 1)
     asked(turns, 10.0, "a")
     assert turns.next(10.0) == Granted("b", 1, 2, 1)
-    assert turns.ending(11.0, "b", 2) == Granted("b", 1, 3, 2)
+    assert turns.ending(11.0, "b", 2) == [Granted("b", 1, 3, 2)]
 
 
 def test_an_heir_that_rests_is_replaced_and_its_number_is_not_used_again() -> None:
@@ -147,20 +147,81 @@ def test_who_cannot_wait_by_itself_is_no_heir() -> None:
     asked(turns, 0.0, "a")
     turns.next(0.0)
     turns.ask(0.5, "session", 0, 0.5, may_take_several=True)
-    assert turns.ending(1.0, "a", 1) is None
+    assert turns.ending(1.0, "a", 1) == []
     turns.passed(2.0, "a", 1)
     assert turns.next(2.0) == Granted("session", 1, 2, 1)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["ask", "ending", "passed", "withdraw", "next"]), st.sampled_from("abc"))))
-def test_grants_come_one_after_another_whatever_happens(events: list[tuple[str, str]]) -> None:
+def test_two_heirs_stand_one_behind_the_other() -> None:
+    turns: Turns[str] = Turns(max_wait_s=0.0, quantum_s=0.0, most_heirs=2)
+    asked(turns, 0.0, "a", "b", "c")
+    turns.next(0.0)
+    assert turns.ending(1.0, "a", 1) == [Granted("b", 1, 2, 1), Granted("c", 1, 3, 2)]
+    turns.passed(2.0, "a", 1)
+    assert turns.ending(2.5, "b", 2) == [Granted("a", 1, 4, 3)], "one more, behind the one that knows"
+    assert turns.ending(3.5, "c", 3) == [Granted("b", 1, 5, 4)]
+    assert turns.holder == "c", "it could not have begun before the others were through"
+    turns.passed(4.0, "b", 2)  # comes late
+    assert turns.holder == "c"
+
+
+def test_who_says_late_that_it_was_at_its_end_has_asked_all_the_same() -> None:
+    turns: Turns[str] = Turns(max_wait_s=0.0, quantum_s=0.0, most_heirs=2)
+    asked(turns, 0.0, "a", "b", "c")
+    turns.next(0.0)
+    turns.ending(1.0, "a", 1)
+    turns.ending(2.0, "c", 3)
+    assert turns.ending(2.1, "b", 2) == [], "the holder says who comes next"
+    turns.passed(3.0, "c", 3)
+    assert turns.ending(4.0, "a", 4) == [Granted("b", 1, 6, 5)]
+
+
+def test_a_second_heir_is_not_named_before_one_with_a_lower_turn_that_may_ask_again() -> None:
+    turns: Turns[str] = Turns(max_wait_s=1000.0, quantum_s=0.0, most_heirs=2)
+    for name, turn in (("first", 0), ("later", 1)):
+        turns.ask(0.0, name, turn, 1.0, may_inherit=True)
+    turns.next(0.0)
+    assert turns.ending(1.0, "first", 1) == [Granted("first", 1, 2, 1)]
+
+
+def test_two_heirs_keep_the_proportion_of_the_fractions() -> None:
+    turns: Turns[str] = Turns(max_wait_s=1000.0, quantum_s=0.0, most_heirs=2)
+    fractions = {"a": 0.6, "b": 0.3, "c": 0.1}
+    for who, fraction in fractions.items():
+        turns.ask(0.0, who, 0, fraction, may_inherit=True)
+    count: Counter[str] = Counter()
+    for at in range(500):
+        turns.next(float(at))
+        holder, number = turns.holder, turns.over + 1
+        assert holder is not None
+        count[holder] += 1
+        turns.ending(at + 0.9, holder, number)
+        turns.passed(at + 1.0, holder, number)
+    assert all(abs(count[who] - 500 * fraction) <= 5 for who, fraction in fractions.items())
+
+
+def test_an_heir_in_the_middle_that_rests_holds_nobody_up() -> None:
+    turns: Turns[str] = Turns(max_wait_s=0.0, quantum_s=0.0, most_heirs=2)
+    asked(turns, 0.0, "a", "b", "c")
+    turns.next(0.0)
+    turns.ending(1.0, "a", 1)
+    turns.withdraw(1.5, "b")
+    turns.passed(2.0, "a", 1)
+    assert (turns.holder, turns.over) == ("c", 2)
+
+
+@given(
+    st.integers(1, 3),
+    st.lists(st.tuples(st.sampled_from(["ask", "ending", "passed", "withdraw", "next"]), st.sampled_from("abc"))),
+)
+def test_grants_come_one_after_another_whatever_happens(most_heirs: int, events: list[tuple[str, str]]) -> None:
     """A grant begins after one that was given out before it, and what is over stays over."""
-    turns: Turns[str] = Turns(max_wait_s=2.0, quantum_s=0.0)
+    turns: Turns[str] = Turns(max_wait_s=2.0, quantum_s=0.0, most_heirs=most_heirs)
     newest: dict[str, int] = {}
     given: list[int] = [0]
     over = 0
     for at, (kind, who) in enumerate(events):
-        granted = None
+        granted: list[Granted[str]] = []
         match kind:
             case "ask" if who != turns.holder:
                 asked(turns, float(at), who)
@@ -171,11 +232,11 @@ def test_grants_come_one_after_another_whatever_happens(events: list[tuple[str, 
             case "withdraw":
                 turns.withdraw(float(at), who)
             case "next":
-                granted = turns.next(float(at))
-        if granted is not None:
-            assert granted.after < granted.number
-            assert granted.number > given[-1]
-            given.append(granted.number)
-            newest[granted.who] = granted.number
+                granted = [each for each in [turns.next(float(at))] if each is not None]
+        for each in granted:
+            assert each.after < each.number
+            assert each.number > given[-1]
+            given.append(each.number)
+            newest[each.who] = each.number
         assert over <= turns.over <= given[-1]
         over = turns.over

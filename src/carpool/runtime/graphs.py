@@ -150,6 +150,7 @@ class Graphs:
         return None
 
     def _new_take(self, batch: Any) -> _Take:
+        self._recorder.make_room()
         buffers = self._layout.buffers()
         pinned = self._layout.device.type == "cuda"
         loss = torch.zeros((), dtype=torch.float64, pin_memory=pinned)
@@ -163,7 +164,7 @@ class Graphs:
         take.forward()
         self._recorder.mark()
         take.backward()
-        self._passes.samples.send()  # while the device is busy
+        self._passes.queued()
         self._recorder.wait()
         loss = take.loss.item()
         if not math.isfinite(loss):

@@ -84,7 +84,7 @@ class Executor:
         self._staff = Staff(self, clock)
         self._trainings: dict[JobId, Training] = {}
         self._commands: dict[JobId, Command] = {}
-        self._rota = Rota(self._devices, options, self._say)
+        self._rota = Rota(devices, options, self._say)
         self._solitude = Solitude(self._trainings, self._do, clock)
         self._gate = Gate(devices, wanted=options.mps, on_change=self._reopen, tell=self._tell_sharers)
         known = (self._devices, self._trainings, self._staff, self._gate, self._rota)

@@ -32,6 +32,13 @@ class Lodger:
             self._residence.leave(wholly=order.wholly)
             self._say(Vacated(order.wholly))
 
+    def part(self) -> None:
+        """No further step is made: leave at once, and be read where the state is then."""
+        if self._residence is not None and self._residence.is_settled:
+            self._residence.leave(wholly=True)
+            self._way = None
+            self._say(Vacated(wholly=True))
+
     def come(self) -> None:
         """Bring in what is missing, while another may still compute."""
         if self._residence is not None:

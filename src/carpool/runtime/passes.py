@@ -9,7 +9,7 @@ step; float buffers are averaged with the weights n_s/n, integer buffers come fr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +74,7 @@ class Passes:
         self._parameters = list(training.model.parameters())  # frozen and foreign to the optimizer ones too
         self._before: list[Tensor] = []
         self._has_passed = False
+        self.on_queued: Callable[[], object] | None = None
         self.samples = Samples(
             training.dataset,
             seed=seed,
@@ -117,7 +118,7 @@ class Passes:
             reading = Reading(loss)
             self.backward(loss)
             self._refuse_growth(before)
-            self.samples.send()  # while the device is busy
+            self.queued()
             value = reading.value()
         except BaseException:
             self._undo(kept, before)
@@ -125,6 +126,12 @@ class Passes:
         if not math.isfinite(value):
             self._undo(kept, before)
         return value
+
+    def queued(self) -> None:
+        """A pass has been said to the device: what is done while that is busy."""
+        self.samples.send()
+        if self.on_queued is not None:
+            self.on_queued()
 
     def seed(self, number: int) -> None:
         """Set all generators for the pass over a step that is one piece."""

@@ -47,10 +47,16 @@ class Place:
         """Add up and update with as many threads as every other rank: their number may change the bits."""
         return intra_op_threads(self.said.update_threads or None)
 
-    def announce_end(self) -> None:
+    def is_queued(self) -> None:
         """Most of a step has been said to the device; if it is the last for now, another may make itself ready."""
         if self.token is not None:
-            self.token.last()
+            self.token.is_queued()
+
+    def end(self, trainer: Trainer) -> None:
+        """The training is over: the device is the next one's while the weights are saved."""
+        if self.token is not None:
+            trainer.await_device()
+            self.token.end()
 
     def measure(self, trainer: Trainer, updated: Sequence[int]) -> None:
         """Note how long updating these parameters took, and how long copying what would be exchanged takes."""

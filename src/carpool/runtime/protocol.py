@@ -314,6 +314,7 @@ class Passed(Message):
     """A grant has come to its end; who comes after it has been told so already, by the baton."""
 
     number: int
+    is_last: bool = False  # no other is asked for: the training is over, and only has to be saved
 
 
 @dataclass(frozen=True, slots=True)

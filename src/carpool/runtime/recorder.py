@@ -29,6 +29,13 @@ class Recorder(Protocol):
         """Record what `work` does, without doing it. After an error, earlier recordings are void."""
         ...
 
+    def make_room(self) -> None:
+        """Give back what is only kept for later, before something is allocated that stays.
+
+        Else that would lie in a large block, and all of the block would have to stay.
+        """
+        ...
+
     def start_over(self) -> None:
         """All recordings so far have been let go."""
         ...
@@ -51,6 +58,8 @@ class CudaRecorder:
         self._scratch = scratch  # a pool that outlives its recordings
         self._pool = self._new_pool()
         self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # torch lets go of what it knows of a pool with its last recording, and refuses that pool for ever.
+        self._anchor = None if scratch is None else self.record(lambda: torch.zeros(1, device=device))
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -63,11 +72,10 @@ class CudaRecorder:
         finally:
             usual.wait_stream(self._stream)
 
-    def record(self, work: Callable[[], None]) -> Replay:
+    def record(self, work: Callable[[], object]) -> Replay:
         """Record what `work` does; other threads may go on using the device meanwhile."""
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()  # what the code's own passes used is not in our pool
+        self.make_room()  # what the code's own passes used is not in our pool
         with self.aside(), _no_collection():
             try:
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -79,6 +87,11 @@ class CudaRecorder:
                 self._mend()
                 raise
         return graph.replay
+
+    def make_room(self) -> None:
+        """Give back what torch keeps for later."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
 
     def start_over(self) -> None:
         """Take another pool: the one whose last recording was let go is gone."""

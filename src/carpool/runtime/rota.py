@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from carpool.runtime.baton import Baton, new_baton
 from carpool.runtime.berths import Berths
 from carpool.runtime.crew import Seat
+from carpool.runtime.devices import LocalDevice
 from carpool.runtime.protocol import Ending, Grant, Measures, Message, Occupy, Passed, Vacate, Vacated
 from carpool.runtime.residency import Need
 from carpool.runtime.staff import Key
@@ -20,9 +21,12 @@ _SETTLING = 16  # steps of a worker's first turn under a cap: made by the code, 
 class Rota:
     """The tokens of some devices; ``tell`` hands a message to whom it is for."""
 
-    def __init__(self, devices: Iterable[int], options: ExecutorOptions, tell: Callable[[Key, Message], None]) -> None:
+    def __init__(
+        self, devices: Iterable[LocalDevice], options: ExecutorOptions, tell: Callable[[Key, Message], None]
+    ) -> None:
         rules = options.max_wait_s, options.quantum_s, options.turn_steps
-        self._turns = {device: Turns[Key](*rules) for device in devices}
+        gpus = set() if options.memory_cap else {each.id for each in devices if each.cuda is not None}
+        self._turns = {each.id: Turns[Key](*rules, options.heirs if each.id in gpus else 1) for each in devices}
         self._batons = {device: Baton(*new_baton()) for device in self._turns}
         how = options.memory_cap, options.speculates, options.leaves_early
         self._berths = {device: Berths[Key](*how) for device in self._turns} if options.memory_cap else {}
@@ -52,10 +56,12 @@ class Rota:
         """Somebody said something about its turn, or about its memory."""
         turns, berths = self._turns[device], self._berths.get(device)
         match message:
-            case Passed(number):
+            case Passed(number, is_last):
                 turns.passed(at, who, number)
+                if is_last:
+                    self.withdraw(at, device, who)
             case Ending(number):
-                if (granted := turns.ending(at, who, number)) is not None:
+                for granted in turns.ending(at, who, number):
                     self._offer(device, granted)
             case Measures(state, scratch, fixed) if berths is not None:
                 berths.measured(who, Need(state, scratch, fixed))

@@ -56,6 +56,18 @@ def most_samples(limits: Limits, step: int) -> int:
     return min((samples for first, samples in limits if first <= step), default=0)
 
 
+def check_pairs(length: int, batch_size: int, size: int, num_shards: int, norm: str) -> None:
+    """Refuse a batch that leaves a shard without the two samples that BatchNorm needs; there are ``size`` in all."""
+    if length < 2 * num_shards:
+        last = "the last batch of an epoch" if length < batch_size else "a batch"
+        raise InputError(
+            f"{last} holds {length} samples; cut into {num_shards} shards some hold fewer than the 2 that "
+            f"BatchNorm ({norm}) needs",
+            way_out=f"Choose a batch size that leaves at least {2 * num_shards} of {size} samples, fewer shards, "
+            "or exact = false.",
+        )
+
+
 def check_shards(num_shards: int) -> None:
     """Refuse a number of shards that has no binary tree."""
     if num_shards < 1 or num_shards & (num_shards - 1):

@@ -1,13 +1,14 @@
 """A worker's side of the turns: what its grants let it do, and how it hands the device on.
 
-`ask` while nothing is granted; `begins` before a step; `last` when its kernels are on their way; `done` after it. With
-a baton, the next one is chosen while the last step runs and takes over without the executor; without one, or in
-company, every grant is asked for and ends with the next question.
+`begins` before a step; `is_queued` when its kernels are on their way; `done` after it. With a baton, the next ones are
+chosen while the last step runs and take over without the executor; without one, or in company, every grant is asked for
+and ends with the next question.
 """
 
 from __future__ import annotations
 
 import select
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -15,6 +16,8 @@ import torch
 
 from carpool.runtime.baton import Baton, Signal, signal_of
 from carpool.runtime.protocol import Asked, Ending, Grant, Message, Passed
+
+_NAP_S = 50e-6  # between looks at the baton, while the device waits for it
 
 
 class Token:
@@ -28,6 +31,7 @@ class Token:
         self._number = 0  # of the grant that holds
         self.left = 0  # steps of it
         self._has_asked = False
+        self._behind = 0  # the device may still be waiting for the end of the grant of this number
 
     def take(self, grant: Grant) -> None:
         """Something was granted."""
@@ -47,12 +51,18 @@ class Token:
         """Whether it computes, or may begin to without being told again."""
         return bool(self.left or self._number or self._grants)
 
-    def hand_on(self) -> None:
+    def hand_on(self, *, is_last: bool = False) -> None:
         """The device is through."""
         assert self._baton is not None
         self._baton.reach(self._number)
-        self._say(Passed(self._number))
+        self._say(Passed(self._number, is_last))
         self._number = 0
+
+    def end(self) -> None:
+        """The training is over and the device through: what is left of the grant is not needed."""
+        self.left = 0
+        if self.is_spent:
+            self.hand_on(is_last=True)
 
     def begins(self, step: int) -> bool:
         """Whether a step may begin now; asks for it if that has not been done."""
@@ -66,9 +76,14 @@ class Token:
             self._has_asked = True
         return self.left > 0
 
-    def last(self) -> None:
-        """Most of a step's work has been said to the device: if it is the last one, others may make ready."""
-        if self._number and self.left == 1 and not self._grants:
+    def is_queued(self) -> None:
+        """Most of a step's work has been said to the device: once it has begun, others may make ready for the next.
+
+        The host sleeps until then: what would wait for the device instead, waits with all the power of a core.
+        """
+        while self._baton is not None and not self._baton.has_reached(self._behind):
+            time.sleep(_NAP_S)
+        if self._number and self.left == 1 and not self._grants and not self._has_asked:
             self._say(Ending(self._number))
             self._has_asked = True
 
@@ -93,6 +108,7 @@ class Token:
         if self._signal is None:
             return False
         self._signal.hold_until(grant.after)
+        self._behind = grant.after
         return True
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -38,6 +38,7 @@ from carpool.runtime.seeding import Caveats, intra_op_threads, seed_evaluation, 
 from carpool.runtime.shards import (
     Bounds,
     Limits,
+    check_pairs,
     check_shards,
     cut_into_parts,
     cut_into_shards,
@@ -169,8 +170,12 @@ class Trainer:
         """Whether a process that is alone may make the step in one pass, without adding anything up."""
         return len(step.bounds) == 1 and not 0 < step.most < step.num_samples and self._scale is None
 
-    def pass_whole(self, step: Step) -> float:
-        """The loss of a step in one pass, its gradient on the parameters; what fails can be repeated."""
+    def pass_whole(self, step: Step, on_queued: Callable[[], object] | None = None) -> float:
+        """The loss of a step in one pass, its gradient on the parameters; what fails can be repeated.
+
+        ``on_queued`` is called, perhaps twice, when the device has been told all of it and the loss is not known yet.
+        """
+        self._passes.on_queued = on_queued
         self._look_ahead(step, range(1))
         with self._bound():
             make_pass = self._passes.whole if self.graphs is None else self.graphs.make_pass
@@ -397,19 +402,10 @@ class Trainer:
 
     def _check_cut(self, batch_size: int) -> None:
         """Refuse, before it starts, a batch-normalised training whose shards can hold fewer than two samples."""
-        names = self.training.batch_norms
-        if self.shards is None or not names:
-            return
-        size, shards = self.training.num_samples, self.shards
-        for length in batch_lengths(size, batch_size, self.cursor.offset):
-            if length < 2 * shards:
-                last = "the last batch of an epoch" if length < batch_size else "a batch"
-                raise InputError(
-                    f"{last} holds {length} samples; cut into {shards} shards some hold fewer than the 2 that "
-                    f"BatchNorm ({names[0]}) needs",
-                    way_out=f"Choose a batch size that leaves at least {2 * shards} of {size} samples, fewer shards, "
-                    "or exact = false.",
-                )
+        names, size = self.training.batch_norms, self.training.num_samples
+        if self.shards is not None and names:
+            for length in batch_lengths(size, batch_size, self.cursor.offset):
+                check_pairs(length, batch_size, size, self.shards, names[0])
 
 
 _CALM = "A lower learning rate or clip_norm may help."

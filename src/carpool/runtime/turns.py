@@ -4,15 +4,16 @@ A lower turn goes first whenever it asks. Equal turns share the time in proporti
 ask, the one goes next that has had the least time for its fraction (stride scheduling, Waldspurger and Weihl 1995).
 Whoever has waited for ``max_wait_s`` goes before all others.
 
-Grants are numbered. Who holds the token says so when it comes to its last step, and then its *heir* is chosen: it can
-make itself ready while that step runs, and begins as soon as the grant before its own has come to its end, which it
-learns from the holder itself (baton.py) and not from us.
+Grants are numbered. Who holds the token says so when it comes to its last step, and then its *heirs* are chosen: they
+can make themselves ready while that step runs, and each begins as soon as the grant before its own has come to its end,
+which it learns from the one before itself (baton.py) and not from us. Two heirs instead of one give a host that is late
+a whole turn to be so. The second is named only if whoever asks meanwhile could not go before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
 from carpool.runtime.crew import Seat
@@ -42,6 +43,7 @@ class _Client:
     used: float = 0.0  # device time had, by fraction
     asked_at: float | None = None
     step_s: float = 0.0  # a step takes about so long
+    number: int = 0  # of its newest grant
 
 
 def who_take_turns(seats: Mapping[J, Sequence[Seat]], room: Mapping[int, int]) -> set[J]:
@@ -60,13 +62,14 @@ def who_take_turns(seats: Mapping[J, Sequence[Seat]], room: Mapping[int, int]) -
 class Turns(Generic[K]):
     """The token of one device."""
 
-    def __init__(self, max_wait_s: float, quantum_s: float = 0.02, least_steps: int = 1) -> None:
+    def __init__(self, max_wait_s: float, quantum_s: float = 0.02, least_steps: int = 1, most_heirs: int = 1) -> None:
         self._max_wait_s = max_wait_s
         self._quantum_s = quantum_s  # a grant is for about so long, so that asking costs little
         self._least_steps = least_steps  # of a grant, however long they take
         self._clients: dict[K, _Client] = {}
         self._held: Granted[K] | None = None
-        self._heir: Granted[K] | None = None  # knows that it is next
+        self._heirs: list[Granted[K]] = []  # know that they are next, in this order
+        self._most_heirs = most_heirs
         self._granted_at = 0.0
         self._granted_steps = 1
         self._charged_at = 0.0  # the holder's time is counted up to here
@@ -105,31 +108,36 @@ class Turns(Generic[K]):
         if client.asked_at is None:
             client.asked_at = at
 
-    def ending(self, at: float, who: K, number: int) -> Granted[K] | None:
-        """Somebody is at the last step of its grant and asks for another: its heir, if that can be said already.
+    def ending(self, at: float, who: K, number: int) -> list[Granted[K]]:
+        """Somebody is at the last step of its grant and asks for another: the heirs that can be named now.
 
-        It may be the same one again.
+        It may be among them.
         """
-        if self._heir is not None and self._heir.who == who and self._held is not None:
-            self.give_back(at, self._held.who)  # else the heir could not have begun
-        if self._held is None or self._heir is not None or (self._held.who, self._held.number) != (who, number):
-            return None
-        self._charge(at)
-        self._clients[who].asked_at = at
-        chosen = self._most_urgent(at)
-        client = self._clients[chosen]
-        if not client.may_inherit:
-            return None
-        client.asked_at = None
-        self._last += 1
-        self._heir = Granted(chosen, self._steps_for(client), self._last, number)
-        return self._heir
+        if any((heir.who, heir.number) == (who, number) for heir in self._heirs):
+            while self._held is not None and self._held.number != number:  # else it could not have begun
+                self.give_back(at, self._held.who)
+        client = self._clients.get(who)
+        if client is None or client.number != number:
+            return []
+        client.asked_at = at
+        return self._name_heirs(at) if self._held is not None and self._held.number == number else []
+
+    def _name_heirs(self, at: float) -> list[Granted[K]]:
+        named: list[Granted[K]] = []
+        while self._held is not None and len(self._heirs) < self._most_heirs:
+            self._charge(at)
+            chosen = self._most_urgent(at, [heir.who for heir in self._heirs])
+            client = None if chosen is None else self._clients[chosen]
+            if chosen is None or client is None or client.asked_at is None or not client.may_inherit:
+                break
+            before = self._heirs[-1] if self._heirs else self._held
+            named.append(self._granted(chosen, before.number))
+            self._heirs.append(named[-1])
+        return named
 
     def likely(self, at: float) -> K | None:
         """Who would be next now, after those who know that already."""
-        if self._heir is not None or not any(client.asked_at is not None for client in self._clients.values()):
-            return None
-        return self._most_urgent(at)
+        return None if self._heirs else self._most_urgent(at)
 
     def passed(self, at: float, who: K, number: int) -> None:
         """Somebody's grant has come to its end."""
@@ -142,13 +150,11 @@ class Turns(Generic[K]):
             return
         self._charge(at)
         self._clients[who].step_s = max(0.0, at - self._granted_at) / self._granted_steps
-        self._hold(at, self._heir)
-        self._heir = None
+        self._hold(at, self._heirs.pop(0) if self._heirs else None)
 
     def withdraw(self, at: float, who: K) -> None:
         """Somebody rests: it neither has the token nor waits for it."""
-        if self._heir is not None and self._heir.who == who:
-            self._heir = None
+        self._heirs = [heir for heir in self._heirs if heir.who != who]
         self.give_back(at, who)
         if who in self._clients:
             self._clients[who].asked_at = None
@@ -160,15 +166,19 @@ class Turns(Generic[K]):
 
     def next(self, at: float) -> Granted[K] | None:
         """Who may compute now; None if the token is not free or nobody asks."""
-        if self._held is not None or not any(client.asked_at is not None for client in self._clients.values()):
+        who = self._most_urgent(at) if self._held is None else None
+        if who is None:
             return None
-        who = self._most_urgent(at)
+        granted = self._granted(who, self._last)
+        self._hold(at, granted)
+        return granted
+
+    def _granted(self, who: K, after: int) -> Granted[K]:
         client = self._clients[who]
         client.asked_at = None
         self._last += 1
-        granted = Granted(who, self._steps_for(client), self._last, self._last - 1)
-        self._hold(at, granted)
-        return granted
+        client.number = self._last
+        return Granted(who, self._steps_for(client), self._last, after)
 
     def _hold(self, at: float, granted: Granted[K] | None) -> None:
         self._held = granted
@@ -189,9 +199,18 @@ class Turns(Generic[K]):
             steps = max(steps, min(_MOST_STEPS, int(self._quantum_s / client.step_s)))
         return steps
 
-    def _most_urgent(self, at: float) -> K:
+    def _most_urgent(self, at: float, named: Sequence[K] = ()) -> K | None:
+        """Who goes first of those who ask, and of those ``named`` who may ask again before it is time."""
         waiting = [(who, client) for who, client in self._clients.items() if client.asked_at is not None]
-        return min(waiting, key=lambda item: self._urgency(at, item[1]))[0]
+        expected = [(who, self._after_its_turn(at, self._clients[who])) for who in named]
+        if not waiting:
+            return None
+        return min((*waiting, *expected), key=lambda item: self._urgency(at, item[1]))[0]
+
+    def _after_its_turn(self, at: float, client: _Client) -> _Client:
+        """A client as it will be when it has had the turn that it was named for."""
+        planned_s = client.step_s * self._steps_for(replace(client))
+        return replace(client, asked_at=at, used=client.used + planned_s / client.fraction)
 
     def _urgency(self, at: float, client: _Client) -> tuple[bool, float, float, float]:
         assert client.asked_at is not None

@@ -26,6 +26,7 @@ class ExecutorOptions:
     max_wait_s: float = 1.0  # that a job waits for its turn on a device, whatever its turn is
     quantum_s: float = 0.02  # that a job computes before it asks for another turn
     turn_steps: int = 1  # that it makes at least with one turn, however long they take
+    heirs: int = 2  # of those who take turns on a GPU, so many have their next step queued behind the one that computes
     grace_s: float = 5.0  # between a polite word and a kill
     tick_s: float = 0.1  # how often the clock is looked at
     heartbeat_s: float = 0.5

@@ -168,7 +168,7 @@ class Worker:
         self._counter.set(done.step)
         self._torn = False
         if place.token is not None:
-            place.token.done(is_idle=not (trainer.evaluation_due or trainer.stopped or place.halting))
+            place.token.done(is_idle=not (trainer.evaluation_due or place.halting))
         if place.said.rank == 0 and (report := place.pace.count(done, trainer.metrics)):
             noise = None if self._noise is None else self._noise.scale
             self._channel.send(replace(report, noise=noise, memory_bytes=most_taken(trainer.device)))
@@ -180,8 +180,7 @@ class Worker:
         trainer = self._trainer
         self._faults.strike(step, place.said.rank, place.pieces)
         if trainer.is_whole(step):
-            loss = trainer.pass_whole(step)
-            place.announce_end()
+            loss = trainer.pass_whole(step, place.is_queued)
             self._lodger.enter_wholly()
             if self._noise is not None:
                 self._noise.see(step.num_samples)
@@ -190,7 +189,7 @@ class Worker:
         self._tell_unrecorded(f"each of them is {len(step.bounds)} passes" if len(step.bounds) > 1 else "")
         self._lodger.enter_wholly()
         contributions = trainer.contribute(step, range(len(step.bounds)))
-        place.announce_end()
+        place.is_queued()
         total = trainer.combine(step, contributions)
         self._torn = True
         return trainer.apply(step, total)
@@ -277,10 +276,12 @@ class Worker:
 
     def _finish(self, place: Place, reason: str) -> None:
         self._place = None
-        self._lodger.enter_wholly()
+        place.end(self._trainer)
+        self._lodger.part()
         if place.said.rank == 0:
             self._keeper.save()
-        self._channel.send(farewell(self._trainer, reason, self._lodger.story()))
+        with self._lodger.readable():
+            self._channel.send(farewell(self._trainer, reason, self._lodger.story()))
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
@@ -366,9 +367,8 @@ class Worker:
             raise Torn
 
     def _resize_batch(self, said: Proceed) -> None:
-        batch_size = said.batch_size
-        if not batch_size and self._program.batch_per_device:
-            batch_size = min(self._batch_size * said.size, self._trainer.training.num_samples)
+        usual = self._batch_size * said.size if self._program.batch_per_device else 0
+        batch_size = said.batch_size or min(usual, self._trainer.training.num_samples)
         if batch_size and batch_size != self._trainer.batch_size:
             self._trainer.resize_batch(batch_size)
 

@@ -1,0 +1,43 @@
+"""A worker whose memory comes and goes with its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from carpool.runtime.digest import digest
+from carpool.runtime.lodger import Lodger
+from carpool.runtime.protocol import Message, Vacate, Vacated
+from carpool.runtime.residence import residence_of
+from carpool.runtime.trainer import Trainer
+from carpool.runtime.training import Training
+
+MakeTraining = Callable[..., Training]
+
+
+def test_who_is_through_leaves_at_once_and_can_still_be_read(make_training: MakeTraining) -> None:
+    plain, trainer = Trainer(make_training(seed=3)), Trainer(make_training(seed=3))
+    said: list[Message] = []
+    residence = residence_of(trainer, loosely=False)
+    lodger = Lodger(residence, said.append)
+    for _ in range(3):
+        plain.step()
+        lodger.enter_wholly()
+        trainer.step()
+        lodger.settle()
+    lodger.hear(Vacate(wholly=False))
+    lodger.part()
+    assert not residence.is_in
+    lodger.make_way()
+    assert said == [Vacated(wholly=True)], "nothing is left of what it was told before"
+    with lodger.readable():
+        assert digest(trainer.training.model) == digest(plain.training.model)
+
+
+def test_who_ends_before_it_has_settled_has_nothing_to_give_back(make_training: MakeTraining) -> None:
+    said: list[Message] = []
+    trainer = Trainer(make_training())
+    lodger = Lodger(residence_of(trainer, loosely=False), said.append)
+    lodger.part()
+    assert said == []
+    with lodger.readable():
+        digest(trainer.training.model)
