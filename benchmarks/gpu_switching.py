@@ -83,14 +83,17 @@ async def run(setting: Setting, turn: int, folder: Path) -> dict[str, tuple[Step
 class Table:
     """Rows by model, and the stamps they were made of, written down after every change."""
 
-    def __init__(self, path: Path, setting: Setting) -> None:
+    def __init__(self, path: Path, setting: Setting | None = None) -> None:
         self._path = path
-        self._head = {"schema": 1, "benchmark": "gpu_switching", **conditions(), **asdict(setting)}
-        self._stamps: dict[str, Any] = {}
+        self._head: dict[str, Any] = {"schema": 1, "benchmark": "gpu_switching", **conditions()}
         self.rows: dict[str, dict[str, Any]] = {}
+        self.stamps: dict[str, dict[str, Steps]] = {}
         if path.exists():  # of parts that were measured before
-            rows = json.loads(path.read_text(encoding="utf-8"))["results"]
-            self.rows = {row["model"]: row for row in rows}
+            self._head = json.loads(path.read_text(encoding="utf-8"))
+            self.rows = {row["model"]: row for row in self._head.pop("results")}
+            self.stamps = json.loads(self._stamps_path.read_text(encoding="utf-8"))
+        if setting is not None:
+            self._head |= {**conditions(), **asdict(setting)}
 
     def add(self, model: str, **figures: Any) -> None:
         """More figures of a model."""
@@ -101,8 +104,12 @@ class Table:
 
     def keep(self, name: str, steps_of: Mapping[str, Steps]) -> None:
         """Keep the stamps of a run, so that other questions can be asked of it later."""
-        self._stamps[name] = dict(steps_of)
-        self._path.with_suffix(".stamps.json").write_text(json.dumps(self._stamps), encoding="utf-8")
+        self.stamps[name] = dict(steps_of)
+        self._stamps_path.write_text(json.dumps(self.stamps) + "\n", encoding="utf-8")
+
+    @property
+    def _stamps_path(self) -> Path:
+        return self._path.with_suffix(".stamps.json")
 
 
 async def by_turns(table: Table, setting: Setting, turn: int, work: Path) -> None:
@@ -110,15 +117,27 @@ async def by_turns(table: Table, setting: Setting, turn: int, work: Path) -> Non
     made = await run(setting, turn, work / f"turns{turn}")
     steps_of = {model: steps for model, (steps, _) in made.items()}
     table.keep(f"turns_of_{turn}", steps_of)
+    show(table, turn, steps_of, {model: digest for model, (_, digest) in made.items()})
+
+
+def show(table: Table, turn: int, steps_of: Mapping[str, Steps], digests: Mapping[str, str]) -> None:
+    """What the stamps of jobs that took turns of so many steps say."""
     gaps, took = gaps_ms(steps_of), steps_ms(steps_of)
-    for model, (_, digest) in made.items():
-        gap = spread(gaps[model])
-        figures: dict[str, Any] = {"gap_ms": gap, "step_ms": took.get(model), "digest": digest}
+    for model, found in gaps.items():
+        gap = spread(found)
+        figures: dict[str, Any] = {"gap_ms": gap, "step_ms": took.get(model), "digest": digests[model]}
         if gap["count"]:
             figures["share"] = round(gap["median"] / (gap["median"] + turn * took[model]["all"]), 5)
         table.add(model, **{f"turns_of_{turn}": figures})
     everything = [each for found in gaps.values() for each in found]
     table.add("all", **{f"turns_of_{turn}": {"gap_ms": spread(everything)}})
+
+
+def show_again(table: Table, stamps: Mapping[str, Mapping[str, Steps]]) -> None:
+    """The same figures from stamps that were kept."""
+    for name, steps_of in stamps.items():
+        digests = {model: table.rows[model][name]["digest"] for model in steps_of}
+        show(table, int(name.rpartition("_")[2]), steps_of, digests)
 
 
 def compare(table: Table, turn: int, digests: Mapping[str, str]) -> None:
@@ -160,8 +179,13 @@ def main() -> None:
     parser.add_argument("--devices", default="cuda:0")
     parser.add_argument("--out", default="", help=f"write JSON here instead of {RESULTS.name}/gpu_switching.json")
     parser.add_argument("--more", action="store_true", help="keep what the file says of other parts")
+    parser.add_argument("--again", action="store_true", help="measure nothing: look at the stamps that were kept")
     options = parser.parse_args()
     path = Path(options.out) if options.out else RESULTS / "gpu_switching.json"
+    if options.again:
+        table = Table(path)
+        show_again(table, table.stamps)
+        return
     if not options.more:
         path.unlink(missing_ok=True)
     turns = [int(turn) for turn in options.turns.split(",") if turn]

@@ -12,11 +12,15 @@ Steps = Sequence[tuple[int, int]]  # (begin, end) in nanoseconds
 
 
 def gaps_ms(steps_of: Mapping[str, Steps], warm: int = WARM) -> dict[str, list[float]]:
-    """For each job, the gaps before those of its steps that follow another job's, once both are warm."""
+    """For each job, the gaps before those of its steps that follow another job's, once both are warm.
+
+    Not after a job's last step: in it the job writes its stamps, before it lets the device go.
+    """
     line = _line(steps_of)
     found: dict[str, list[float]] = {job: [] for job in steps_of}
     for (_, left, before, earlier), (begin, _, job, number) in itertools.pairwise(line):
-        if before != job and min(earlier, number) >= warm:
+        is_last = earlier == len(steps_of[before]) - 1
+        if before != job and min(earlier, number) >= warm and not is_last:
             found[job].append((begin - left) / 1e6)
     return found
 

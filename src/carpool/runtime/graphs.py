@@ -150,7 +150,6 @@ class Graphs:
         return None
 
     def _new_take(self, batch: Any) -> _Take:
-        self._recorder.make_room()
         buffers = self._layout.buffers()
         pinned = self._layout.device.type == "cuda"
         loss = torch.zeros((), dtype=torch.float64, pin_memory=pinned)

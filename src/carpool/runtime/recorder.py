@@ -29,13 +29,6 @@ class Recorder(Protocol):
         """Record what `work` does, without doing it. After an error, earlier recordings are void."""
         ...
 
-    def make_room(self) -> None:
-        """Give back what is only kept for later, before something is allocated that stays.
-
-        Else that would lie in a large block, and all of the block would have to stay.
-        """
-        ...
-
     def start_over(self) -> None:
         """All recordings so far have been let go."""
         ...
@@ -75,7 +68,8 @@ class CudaRecorder:
     def record(self, work: Callable[[], object]) -> Replay:
         """Record what `work` does; other threads may go on using the device meanwhile."""
         graph = torch.cuda.CUDAGraph()
-        self.make_room()  # what the code's own passes used is not in our pool
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # what the code's own passes used is not in our pool
         with self.aside(), _no_collection():
             try:
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -87,11 +81,6 @@ class CudaRecorder:
                 self._mend()
                 raise
         return graph.replay
-
-    def make_room(self) -> None:
-        """Give back what torch keeps for later."""
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
 
     def start_over(self) -> None:
         """Take another pool: the one whose last recording was let go is gone."""
