@@ -91,7 +91,8 @@ class Table:
         if path.exists():  # of parts that were measured before
             self._head = json.loads(path.read_text(encoding="utf-8"))
             self.rows = {row["model"]: row for row in self._head.pop("results")}
-            self.stamps = json.loads(self._stamps_path.read_text(encoding="utf-8"))
+            if self._stamps_path.exists():
+                self.stamps = json.loads(self._stamps_path.read_text(encoding="utf-8"))
         if setting is not None:
             self._head |= {**conditions(), **asdict(setting)}
 

@@ -27,7 +27,7 @@ class Plain:
     digest: str
 
 
-def plain(models: Sequence[str], device: str, steps: int, folder: Path, patience_s: float = 60.0) -> dict[str, Plain]:
+def plain(models: Sequence[str], device: str, steps: int, folder: Path, patience_s: float = 200.0) -> dict[str, Plain]:
     """Run jobs to their ends, four at a time until their first step is made; those that fail are missing."""
     ends = time.monotonic() + patience_s
     folder.mkdir()
@@ -64,7 +64,7 @@ def _line(child: subprocess.Popen[bytes], ends: float) -> str:
     return child.stdout.readline().decode().strip() if ready else ""
 
 
-def streamed_ms(models: Sequence[str], device: str, patience_s: float = 60.0) -> dict[str, dict[str, Any]]:
+def streamed_ms(models: Sequence[str], device: str, patience_s: float = 100.0) -> dict[str, dict[str, Any]]:
     """The PipeSwitch-like baseline (streamed.py), all models in one process."""
     command = [sys.executable, "-m", "trials.streamed", device, *models]
     with _started(command) as child:
