@@ -232,7 +232,8 @@ class Clerk:
             name = job.id if who.may_see(job.spec.user) else ""
             for share in shares:
                 for device in share.devices:
-                    residents.setdefault(device, []).append(Resident(name, share.fraction, share.turn))
+                    resident = Resident(name, share.fraction, share.turn, job.spec.memory_bytes)
+                    residents.setdefault(device, []).append(resident)
         return [
             DeviceView(
                 device,

@@ -80,6 +80,7 @@ class Resident:
     job: str
     fraction: float
     turn: int
+    memory_bytes: int = 0  # that it says it needs there; 0: nobody knows
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Pages about a daemon: rendered on the server, kept up to date by its feed."""

@@ -1,0 +1,201 @@
+"""The pages: which parts each is made of, and what each part asks of the clerk.
+
+A part is asked for on the daemon's loop, where the clerk may be spoken to, and shown in a thread: what it returns is a
+function that only calculates. A page can be asked for as a whole, or for one of its parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import tzinfo
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from carpool.core.model import Phase
+from carpool.dashboard.listing import PER_PAGE, Choice, Listing, order
+from carpool.dashboard.portrait import actions, curves
+from carpool.dashboard.reports import Reports
+from carpool.dashboard.timeline import draw
+from carpool.dashboard.window import Window
+from carpool.service.clerk import Clerk
+from carpool.service.people import Person
+from carpool.service.views import JobView
+
+LOG_TAIL_BYTES = 32_768
+DECISIONS = 40  # on a page
+SOON, LATEST = 8, 6  # rows below the timeline
+
+_CHUNK = 250  # jobs that are looked up before others have their turn on the loop
+_GROUPS = ((Phase.RUNNING,), (Phase.WAITING,), (Phase.BLOCKED,), (Phase.PAUSED,), tuple(p for p in Phase if p.is_over))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A page that somebody wants to see."""
+
+    clerk: Clerk
+    who: Person
+    query: Mapping[str, str]
+    zone: tzinfo
+    reports: Reports
+    job: str = ""
+
+
+Show = Callable[[], Any]
+Part = Callable[[Asked], Awaitable[Show]]
+
+
+class Page(NamedTuple):
+    """A page of the dashboard; its template and those of its parts bear their names."""
+
+    name: str
+    title: str
+    path: str
+    parts: Mapping[str, Part]
+
+
+# ---------------------------------------------------------------------------------------------------------- cluster
+async def ask_figures(asked: Asked) -> Show:
+    """The whole in a few figures."""
+    summary = asked.clerk.summary(asked.who)
+    return lambda: summary
+
+
+async def ask_timeline(asked: Asked) -> Show:
+    """Who ran when, with which share."""
+    now = asked.clerk.summary(asked.who).at
+    window = Window.read(asked.query, now)
+    devices = asked.clerk.devices(asked.who)
+    spans = asked.clerk.timeline(asked.who, window.since, window.until)
+    node = asked.query.get("node", "")
+    if all(device.node != node for device in devices):
+        node = ""
+    return partial(draw, devices, spans, window, now, asked.zone, node)
+
+
+async def ask_soon(asked: Asked) -> Show:
+    """Which jobs will end next."""
+    running = await _everything(asked, Choice(phase=Phase.RUNNING, sort="ends"))
+    return lambda: [job for job in order(running, Choice(sort="ends")) if job.ends_in is not None][:SOON]
+
+
+async def ask_latest(asked: Asked) -> Show:
+    """The newest few plans."""
+    found, now = asked.clerk.decisions(asked.who, limit=LATEST), asked.clerk.summary(asked.who).at
+    return lambda: SimpleNamespace(decisions=found, now=now)
+
+
+# ------------------------------------------------------------------------------------------------------------- jobs
+async def ask_jobs(asked: Asked) -> Show:
+    """One page of the list of jobs."""
+    choice = Choice.read(asked.query)
+    summary = asked.clerk.summary(asked.who)
+    make = partial(Listing.cut, choice, phases=summary.jobs, now=summary.at)
+    if choice.sort == "phase" and not choice.is_down:
+        jobs, total = _by_phase(asked, choice)
+        return partial(make, jobs, total, is_cut=True)
+    found = await _everything(asked, choice)
+    return lambda: make(order(found, choice), len(found))
+
+
+def _by_phase(asked: Asked, choice: Choice) -> tuple[list[JobView], int]:
+    """One page in the usual order, without a look at other pages: what runs comes first, what is over last."""
+    start, found, total = (choice.page - 1) * PER_PAGE, list[JobView](), 0
+    for group in _GROUPS:
+        phases = [phase for phase in group if not choice.phase or phase == choice.phase]
+        if not phases:
+            continue
+        page = asked.clerk.jobs(
+            asked.who,
+            phases=phases,
+            user=choice.user,
+            contains=choice.contains,
+            offset=max(0, start - total),
+            limit=PER_PAGE - len(found),
+        )
+        found += page.jobs
+        total += page.total
+    return found, total
+
+
+async def _everything(asked: Asked, choice: Choice) -> list[JobView]:
+    """All jobs that match, in pieces, so that nobody else has to wait long."""
+    found: list[JobView] = []
+    while True:
+        page = asked.clerk.jobs(
+            asked.who, phases=choice.phases, user=choice.user, contains=choice.contains, offset=len(found), limit=_CHUNK
+        )
+        found += page.jobs
+        if not page.jobs or len(found) >= page.total:
+            return found
+        await asyncio.sleep(0)
+
+
+# -------------------------------------------------------------------------------------------------------------- job
+async def ask_head(asked: Asked) -> Show:
+    """How a job stands, why, and what may be done about it."""
+    job, now = asked.clerk.job(asked.who, asked.job), asked.clerk.summary(asked.who).at
+    why = asked.clerk.why(asked.who, asked.job)
+    return lambda: SimpleNamespace(job=job, why=why, now=now, actions=actions(job, asked.who))
+
+
+async def ask_curves(asked: Asked) -> Show:
+    """What a job reported, and what it held."""
+    job, now = asked.clerk.job(asked.who, asked.job), asked.clerk.summary(asked.who).at
+    measured = asked.clerk.measurements(asked.who, asked.job)
+    spans = asked.clerk.timeline(asked.who, job.submitted_at, now)
+    return partial(curves, job, measured, spans, now)
+
+
+async def ask_story(asked: Asked) -> Show:
+    """What happened to a job, newest first."""
+    told, now = asked.clerk.story(asked.who, asked.job), asked.clerk.summary(asked.who).at
+    return lambda: SimpleNamespace(moments=told[::-1], now=now)
+
+
+async def ask_log(asked: Asked) -> Show:
+    """The end of a job's log, from the first whole line on."""
+    piece = asked.clerk.log(asked.who, asked.job, -LOG_TAIL_BYTES)
+    text = piece.text if piece.start == 0 else piece.text.partition("\n")[2]
+    return lambda: SimpleNamespace(text=text, is_cut=piece.start > 0, is_over=piece.is_over)
+
+
+# -------------------------------------------------------------------------------------------------------- decisions
+async def ask_decisions(asked: Asked) -> Show:
+    """The newest plans, or those before a number."""
+    said = asked.query.get("before", "")
+    before = int(said) if said.isascii() and said.isdigit() and len(said) < 12 else None
+    found = asked.clerk.decisions(asked.who, before=before, limit=DECISIONS + 1)
+    now = asked.clerk.summary(asked.who).at
+    has_more = len(found) > DECISIONS
+    return lambda: SimpleNamespace(decisions=found[:DECISIONS], before=before, has_more=has_more, now=now)
+
+
+# ---------------------------------------------------------------------------------------------------------- compare
+async def ask_compare(asked: Asked) -> Show:
+    """Reports to choose from, and the one that was chosen, else the newest."""
+
+    def show() -> SimpleNamespace:
+        listed = asked.reports.listed(asked.who)
+        key = asked.query.get("report") or (listed[0].key if listed else "")
+        name, found = asked.reports.get(asked.who, key) if key else ("", None)
+        return SimpleNamespace(listed=listed, key=key, name=name, found=found)
+
+    return show
+
+
+PAGES = (
+    Page(
+        "cluster",
+        "Cluster",
+        "/cluster",
+        {"figures": ask_figures, "timeline": ask_timeline, "soon": ask_soon, "latest": ask_latest},
+    ),
+    Page("jobs", "Jobs", "/jobs", {"jobs": ask_jobs}),
+    Page("job", "Job", "/jobs/{job}", {"head": ask_head, "curves": ask_curves, "story": ask_story, "log": ask_log}),
+    Page("decisions", "Decisions", "/decisions", {"decisions": ask_decisions}),
+    Page("compare", "Compare", "/compare", {"compare": ask_compare}),
+)

@@ -1,0 +1,105 @@
+"""One job in full: its curves, and what it held from its first device to its last."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from carpool.core.model import Phase
+from carpool.dashboard.chart import Chart, Point, chart
+from carpool.service.people import Person
+from carpool.service.views import Holding, JobView, Measurement, SpanView
+
+_NUMBERED = re.compile(r"(.*?)(\d{1,9})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something that may be wished of a job, with the question that is asked before."""
+
+    verb: str
+    label: str
+    question: str
+    is_final: bool = False
+
+
+_CANCEL = Action(
+    "cancel", "Cancel", "Withdraw this job? It cannot be resumed; what it has written stays.", is_final=True
+)
+_PAUSE = Action("pause", "Pause", "Take it off its devices? It keeps its progress and waits until you resume it.")
+_RESUME = Action("resume", "Resume", "Put it back into the queue?")
+
+
+def actions(job: JobView, who: Person) -> tuple[Action, ...]:
+    """What somebody may wish of a job as it stands."""
+    if job.phase.is_over or not who.may_touch(job.user):
+        return ()
+    if job.phase is Phase.PAUSED:
+        return (_RESUME, _CANCEL)
+    return (_CANCEL,) if job.phase is Phase.BLOCKED else (_PAUSE, _CANCEL)
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """What a job has reported."""
+
+    loss: Chart
+    rate: Chart
+    held: Chart
+    metrics: tuple[tuple[str, Chart], ...]
+
+
+def curves(job: JobView, measured: Sequence[Measurement], spans: Iterable[SpanView], now: float) -> Curves:
+    """The curves of a job: loss over steps, rate and devices over time since it was submitted."""
+    began, lived_s = job.submitted_at, (job.ended_at or now) - job.submitted_at
+    rates = [(each.at - began, each.steps_per_s) for each in measured if each.steps_per_s is not None]
+    held = held_over_time(job, spans, now)
+    names = sorted({name for each in measured for name in each.metrics})
+    return Curves(
+        chart([("loss", [(each.step, each.loss) for each in measured if each.loss is not None])]),
+        chart([("steps/s", rates)], over_time=True, until=lived_s, from_zero=True),
+        chart([("devices", held)], over_time=True, until=lived_s, from_zero=True, stepwise=True),
+        tuple(
+            (name, chart([(name, [(each.step, each.metrics[name]) for each in measured if name in each.metrics])]))
+            for name in names[:4]
+        ),
+    )
+
+
+def held_over_time(job: JobView, spans: Iterable[SpanView], now: float) -> list[Point]:
+    """Devices held, each counted by its fraction, at the instants at which that changed."""
+    changes: defaultdict[float, float] = defaultdict(float)
+    for span in spans:
+        if span.job == job.id:
+            changes[span.since] += span.fraction
+            if span.until is not None:
+                changes[span.until] -= span.fraction
+    if not changes:
+        return []
+    held, points = 0.0, [(0.0, 0.0)]
+    for at in sorted(changes):
+        held += changes[at]
+        points.append((at - job.submitted_at, round(held, 6)))
+    end = now if job.ended_at is None else job.ended_at
+    return [*points, (max(end - job.submitted_at, points[-1][0]), points[-1][1])]
+
+
+def held_in_words(holds: Sequence[Holding]) -> str:
+    """What is held in a few words: runs of devices joined, with fractions where they are not whole."""
+    runs: list[tuple[str, int, int, float]] = []  # stem, first and last number, fraction
+    for each in holds:
+        found = _NUMBERED.fullmatch(each.name)
+        stem, number = (found[1], int(found[2])) if found else (each.name, -1)
+        if runs and found and (runs[-1][0], runs[-1][2] + 1, runs[-1][3]) == (stem, number, each.fraction):
+            runs[-1] = (stem, runs[-1][1], number, each.fraction)
+        else:
+            runs.append((stem, number, number, each.fraction))
+    named = [_run_in_words(*run) for run in runs]
+    return ", ".join(named[:6]) + (f" and {len(named) - 6} more" if len(named) > 6 else "") or "nothing"
+
+
+def _run_in_words(stem: str, first: int, last: int, fraction: float) -> str:
+    number = "" if first < 0 else str(first) if first == last else f"{first}–{last}"
+    return f"{stem}{number}" + ("" if fraction == 1.0 else f" at {fraction:.0%}")

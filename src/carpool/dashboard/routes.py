@@ -1,0 +1,231 @@
+"""The dashboard on a web application: pages, parts of pages, wishes, and the stream that keeps pages up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, tzinfo
+from functools import partial
+from http import HTTPStatus
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from carpool.core.errors import CarpoolError, InputError
+from carpool.dashboard import amounts
+from carpool.dashboard.colours import colour
+from carpool.dashboard.forms import check_token, read_form, token_for
+from carpool.dashboard.listing import devices_asked, devices_held
+from carpool.dashboard.pages import PAGES, Asked, Page
+from carpool.dashboard.portrait import held_in_words
+from carpool.dashboard.reports import Reports
+from carpool.dashboard.stream import tell
+from carpool.dashboard.window import LENGTHS
+from carpool.service.clerk import Clerk, NotThere, Refused
+from carpool.service.daemon import Unkept
+from carpool.service.people import Forbidden, Person
+
+# All that a page needs; nothing in it is written inside the page, and nothing comes from elsewhere.
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+LARGEST_FORM_BYTES = 16 << 20
+
+_STATIC = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "icon.svg": "image/svg+xml"}
+_STATUS: tuple[tuple[type[CarpoolError], HTTPStatus], ...] = (
+    (NotThere, HTTPStatus.NOT_FOUND),
+    (Refused, HTTPStatus.CONFLICT),
+    (Forbidden, HTTPStatus.FORBIDDEN),
+    (InputError, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (Unkept, HTTPStatus.SERVICE_UNAVAILABLE),
+)
+_HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def mount(
+    app: FastAPI,
+    clerk: Clerk,
+    person_of: Callable[[Request], Person],
+    *,
+    secret: bytes | None = None,
+    reports: Path | None = None,
+    zone: tzinfo | None = None,
+) -> None:
+    """Add the dashboard to an application.
+
+    `person_of` says who asks, and raises what the application answers for whoever may not. `secret` signs forms; where
+    none is given it is drawn, and forms from before a restart are refused. `reports` is a folder of what ``carpool
+    simulate`` wrote. Times are told in `zone`, by default the machine's own.
+    """
+    desk = Desk(clerk, person_of, secret or secrets.token_bytes(32), Reports(reports), zone or _zone_here())
+    for page in PAGES:
+        app.add_api_route(page.path, desk.guarded(partial(desk.page, page)), methods=["GET"], include_in_schema=False)
+    for path, endpoint, method in (
+        ("/", desk.home, "GET"),
+        ("/wish/{verb}", desk.wish, "POST"),
+        ("/compare", desk.hand_in, "POST"),
+        ("/dashboard/events", desk.events, "GET"),
+        ("/dashboard/{name}", desk.static, "GET"),
+    ):
+        app.add_api_route(path, desk.guarded(endpoint), methods=[method], include_in_schema=False)
+
+
+class Desk:
+    """Answers browsers with what the clerk says."""
+
+    def __init__(
+        self, clerk: Clerk, person_of: Callable[[Request], Person], secret: bytes, reports: Reports, zone: tzinfo
+    ) -> None:
+        self._clerk = clerk
+        self._person_of = person_of
+        self._secret = secret
+        self._reports = reports
+        self._zone = zone
+        self._templates = _environment(zone)
+
+    # ----------------------------------------------------------------------------------------------------- answering
+    def guarded(self, endpoint: Endpoint) -> Endpoint:
+        """An endpoint whose refusals are pages too."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await endpoint(request)
+            except CarpoolError as error:
+                status = next((status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.BAD_REQUEST)
+                return self._refusal(request, status, str(error))
+
+        return answer
+
+    async def home(self, request: Request) -> Response:
+        """The cluster is where one begins."""
+        return RedirectResponse("/cluster", HTTPStatus.TEMPORARY_REDIRECT)
+
+    async def page(self, page: Page, request: Request) -> Response:
+        """A page, or with ``?part=`` one of its parts."""
+        who = self._person_of(request)
+        query = dict(request.query_params)
+        job = str(request.path_params.get("job", ""))
+        asked = Asked(self._clerk, who, query, self._zone, self._reports, job)
+        part = query.pop("part", "")
+        if part and part not in page.parts:
+            raise NotThere(f"the page {page.name!r} has no part {part!r}")
+        shows = {name: await ask(asked) for name, ask in page.parts.items() if not part or name == part}
+        common = self._common(request, who) | {"page": page, "query": query, "job_name": job}
+        template = f"parts/{part}.html" if part else f"{page.name}.html"
+        html = await asyncio.to_thread(self._render, template, common, shows)
+        return HTMLResponse(html, headers=_HEADERS)
+
+    async def wish(self, request: Request) -> Response:
+        """Carry out what a form asks of a job, then show the job."""
+        who, form = await self._form(request)
+        verb, job = str(request.path_params["verb"]), form.get("job", "")
+        wishes = {"cancel": self._clerk.cancel, "pause": self._clerk.pause, "resume": self._clerk.resume}
+        if verb not in wishes:
+            raise NotThere(f"nothing can be wished by the name of {verb!r}")
+        await wishes[verb](who, job)
+        return RedirectResponse(job_address(job), HTTPStatus.SEE_OTHER)
+
+    async def hand_in(self, request: Request) -> Response:
+        """Take in a report, then show it."""
+        who, form = await self._form(request)
+        key = await asyncio.to_thread(self._reports.hand_in, who, form.get("name", ""), form.get("report", ""))
+        return RedirectResponse(f"/compare?report={quote(key)}", HTTPStatus.SEE_OTHER)
+
+    async def events(self, request: Request) -> Response:
+        """The feed, as pages want it."""
+        stream = tell(self._clerk, self._person_of(request))
+        return StreamingResponse(stream, media_type="text/event-stream", headers=_HEADERS | {"X-Accel-Buffering": "no"})
+
+    async def static(self, request: Request) -> Response:
+        """Style, script and icon: the same for everybody."""
+        name = str(request.path_params["name"])
+        if name not in _STATIC:
+            raise NotThere(f"there is no file {name!r}")
+        content = resources.files("carpool.dashboard").joinpath("static", name).read_bytes()
+        headers = _HEADERS | {"Cache-Control": "no-cache"}
+        return Response(content, media_type=_STATIC[name], headers=headers)
+
+    # --------------------------------------------------------------------------------------------------------- inside
+    async def _form(self, request: Request) -> tuple[Person, Mapping[str, str]]:
+        """Who sends a form, and its fields; refused unless it is from a page of ours."""
+        who = self._person_of(request)
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > LARGEST_FORM_BYTES:
+                raise InputError(
+                    f"the form has more than {LARGEST_FORM_BYTES >> 20} MiB", way_out="Use --json instead of --report."
+                )
+        form = read_form(bytes(body))
+        check_token(who, self._secret, form.get("token", ""))
+        return who, form
+
+    def _common(self, request: Request, who: Person) -> dict[str, Any]:
+        return {"who": who, "token": token_for(who, self._secret), "address": str(request.url.path), "pages": PAGES}
+
+    def _render(self, template: str, common: Mapping[str, Any], shows: Mapping[str, Callable[[], Any]]) -> str:
+        return self._templates.get_template(template).render(**common, **{name: show() for name, show in shows.items()})
+
+    def _refusal(self, request: Request, status: HTTPStatus, words: str) -> Response:
+        if "part" in request.query_params:
+            return HTMLResponse(
+                self._templates.get_template("parts/refusal.html").render(words=words), status, _HEADERS
+            )
+        common = self._common(request, self._person_of(request))
+        html = self._templates.get_template("refusal.html").render(
+            **common, page=None, query={}, job_name="", status=status, words=words
+        )
+        return HTMLResponse(html, status, _HEADERS)
+
+
+def job_address(job: str) -> str:
+    """Where a job's page is."""
+    return f"/jobs/{quote(job, safe='')}"
+
+
+def _environment(zone: tzinfo) -> Environment:
+    """Templates with the words that pages are written in; everything is escaped, and a wrong name is an error."""
+    environment = Environment(
+        loader=PackageLoader("carpool.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "colour": colour,
+        "count": amounts.count,
+        "devices_asked": devices_asked,
+        "devices_held": devices_held,
+        "duration": amounts.duration,
+        "expected": amounts.expected,
+        "held_in_words": held_in_words,
+        "job_address": job_address,
+        "memory": amounts.memory,
+        "moment": lambda at, now: amounts.moment(at, zone, now),
+        "number": amounts.number,
+        "percent": amounts.percent,
+        "plain": amounts.plain,
+        "rough": amounts.rough,
+        "stamp": amounts.stamp,
+    }
+    environment.globals["lengths"] = LENGTHS
+    return environment
+
+
+def _zone_here() -> tzinfo:
+    return datetime.now(UTC).astimezone().tzinfo or UTC

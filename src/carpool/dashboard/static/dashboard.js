@@ -1,0 +1,309 @@
+// Keeps the parts of a page up to date, and makes it usable without a mouse. Everything works without it, but stands still.
+"use strict";
+
+const root = document.documentElement;
+const THEMES = ["auto", "dark", "light"];
+
+function setTheme(name) {
+  if (name === "auto") delete root.dataset.theme;
+  else root.dataset.theme = name;
+  const button = document.getElementById("theme");
+  if (button) button.setAttribute("aria-label", `Theme: ${name === "auto" ? "automatic" : name}`);
+}
+
+function theme() {
+  try { return localStorage.getItem("carpool-theme") || "auto"; } catch { return "auto"; }
+}
+
+setTheme(theme()); // before anything is painted
+
+document.addEventListener("DOMContentLoaded", () => {
+  setTheme(theme());
+  listen();
+  watchKeys();
+  watchFilter();
+  watchPointer();
+  watchReports();
+  document.querySelectorAll("pre.log").forEach(toEnd);
+});
+
+// ------------------------------------------------------------------------------------------------------------- parts
+const parts = () => [...document.querySelectorAll("[data-part]")];
+const waiting = new Map(); // part -> timer
+const fetched = new Map(); // part -> when it was last asked for
+
+function say(state, words) {
+  const live = document.getElementById("live");
+  live.dataset.state = state;
+  live.lastElementChild.textContent = words;
+}
+
+function listen() {
+  if (!parts().some((part) => part.dataset.on)) return;
+  const source = new EventSource("/dashboard/events");
+  say("off", "connecting");
+  source.onopen = () => {
+    if (document.getElementById("live").dataset.state === "lost") parts().forEach((part) => refresh(part));
+    say("live", "live");
+  };
+  source.onerror = () => say("lost", "connection lost");
+  source.onmessage = (message) => {
+    const news = JSON.parse(message.data);
+    for (const part of parts()) {
+      const kinds = (part.dataset.on || "").split(" ");
+      const isMine = !part.dataset.job || news.jobs === null || news.jobs.includes(part.dataset.job);
+      if (news.kinds.includes("missed") || (isMine && news.kinds.some((kind) => kinds.includes(kind)))) refresh(part);
+    }
+  };
+  addEventListener("pagehide", () => source.close());
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) parts().filter((part) => part.dataset.on).forEach((part) => refresh(part));
+  });
+  setInterval(() => {
+    for (const part of parts()) {
+      const every = Number(part.dataset.every || 0);
+      if (every && Date.now() - (fetched.get(part) || loaded) > 1000 * every) refresh(part);
+    }
+  }, 500);
+}
+
+const loaded = Date.now();
+
+function refresh(part) {
+  if (document.hidden || waiting.has(part)) return;
+  const rest = Number(part.dataset.rest || 800);
+  const wait = Math.max(50, (fetched.get(part) || 0) + rest - Date.now());
+  waiting.set(part, setTimeout(() => {
+    waiting.delete(part);
+    fetched.set(part, Date.now());
+    bring(part);
+  }, wait));
+}
+
+async function bring(part) {
+  const address = new URL(location.href);
+  address.hash = "";
+  address.searchParams.set("part", part.dataset.part);
+  const slow = setTimeout(() => part.setAttribute("aria-busy", "true"), 600);
+  try {
+    const answer = await fetch(address, { headers: { Accept: "text/html" } });
+    const text = await answer.text();
+    part.classList.toggle("stale", !answer.ok);
+    if (answer.ok && !isInUse(part)) swap(part, text);
+  } catch {
+    part.classList.add("stale");
+    say("lost", "connection lost");
+  } finally {
+    clearTimeout(slow);
+    part.removeAttribute("aria-busy");
+  }
+}
+
+function isInUse(part) {
+  if (part.querySelector("details.confirm[open]") || part.querySelector(".zoom")) return true;
+  const selected = getSelection();
+  return !selected.isCollapsed && part.contains(selected.anchorNode);
+}
+
+function swap(part, html) {
+  const focused = part.contains(document.activeElement) ? document.activeElement.closest("[data-id]") : null;
+  const scrolls = [...part.querySelectorAll(".scroll, .log, .story")].map((each) => [
+    each.scrollLeft, each.scrollTop, each.scrollTop + each.clientHeight >= each.scrollHeight - 8,
+  ]);
+  part.innerHTML = html;
+  [...part.querySelectorAll(".scroll, .log, .story")].forEach((each, place) => {
+    if (!scrolls[place]) return toEnd(each);
+    [each.scrollLeft, each.scrollTop] = scrolls[place];
+    if (scrolls[place][2]) toEnd(each);
+  });
+  if (focused) part.querySelector(`[data-id="${CSS.escape(focused.dataset.id)}"]`)?.focus({ preventScroll: true });
+}
+
+function toEnd(element) {
+  if (element.matches(".log")) element.scrollTop = element.scrollHeight;
+}
+
+// -------------------------------------------------------------------------------------------------------------- keys
+function watchKeys() {
+  const help = document.getElementById("help");
+  const turnTheme = () => {
+    const next = THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length];
+    try { localStorage.setItem("carpool-theme", next); } catch { /* it holds for this page */ }
+    setTheme(next);
+  };
+  document.getElementById("theme").addEventListener("click", turnTheme);
+  document.getElementById("keys").addEventListener("click", () => help.showModal());
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+    const isTyping = event.target.matches("input, textarea, select");
+    if (event.key === "Escape") {
+      if (isTyping) event.target.blur();
+      document.querySelectorAll("details.confirm[open]").forEach((each) => { each.open = false; });
+      return;
+    }
+    if (isTyping) return;
+    const act = {
+      "?": () => help.showModal(),
+      "/": () => document.getElementById("filter")?.focus() ?? location.assign("/jobs"),
+      "t": turnTheme,
+      "j": () => step(1),
+      "k": () => step(-1),
+      "Enter": () => event.target.dataset.href && follow(event.target.dataset.href),
+    }[event.key];
+    const page = { 1: "/cluster", 2: "/jobs", 3: "/decisions", 4: "/compare" }[event.key];
+    const link = document.querySelector(`a[data-key="${CSS.escape(event.key === "=" ? "+" : event.key)}"]`);
+    if (event.key === "Enter" && event.target.closest("a, button, summary")) return;
+    if (!act && !page && !link) return;
+    if (link && event.target.closest("pre, .scroll") && event.key.startsWith("Arrow")) return;
+    event.preventDefault();
+    if (act) act();
+    else location.assign(page || link.href);
+  });
+}
+
+function step(by) {
+  const rows = [...document.querySelectorAll("main [data-id]")];
+  const at = rows.indexOf(document.activeElement.closest("[data-id]"));
+  const next = rows[at < 0 ? (by > 0 ? 0 : rows.length - 1) : Math.min(rows.length - 1, Math.max(0, at + by))];
+  next?.focus({ preventScroll: true });
+  next?.scrollIntoView({ block: "nearest" });
+}
+
+function follow(address) {
+  location.assign(address);
+}
+
+function watchFilter() {
+  const field = document.getElementById("filter");
+  if (!field) return;
+  let timer = 0;
+  field.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      const address = new URL(location.href);
+      if (field.value) address.searchParams.set("q", field.value);
+      else address.searchParams.delete("q");
+      address.searchParams.delete("page");
+      history.replaceState(null, "", address);
+      bring(document.querySelector('[data-part="jobs"]'));
+    }, 180);
+  });
+  if (field.value && matchMedia("(pointer: fine)").matches) field.setSelectionRange(field.value.length, field.value.length);
+}
+
+// ----------------------------------------------------------------------------------------------------------- pointer
+function watchPointer() {
+  const tip = document.getElementById("tip");
+  const show = (event, words) => {
+    tip.hidden = !words;
+    if (!words) return;
+    tip.textContent = words;
+    const left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8);
+    tip.style.left = `${left}px`;
+    tip.style.top = `${Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 8)}px`;
+  };
+  let drag = null;
+  document.addEventListener("pointermove", (event) => {
+    if (drag) return drag.move(event);
+    const block = event.target.closest?.("[data-tip]");
+    light(block);
+    show(event, block ? block.dataset.tip : reading(event));
+  });
+  document.addEventListener("pointerleave", () => show(null, ""));
+  document.addEventListener("click", (event) => {
+    const row = event.target.closest("tr[data-href]");
+    if (row && !event.target.closest("a, button") && getSelection().isCollapsed) follow(row.dataset.href);
+  });
+  document.addEventListener("pointerdown", (event) => {
+    const lane = event.target.closest?.(".lane, .use td");
+    const table = event.target.closest?.(".lanes");
+    if (!lane || !table || event.button !== 0 || event.pointerType === "touch") return;
+    drag = dragging(table, lane, event.clientX, () => { drag = null; });
+  });
+  document.addEventListener("dragstart", (event) => event.target.closest(".lanes") && event.preventDefault());
+}
+
+function light(block) {
+  const table = document.querySelector(".lanes.condensed");
+  if (!table) return;
+  table.querySelectorAll(".lit").forEach((each) => each.classList.remove("lit"));
+  table.classList.toggle("dim", Boolean(block));
+  if (!block) return;
+  const link = block.closest("a");
+  if (link) table.querySelectorAll(`a[href="${CSS.escape(link.getAttribute("href"))}"]`).forEach((each) => each.classList.add("lit"));
+}
+
+function dragging(table, lane, from, done) {
+  const box = lane.getBoundingClientRect();
+  const whole = table.getBoundingClientRect();
+  const [since, until] = [Number(table.dataset.since), Number(table.dataset.until)];
+  const at = (x) => since + (until - since) * Math.min(1, Math.max(0, (x - box.left) / box.width));
+  let zoom = null;
+  const move = (event) => {
+    if (!zoom && Math.abs(event.clientX - from) > 6) {
+      zoom = document.createElement("div");
+      zoom.className = "zoom";
+      table.parentElement.append(zoom);
+      zoom.style.top = `${whole.top + scrollY}px`;
+      zoom.style.height = `${whole.height}px`;
+    }
+    if (!zoom) return;
+    const [left, right] = [Math.max(box.left, Math.min(from, event.clientX)), Math.min(box.right, Math.max(from, event.clientX))];
+    zoom.style.left = `${left + scrollX}px`;
+    zoom.style.width = `${right - left}px`;
+  };
+  const end = (event) => {
+    removeEventListener("pointerup", end);
+    done();
+    if (!zoom) return;
+    zoom.remove();
+    addEventListener("click", (click) => { click.preventDefault(); click.stopPropagation(); }, { capture: true, once: true });
+    const address = new URL(location.href);
+    address.searchParams.delete("last");
+    address.searchParams.set("from", Math.min(at(from), at(event.clientX)).toFixed(0));
+    address.searchParams.set("to", Math.max(at(from), at(event.clientX)).toFixed(0));
+    setTimeout(() => location.assign(address), 0);
+  };
+  addEventListener("pointerup", end);
+  return { move };
+}
+
+// What the curves of a chart say where the pointer is.
+function reading(event) {
+  document.querySelectorAll(".cross").forEach((each) => each.remove());
+  const plot = event.target.closest?.(".plot");
+  const curves = plot ? [...plot.querySelectorAll(".curve")] : [];
+  if (!curves.length) return "";
+  const box = plot.getBoundingClientRect();
+  const figure = plot.closest("figure");
+  const all = curves.map((curve) => ({
+    name: curve.dataset.name, xs: curve.dataset.xs.split(" ").map(Number), ys: curve.dataset.ys.split(" ").map(Number),
+  }));
+  const low = Math.min(...all.map((each) => each.xs[0]));
+  const high = Math.max(...all.map((each) => each.xs.at(-1)));
+  const x = low + (high - low) * Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
+  const cross = document.createElement("i");
+  cross.className = "cross";
+  figure.append(cross);
+  cross.style.left = `${event.clientX - figure.getBoundingClientRect().left}px`;
+  cross.style.top = `${box.top - figure.getBoundingClientRect().top}px`;
+  cross.style.height = `${box.height}px`;
+  return all.map(({ name, xs, ys }) => {
+    const next = xs.findIndex((each) => each > x);
+    const place = next < 0 ? xs.length - 1 : Math.max(0, next - 1);
+    return `${name} ${ys[place]}`;
+  }).join("\n");
+}
+
+// ----------------------------------------------------------------------------------------------------------- reports
+function watchReports() {
+  const field = document.querySelector("input[data-into]");
+  field?.addEventListener("change", async () => {
+    const file = field.files[0];
+    if (!file) return;
+    const form = field.form;
+    form.elements.report.value = await file.text();
+    form.elements.name.value = file.name;
+    form.requestSubmit();
+  });
+}

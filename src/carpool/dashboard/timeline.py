@@ -1,0 +1,237 @@
+"""The timeline of a cluster: a row for each device, or, where they are many, a row for each node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import tzinfo
+from itertools import groupby
+
+from carpool.dashboard.colours import colour
+from carpool.dashboard.stacking import Block, stack
+from carpool.dashboard.window import Tick, Window
+from carpool.service.views import DeviceView, Resident, SpanView
+
+MOST_ROWS = 40  # devices that have a row of their own; beyond, a node has one
+FINEST = 1 / 1500  # of the window: what is shorter is not seen, and not drawn
+BINS = 180  # of the curve of utilisation
+
+_LABELLED = 0.03  # of the window: a shorter block has no room for a name
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """All that one job has of a condensed row, as one path in a box of 1000 × 100."""
+
+    job: str
+    colour: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A block that is drawn by itself; places in per cent."""
+
+    job: str
+    colour: str
+    x: str
+    y: str
+    width: str
+    height: str
+    is_labelled: bool
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A device, or a node with all its devices, over time and now."""
+
+    name: str
+    node: str
+    kind: str
+    num_devices: int
+    num_lost: int
+    held: float  # devices, each by the fractions given away, at most 1
+    residents: tuple[Resident, ...]  # now, each job once
+    memory_bytes: int  # there is
+    claimed_bytes: int  # by residents that say what they need
+    bars: tuple[Bar, ...] = ()
+    shapes: tuple[Shape, ...] = ()
+
+    @property
+    def is_node(self) -> bool:
+        """Whether it stands for several devices."""
+        return bool(self.shapes) or self.num_devices > 1
+
+    @property
+    def held_part(self) -> float:
+        """Of its devices."""
+        return self.held / self.num_devices
+
+    @property
+    def claimed_part(self) -> float | None:
+        """Of its memory, where that is known."""
+        return None if not self.memory_bytes else min(1.0, self.claimed_bytes / self.memory_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A timeline, ready to be written down."""
+
+    window: Window
+    now: float
+    ticks: tuple[Tick, ...]
+    groups: tuple[tuple[str, tuple[Row, ...]], ...]  # by kind where rows are nodes, by node where they are devices
+    is_condensed: bool
+    node: str  # whose devices alone are shown; empty: everybody's
+    nodes: int
+    devices: int
+    utilisation: tuple[float, ...]  # in equal bins
+    num_left_out: int  # blocks too short to be seen
+
+    @property
+    def mean_utilisation(self) -> float:
+        """Over the window."""
+        return sum(self.utilisation) / len(self.utilisation) if self.utilisation else 0.0
+
+    @property
+    def area(self) -> str:
+        """The curve of utilisation as a path in a box of 1000 × 100."""
+        wide = 1000 / len(self.utilisation)
+        steps = "".join(
+            f"L{place * wide:.1f} {y:.1f}H{(place + 1) * wide:.1f}" for place, y in enumerate(self._heights())
+        )
+        return f"M0 100{steps}V100Z"
+
+    def _heights(self) -> Iterable[float]:
+        return (100 - 100 * part for part in self.utilisation)
+
+
+def draw(
+    devices: Sequence[DeviceView],
+    spans: Iterable[SpanView],
+    window: Window,
+    now: float,
+    zone: tzinfo,
+    node: str = "",
+) -> Drawn:
+    """Draw what devices did in a window; with `node`, only that node's, one by one."""
+    shown = [device for device in devices if not node or device.node == node]
+    by_device: dict[int, list[SpanView]] = {device.id: [] for device in shown}
+    for span in spans:
+        if span.device in by_device:
+            by_device[span.device].append(span)
+    stacks = {device: stack(of_device, window, now) for device, of_device in by_device.items()}
+    is_condensed = len(shown) > MOST_ROWS and not node
+    left_out = sum(block.right - block.left < FINEST for blocks in stacks.values() for block in blocks)
+    rows = _node_rows(shown, stacks) if is_condensed else _device_rows(shown, stacks)
+    keyed = [((row.kind if is_condensed else row.node), row) for row in rows]
+    return Drawn(
+        window,
+        now,
+        tuple(window.ticks(zone)),
+        tuple((key, tuple(row for _, row in group)) for key, group in groupby(keyed, key=lambda each: each[0])),
+        is_condensed,
+        node,
+        len({device.node for device in shown}),
+        len(shown),
+        _utilisation(stacks.values(), len(shown)),
+        left_out,
+    )
+
+
+def _device_rows(devices: Sequence[DeviceView], stacks: Mapping[int, list[Block]]) -> list[Row]:
+    return [
+        replace(
+            _row(device.name, [device]),
+            bars=tuple(_bar(block) for block in stacks[device.id] if block.right - block.left >= FINEST),
+        )
+        for device in devices
+    ]
+
+
+def _bar(block: Block) -> Bar:
+    wide = block.right - block.left
+    share = "" if block.fraction == 1.0 else f" {block.fraction:.0%}"
+    return Bar(
+        block.job,
+        colour(block.job),
+        f"{100 * block.left:.3f}%",
+        f"{100 * block.top:.2f}%",
+        f"{100 * wide:.3f}%",
+        f"{100 * (block.bottom - block.top):.2f}%",
+        wide >= _LABELLED and block.bottom - block.top >= 0.3,
+        (block.job or "somebody else") + share,
+    )
+
+
+def _node_rows(devices: Sequence[DeviceView], stacks: Mapping[int, list[Block]]) -> list[Row]:
+    rows = []
+    for name, group in groupby(devices, key=lambda device: device.node):
+        inside = list(group)
+        rows.append(replace(_row(name, inside), shapes=_shapes([stacks[device.id] for device in inside])))
+    return rows
+
+
+def _shapes(stacks: Sequence[Sequence[Block]]) -> tuple[Shape, ...]:
+    """Devices of a node as strips of one row; what a job has of neighbouring whole devices is one rectangle."""
+    high = 100 / len(stacks)
+    paths: dict[str, list[str]] = {}
+    open_: dict[tuple[str, float, float], int] = {}  # whole blocks on the strip before: where they begin
+    for place, blocks in enumerate([*stacks, []]):
+        whole: dict[tuple[str, float, float], int] = {}
+        for block in blocks:
+            if block.right - block.left < FINEST:
+                continue
+            key = (block.job, block.left, block.right)
+            if (block.top, block.bottom) == (0.0, 1.0):
+                whole[key] = open_.get(key, place)
+            else:
+                paths.setdefault(block.job, []).append(
+                    _rectangle(block.left, block.right, (place + block.top) * high, (place + block.bottom) * high)
+                )
+        for key, began in open_.items():
+            if key not in whole:
+                paths.setdefault(key[0], []).append(_rectangle(key[1], key[2], began * high, place * high))
+        open_ = whole
+    return tuple(Shape(job, colour(job), "".join(path)) for job, path in paths.items())
+
+
+def _rectangle(left: float, right: float, top: float, bottom: float) -> str:
+    wide, high = 1000 * (right - left), bottom - top
+    return f"M{1000 * left:.1f} {top:.1f}h{wide:.1f}v{high:.1f}h{-wide:.1f}z"
+
+
+def _row(name: str, devices: Sequence[DeviceView]) -> Row:
+    residents: dict[str, Resident] = {}
+    for device in devices:
+        for resident in device.residents:
+            residents.setdefault(resident.job, resident)
+    return Row(
+        name,
+        devices[0].node,
+        devices[0].kind,
+        len(devices),
+        sum(device.is_lost for device in devices),
+        sum(min(1.0, sum(each.fraction for each in device.residents)) for device in devices),
+        tuple(residents.values()),
+        sum(device.memory_bytes for device in devices),
+        sum(each.memory_bytes for device in devices for each in device.residents),
+    )
+
+
+def _utilisation(stacks: Iterable[Sequence[Block]], num_devices: int) -> tuple[float, ...]:
+    """Part of all devices held, in each of `BINS` equal bins: every block spread over the bins it touches."""
+    held = [0.0] * BINS
+    for blocks in stacks:
+        for block in blocks:
+            left, right, high = block.left * BINS, block.right * BINS, block.bottom - block.top
+            first, last = min(BINS - 1, int(left)), min(BINS - 1, int(right))
+            if first == last:
+                held[first] += high * (right - left)
+                continue
+            held[first] += high * (first + 1 - left)
+            held[last] += high * (right - last)
+            for place in range(first + 1, last):
+                held[place] += high
+    return tuple(min(1.0, each / max(1, num_devices)) for each in held)
