@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from carpool.service.clerk import Clerk
 from carpool.service.people import Person
@@ -15,7 +15,7 @@ _HEARTBEAT_S = 15.0  # a comment, so that those in between do not take the silen
 _MOST_JOBS = 50  # named in a message; beyond, a page takes it that all of them are meant
 
 
-async def tell(clerk: Clerk, who: Person, *, rest_s: float = _REST_S) -> AsyncIterator[str]:
+async def tell(clerk: Clerk, who: Person, *, rest_s: float = _REST_S) -> AsyncGenerator[str, None]:
     """Server-sent events: ``{"kinds": […], "jobs": […]}``, or ``"jobs": null`` for too many to name.
 
     However much happens, a page gets one message in `rest_s`, and however slow it is, no more than one is waiting.

@@ -16,6 +16,7 @@ from typing import Any
 from zlib import crc32
 
 from carpool.backends.ledger import Ledger
+from carpool.core.balance import Balance
 from carpool.core.estimates import Estimator
 from carpool.core.journal import Header
 from carpool.core.messages import Fact, JobSubmitted, Order, ProgressReported, Record
@@ -32,7 +33,7 @@ from carpool.service.daemon import Daemon
 from carpool.service.feed import Feed
 from carpool.service.showing import Calendar
 from carpool.service.spans import Spans
-from carpool.service.store import Store
+from carpool.service.store import Details, Store
 from carpool.sim.machines import Machines
 from carpool.sim.timeline import ARRIVALS, Timeline
 from carpool.sim.traces.trace import Arrival
@@ -160,6 +161,22 @@ class ShowMachine:
             self._queue.put_nowait(Facts(tuple(facts)))
 
 
+class ShowStore(Store):
+    """A store that writes nothing of the past: a thousand jobs are there in a second."""
+
+    is_past = True
+
+    def commit(self) -> None:
+        """Make durable what was taken in, once the past is over."""
+        if not self.is_past:
+            super().commit()
+
+    def keep_balance(self, balance: Balance, details: Details | None = None) -> None:
+        """Keep a balance, once the past is over."""
+        if not self.is_past:
+            super().keep_balance(balance, details)
+
+
 class Papers:
     """What trainings would leave in their folders: a log and a curve, written once the past is over."""
 
@@ -210,7 +227,8 @@ async def showroom(
     world = world or ShowWorld()
     machine = ShowMachine(cluster, world, live_from=live_from, speed=speed, report_every_s=report_every_s)
     calendar = Calendar(time.time() - live_from)
-    store = Store.open(folder / "store", Header("1", name, cluster))
+    store = ShowStore.open(folder / "store", Header("1", name, cluster))
+    assert isinstance(store, ShowStore)
     ledger, spans, papers = Ledger(), Spans(cluster), Papers(folder)
     chronicle = Chronicle(Feed(), calendar.unix)
     estimates = world.estimator()
@@ -236,6 +254,8 @@ async def showroom(
     running = asyncio.create_task(daemon.run())
     live = asyncio.create_task(machine.is_live.wait())
     await asyncio.wait({running, live}, return_when=asyncio.FIRST_COMPLETED)
+    store.is_past = False
+    papers.write()
     try:
         yield Clerk(premises)
     finally:

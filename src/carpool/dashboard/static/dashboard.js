@@ -142,9 +142,10 @@ function watchKeys() {
       return;
     }
     if (isTyping) return;
+    const filter = document.getElementById("filter");
     const act = {
       "?": () => help.showModal(),
-      "/": () => document.getElementById("filter")?.focus() ?? location.assign("/jobs"),
+      "/": () => filter ? filter.select() : location.assign("/jobs"),
       "t": turnTheme,
       "j": () => step(1),
       "k": () => step(-1),

@@ -1,0 +1,69 @@
+"""A job's page shows what it held and reported, and offers only what may be wished of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from carpool.core.model import JobId, Phase
+from carpool.dashboard.portrait import actions, curves, held_in_words, held_over_time
+from carpool.service.people import Person, Role
+from carpool.service.views import Holding, JobView, Measurement, SpanView
+
+JOB = JobView(
+    JobId("a"), "ada", Phase.RUNNING, "", 1.0, 1, 1, 1, False, (), 1000.0, None, None, 0.0, (), 0, 0.0, None, 0.0, None,
+    {}, None, "", "", None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("phase", "verbs"),
+    [
+        (Phase.RUNNING, ["pause", "cancel"]),
+        (Phase.WAITING, ["pause", "cancel"]),
+        (Phase.BLOCKED, ["cancel"]),
+        (Phase.PAUSED, ["resume", "cancel"]),
+        (Phase.FINISHED, []),
+        (Phase.CANCELLED, []),
+    ],
+)
+def test_only_what_is_possible_is_offered(phase: Phase, verbs: list[str]) -> None:
+    assert [action.verb for action in actions(replace(JOB, phase=phase), Person("ada"))] == verbs
+
+
+def test_nothing_is_offered_to_others() -> None:
+    assert not actions(JOB, Person("ben"))
+    assert not actions(JOB, Person("screen", Role.READER))
+    assert actions(JOB, Person("root", Role.ADMIN))
+
+
+def test_what_was_held_goes_up_and_down() -> None:
+    spans = [
+        SpanView(0, "a", 1.0, 1010.0, 1020.0),
+        SpanView(0, "a", 0.5, 1020.0, None),
+        SpanView(1, "a", 0.5, 1020.0, None),
+        SpanView(1, "other", 1.0, 1000.0, 1020.0),
+    ]
+    assert held_over_time(JOB, spans, 1050.0) == [(0.0, 0.0), (10.0, 1.0), (20.0, 1.0), (50.0, 1.0)]
+    assert held_over_time(JOB, [], 1050.0) == []
+
+
+def test_curves_are_of_what_was_reported() -> None:
+    measured = [
+        Measurement(1010.0, 1, 2.0, 4.0),
+        Measurement(1020.0, 2, None, 5.0, {"accuracy": 0.5}),
+        Measurement(1030.0, 3, 1.0, None),
+    ]
+    found = curves(JOB, measured, [], 1100.0)
+    assert found.loss.curves[0].xs == "1 3"
+    assert found.rate.curves[0].xs == "10 20"
+    assert [name for name, _ in found.metrics] == ["accuracy"]
+    assert not found.held.curves
+
+
+def test_runs_of_devices_are_joined() -> None:
+    row = [Holding(place, f"n4:{place}", 1.0) for place in range(8)]
+    assert held_in_words(row) == "n4:0–7"
+    assert held_in_words([*row[:2], Holding(3, "n4:3", 0.5)]) == "n4:0–1, n4:3 at 50%"
+    assert held_in_words([Holding(0, "cpu", 1.0)]) == "cpu"
+    assert held_in_words([]) == "nothing"
+    assert held_in_words([Holding(place, f"n{place}:0", 1.0) for place in range(9)]).endswith(" and 3 more")
