@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from carpool.core.model import Phase
+from carpool.dashboard.changes import plans
 from carpool.dashboard.listing import PER_PAGE, Choice, Listing, order
 from carpool.dashboard.portrait import actions, curves
 from carpool.dashboard.reports import Reports
@@ -168,10 +169,10 @@ async def ask_decisions(asked: Asked) -> Show:
     """The newest plans, or those before a number."""
     said = asked.query.get("before", "")
     before = int(said) if said.isascii() and said.isdigit() and len(said) < 12 else None
-    found = asked.clerk.decisions(asked.who, before=before, limit=DECISIONS + 1)
+    found = asked.clerk.decisions(asked.who, before=before, limit=3 * DECISIONS)
     now = asked.clerk.summary(asked.who).at
     has_more = len(found) > DECISIONS
-    return lambda: SimpleNamespace(decisions=found[:DECISIONS], before=before, has_more=has_more, now=now)
+    return lambda: SimpleNamespace(plans=plans(found, DECISIONS), before=before, has_more=has_more, now=now)
 
 
 # ---------------------------------------------------------------------------------------------------------- compare

@@ -160,7 +160,7 @@ def _bar(block: Block) -> Bar:
         f"{100 * block.top:.2f}%",
         f"{100 * wide:.3f}%",
         f"{100 * (block.bottom - block.top):.2f}%",
-        wide >= _LABELLED and block.bottom - block.top >= 0.3,
+        wide >= _LABELLED and block.bottom - block.top >= 0.45,
         (block.job or "somebody else") + share,
     )
 

@@ -1,0 +1,62 @@
+"""What each plan changed: what a job gets beside what it had by the plan before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from carpool.dashboard.portrait import held_in_words
+from carpool.service.views import ChangeView, DecisionView
+
+MOST_LINES = 8  # of a plan; the others are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One change, in words."""
+
+    job: str  # empty: somebody else's
+    words: str
+    before: str  # what it had, where that is known and says something
+    is_off: bool
+    believed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A decision with its changes in words."""
+
+    number: int
+    at: float
+    reason: str
+    lines: tuple[Line, ...]
+    num_more: int
+
+
+def plans(decisions: Sequence[DecisionView], most: int) -> list[Plan]:
+    """The newest `most` of decisions that come newest first; older ones only say what was before."""
+    had: dict[str, ChangeView] = {}
+    found = []
+    for place, decision in reversed(list(enumerate(decisions))):
+        lines = [_line(change, had.get(change.job) if change.job else None) for change in decision.changes]
+        had |= {change.job: change for change in decision.changes}
+        if place < most:
+            shown = tuple(lines[:MOST_LINES])
+            found.append(Plan(decision.number, decision.at, decision.reason, shown, len(lines) - len(shown)))
+    return found[::-1]
+
+
+def _line(change: ChangeView, had: ChangeView | None) -> Line:
+    batch = f", batch {change.batch_size}" if change.batch_size else ""
+    if not change.holds:
+        before = "" if had is None or not had.holds else held_in_words(had.holds)
+        return Line(change.job, "is taken off", before, is_off=True, believed=0.0)
+    words = f"gets {held_in_words(change.holds)}{batch}"
+    if had is None:
+        before = ""
+    elif (had.holds, had.batch_size) == (change.holds, change.batch_size):
+        before = "as before"
+    else:
+        had_batch = f", batch {had.batch_size}" if had.batch_size and had.batch_size != change.batch_size else ""
+        before = f"before: {held_in_words(had.holds)}{had_batch}"
+    return Line(change.job, words, before, is_off=False, believed=change.believed)
