@@ -61,8 +61,8 @@ class Choice:
 
     @property
     def is_of_all(self) -> bool:
-        """Whether nothing is left out."""
-        return not (self.phase or self.contains or self.user)
+        """Whether everybody of a phase is meant."""
+        return not (self.contains or self.user)
 
     def link(self, **changes: Any) -> str:
         """The address of this choice with something changed; a new choice begins at its first page."""

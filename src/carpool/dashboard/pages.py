@@ -29,7 +29,7 @@ LOG_TAIL_BYTES = 32_768
 DECISIONS = 40  # on a page
 SOON, LATEST = 8, 6  # rows below the timeline
 
-_CHUNK = 250  # jobs that are looked up before others have their turn on the loop
+_CHUNK = 1000  # jobs that are looked up before others have their turn on the loop
 _GROUPS = ((Phase.RUNNING,), (Phase.WAITING,), (Phase.BLOCKED,), (Phase.PAUSED,), tuple(p for p in Phase if p.is_over))
 
 
@@ -67,7 +67,7 @@ async def ask_figures(asked: Asked) -> Show:
 
 async def ask_timeline(asked: Asked) -> Show:
     """Who ran when, with which share."""
-    now = asked.clerk.summary(asked.who).at
+    now = asked.clerk.now()
     window = Window.read(asked.query, now)
     devices = asked.clerk.devices(asked.who)
     spans = asked.clerk.timeline(asked.who, window.since, window.until)
@@ -85,7 +85,7 @@ async def ask_soon(asked: Asked) -> Show:
 
 async def ask_latest(asked: Asked) -> Show:
     """The newest few plans."""
-    found, now = asked.clerk.decisions(asked.who, limit=LATEST), asked.clerk.summary(asked.who).at
+    found, now = asked.clerk.decisions(asked.who, limit=LATEST), asked.clerk.now()
     return lambda: SimpleNamespace(decisions=found, now=now)
 
 
@@ -96,29 +96,31 @@ async def ask_jobs(asked: Asked) -> Show:
     summary = asked.clerk.summary(asked.who)
     make = partial(Listing.cut, choice, phases=summary.jobs, now=summary.at)
     if choice.sort == "phase" and not choice.is_down:
-        jobs, total = _by_phase(asked, choice)
+        jobs, total = _by_phase(asked, choice, summary.jobs)
         return partial(make, jobs, total, is_cut=True)
     found = await _everything(asked, choice)
     return lambda: make(order(found, choice), len(found))
 
 
-def _by_phase(asked: Asked, choice: Choice) -> tuple[list[JobView], int]:
+def _by_phase(asked: Asked, choice: Choice, phases: Mapping[Phase, int]) -> tuple[list[JobView], int]:
     """One page in the usual order, without a look at other pages: what runs comes first, what is over last."""
     start, found, total = (choice.page - 1) * PER_PAGE, list[JobView](), 0
     for group in _GROUPS:
-        phases = [phase for phase in group if not choice.phase or phase == choice.phase]
-        if not phases:
-            continue
-        page = asked.clerk.jobs(
-            asked.who,
-            phases=phases,
-            user=choice.user,
-            contains=choice.contains,
-            offset=max(0, start - total),
-            limit=PER_PAGE - len(found),
-        )
-        found += page.jobs
-        total += page.total
+        wanted = [phase for phase in group if phases[phase] and (not choice.phase or phase == choice.phase)]
+        number = sum(phases[phase] for phase in wanted)
+        is_elsewhere = total + number <= start or len(found) == PER_PAGE
+        if wanted and not (is_elsewhere and choice.is_of_all):
+            page = asked.clerk.jobs(
+                asked.who,
+                phases=wanted,
+                user=choice.user,
+                contains=choice.contains,
+                offset=max(0, start - total),
+                limit=PER_PAGE - len(found),
+            )
+            found += page.jobs
+            number = page.total
+        total += number
     return found, total
 
 
@@ -138,14 +140,14 @@ async def _everything(asked: Asked, choice: Choice) -> list[JobView]:
 # -------------------------------------------------------------------------------------------------------------- job
 async def ask_head(asked: Asked) -> Show:
     """How a job stands, why, and what may be done about it."""
-    job, now = asked.clerk.job(asked.who, asked.job), asked.clerk.summary(asked.who).at
+    job, now = asked.clerk.job(asked.who, asked.job), asked.clerk.now()
     why = asked.clerk.why(asked.who, asked.job)
     return lambda: SimpleNamespace(job=job, why=why, now=now, actions=actions(job, asked.who))
 
 
 async def ask_curves(asked: Asked) -> Show:
     """What a job reported, and what it held."""
-    job, now = asked.clerk.job(asked.who, asked.job), asked.clerk.summary(asked.who).at
+    job, now = asked.clerk.job(asked.who, asked.job), asked.clerk.now()
     measured = asked.clerk.measurements(asked.who, asked.job)
     spans = asked.clerk.timeline(asked.who, job.submitted_at, now)
     return partial(curves, job, measured, spans, now)
@@ -153,7 +155,7 @@ async def ask_curves(asked: Asked) -> Show:
 
 async def ask_story(asked: Asked) -> Show:
     """What happened to a job, newest first."""
-    told, now = asked.clerk.story(asked.who, asked.job), asked.clerk.summary(asked.who).at
+    told, now = asked.clerk.story(asked.who, asked.job), asked.clerk.now()
     return lambda: SimpleNamespace(moments=told[::-1], now=now)
 
 
@@ -170,7 +172,7 @@ async def ask_decisions(asked: Asked) -> Show:
     said = asked.query.get("before", "")
     before = int(said) if said.isascii() and said.isdigit() and len(said) < 12 else None
     found = asked.clerk.decisions(asked.who, before=before, limit=3 * DECISIONS)
-    now = asked.clerk.summary(asked.who).at
+    now = asked.clerk.now()
     has_more = len(found) > DECISIONS
     return lambda: SimpleNamespace(plans=plans(found, DECISIONS), before=before, has_more=has_more, now=now)
 

@@ -223,6 +223,10 @@ class Clerk:
         return JobFolder(self._in.state, self._account(who, job).spec.id).path
 
     # ------------------------------------------------------------------------------------------------------- the rest
+    def now(self) -> float:
+        """The daemon's time, as Unix time."""
+        return self._in.calendar.unix(self._in.now())
+
     def devices(self, who: Person) -> list[DeviceView]:
         """Every device and who holds it."""
         cluster, lost = self._in.scheduler.cluster, self._in.scheduler.snapshot().occupancy.lost
@@ -284,7 +288,7 @@ class Clerk:
         accounts = self._in.ledger.accounts.values()
         phases = Counter(self._phase(account) for account in accounts if who.may_see(account.spec.user))
         return Summary(
-            self._in.calendar.unix(self._in.now()),
+            self.now(),
             self._in.version,
             self._in.policy(),
             {phase: phases.get(phase, 0) for phase in Phase},
