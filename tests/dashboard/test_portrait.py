@@ -1,13 +1,14 @@
 """A job's page shows what it held and reported, and offers only what may be wished of it."""
 
 from dataclasses import replace
+from datetime import UTC
 
 import pytest
 
 from carpool.core.model import JobId, Phase
 from carpool.dashboard.portrait import actions, curves, held_in_words, held_over_time
 from carpool.service.people import Person, Role
-from carpool.service.views import Holding, JobView, Measurement, SpanView
+from carpool.service.views import DeviceView, Holding, JobView, Measurement, SpanView
 
 JOB = JobView(
     JobId("a"), "ada", Phase.RUNNING, "", 1.0, 1, 1, 1, False, (), 1000.0, None, None, 0.0, (), 0, 0.0, None, 0.0, None,
@@ -53,11 +54,22 @@ def test_curves_are_of_what_was_reported() -> None:
         Measurement(1020.0, 2, None, 5.0, {"accuracy": 0.5}),
         Measurement(1030.0, 3, 1.0, None),
     ]
-    found = curves(JOB, measured, [], 1100.0)
+    found = curves(JOB, measured, [], [], 1100.0, UTC)
     assert found.loss.curves[0].xs == "1 3"
     assert found.rate.curves[0].xs == "10 20"
     assert [name for name, _ in found.metrics] == ["accuracy"]
     assert not found.held.curves
+
+
+def test_a_job_is_shown_where_it_was() -> None:
+    devices = [DeviceView(number, f"g{number}", "n0", "V100", 0, False, ()) for number in range(4)]
+    spans = [SpanView(2, "a", 0.5, 1020.0, 1040.0), SpanView(3, "a", 1.0, 1040.0, None)]
+    places = curves(JOB, [], spans, devices, 1100.0, UTC).places
+    ((_, rows),) = places.groups
+    assert [(row.name, [(bar.x, bar.width) for bar in row.bars]) for row in rows] == [
+        ("g2", [("20.000%", "20.000%")]),
+        ("g3", [("40.000%", "60.000%")]),
+    ]
 
 
 def test_runs_of_devices_are_joined() -> None:

@@ -6,11 +6,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import tzinfo
 
 from carpool.core.model import Phase
 from carpool.dashboard.chart import Chart, Point, chart
+from carpool.dashboard.timeline import Drawn, draw
+from carpool.dashboard.window import Window
 from carpool.service.people import Person
-from carpool.service.views import Holding, JobView, Measurement, SpanView
+from carpool.service.views import DeviceView, Holding, JobView, Measurement, SpanView
 
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})", re.ASCII)
 
@@ -49,14 +52,23 @@ class Curves:
     rate: Chart
     held: Chart
     metrics: tuple[tuple[str, Chart], ...]
+    places: Drawn  # the devices it was on, and when
 
 
-def curves(job: JobView, measured: Sequence[Measurement], spans: Iterable[SpanView], now: float) -> Curves:
-    """The curves of a job: loss over steps, rate and devices over time since it was submitted."""
+def curves(
+    job: JobView,
+    measured: Sequence[Measurement],
+    spans: Sequence[SpanView],
+    devices: Iterable[DeviceView],
+    now: float,
+    zone: tzinfo,
+) -> Curves:
+    """The curves of a job: loss over steps, rate and devices over time since it was submitted; and where it was."""
     began, lived_s = job.submitted_at, (job.ended_at or now) - job.submitted_at
     rates = [(each.at - began, each.steps_per_s) for each in measured if each.steps_per_s is not None]
     held = held_over_time(job, spans, now)
     names = sorted({name for each in measured for name in each.metrics})
+    touched = {span.device for span in spans}
     return Curves(
         chart([("loss", [(each.step, each.loss) for each in measured if each.loss is not None])]),
         chart([("steps/s", rates)], over_time=True, until=lived_s, from_zero=True),
@@ -64,6 +76,13 @@ def curves(job: JobView, measured: Sequence[Measurement], spans: Iterable[SpanVi
         tuple(
             (name, chart([(name, [(each.step, each.metrics[name]) for each in measured if name in each.metrics])]))
             for name in names[:4]
+        ),
+        draw(
+            [device for device in devices if device.id in touched],
+            spans,
+            Window(began, began + max(1.0, lived_s)),
+            now,
+            zone,
         ),
     )
 

@@ -253,8 +253,8 @@ class Clerk:
             for device in bank.devices
         ]
 
-    def timeline(self, who: Person, since: float, until: float) -> list[SpanView]:
-        """Who held which device between two instants, in Unix time."""
+    def timeline(self, who: Person, since: float, until: float, job: str = "") -> list[SpanView]:
+        """Who held which device between two instants, in Unix time; with a job, only what that one held."""
         calendar, accounts = self._in.calendar, self._in.ledger.accounts
         return [
             SpanView(
@@ -265,6 +265,7 @@ class Clerk:
                 None if span.until is None else calendar.unix(span.until),
             )
             for span in self._in.spans.between(calendar.instant(since), calendar.instant(until))
+            if not job or span.job == job
         ]
 
     def decisions(self, who: Person, *, before: int | None = None, limit: int = 100) -> list[DecisionView]:

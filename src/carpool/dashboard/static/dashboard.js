@@ -87,6 +87,7 @@ async function bring(part) {
   const slow = setTimeout(() => part.setAttribute("aria-busy", "true"), 600);
   try {
     const answer = await fetch(address, { headers: { Accept: "text/html" } });
+    if (answer.redirected || answer.status === 401) return location.reload(); // signed out meanwhile
     const text = await answer.text();
     part.classList.toggle("stale", !answer.ok);
     if (answer.ok && !isInUse(part)) swap(part, text);
@@ -212,12 +213,15 @@ function watchPointer() {
   });
   document.addEventListener("pointerleave", () => show(null, ""));
   document.addEventListener("click", (event) => {
+    for (const open of document.querySelectorAll("details.confirm[open]")) {
+      if (!open.contains(event.target)) open.open = false;
+    }
     const row = event.target.closest("tr[data-href]");
     if (row && !event.target.closest("a, button") && getSelection().isCollapsed) follow(row.dataset.href);
   });
   document.addEventListener("pointerdown", (event) => {
     const lane = event.target.closest?.(".lane, .use td");
-    const table = event.target.closest?.(".lanes");
+    const table = event.target.closest?.(".lanes[data-since]");
     if (!lane || !table || event.button !== 0 || event.pointerType === "touch") return;
     drag = dragging(table, lane, event.clientX, () => { drag = null; });
   });
