@@ -1,6 +1,7 @@
 """The list is sorted and cut as its address says, and no address breaks it."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from hypothesis import given
@@ -10,10 +11,21 @@ from carpool.core.model import JobId, Phase
 from carpool.dashboard.listing import PER_PAGE, SORTS, Choice, Listing, devices_asked, order
 from carpool.service.views import Expected, Holding, JobView
 
-PLAIN = JobView(
-    JobId("a"), "ada", Phase.WAITING, "", 1.0, 1, 1, 1, False, (), 0.0, None, None, 0.0, (), 0, 0.0, None, 0.0, None,
-    {}, None, "", "", None,
-)  # fmt: skip
+_KNOWN: dict[str, Any] = {
+    **{field.name: None for field in fields(JobView)},
+    "id": JobId("a"),
+    "user": "ada",
+    "phase": Phase.WAITING,
+    "submitted_at": 0.0,
+    "holds": (),
+    "metrics": {},
+    "min_devices": 1,
+    "max_devices": 1,
+    "waited_s": 0.0,
+    "steps": 0.0,
+    "steps_per_s": 0.0,
+}
+PLAIN = JobView(**_KNOWN)
 
 VIEWS = st.builds(
     lambda number, phase, steps, ends, loss, held: replace(

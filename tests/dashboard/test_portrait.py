@@ -1,7 +1,8 @@
 """A job's page shows what it held and reported, and offers only what may be wished of it."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,21 @@ from carpool.dashboard.portrait import actions, curves, held_in_words, held_over
 from carpool.service.people import Person, Role
 from carpool.service.views import DeviceView, Holding, JobView, Measurement, SpanView
 
-JOB = JobView(
-    JobId("a"), "ada", Phase.RUNNING, "", 1.0, 1, 1, 1, False, (), 1000.0, None, None, 0.0, (), 0, 0.0, None, 0.0, None,
-    {}, None, "", "", None,
-)  # fmt: skip
+_KNOWN: dict[str, Any] = {
+    **{field.name: None for field in fields(JobView)},
+    "id": JobId("a"),
+    "user": "ada",
+    "phase": Phase.RUNNING,
+    "submitted_at": 1000.0,
+    "holds": (),
+    "metrics": {},
+    "min_devices": 1,
+    "max_devices": 1,
+    "waited_s": 0.0,
+    "steps": 0.0,
+    "steps_per_s": 0.0,
+}
+JOB = JobView(**_KNOWN)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,8 @@ class ShowMachine:
         report_every_s: float = 1.0,
     ) -> None:
         self.is_live = asyncio.Event()  # whether the past is over
+        self.life = 1  # it is always the same executor
+        self.heard = 0  # the number of the report that was given away last
         self._timeline = Timeline()
         self._machines = Machines(cluster, world, self._timeline, sharing=True, report_every_s=report_every_s)
         self._live_from = live_from
@@ -124,7 +126,21 @@ class ShowMachine:
 
     async def receive(self) -> Report:
         """The next report."""
-        return await self._queue.get()
+        report = await self._queue.get()
+        self.heard += 1
+        return report
+
+    def acknowledge(self, number: int) -> None:
+        """Nothing is said twice anyway."""
+
+    def proceed(self) -> None:
+        """Nobody stands still."""
+
+    def forget(self, job: JobId) -> None:
+        """Nothing is remembered of those who are over."""
+
+    async def leave(self) -> None:
+        """Nobody will claim it."""
 
     async def stop(self, *, checkpoint: bool) -> None:
         """Nothing has to be kept."""
