@@ -16,10 +16,9 @@ from typing import Any
 from zlib import crc32
 
 from carpool.backends.ledger import Ledger
-from carpool.core.balance import Balance
 from carpool.core.estimates import Estimator
 from carpool.core.journal import Header
-from carpool.core.messages import Fact, JobSubmitted, Order, ProgressReported, Record
+from carpool.core.messages import Fact, JobSubmitted, Order, ProgressReported, Record, Woke
 from carpool.core.model import JobId, JobSpec
 from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
@@ -33,7 +32,7 @@ from carpool.service.daemon import Daemon
 from carpool.service.feed import Feed
 from carpool.service.showing import Calendar
 from carpool.service.spans import Spans
-from carpool.service.store import Details, Store
+from carpool.service.store import Store
 from carpool.sim.machines import Machines
 from carpool.sim.timeline import ARRIVALS, Timeline
 from carpool.sim.traces.trace import Arrival
@@ -80,29 +79,19 @@ class ShowWorld:
 
 
 class ShowMachine:
-    """The simulator's machines as an executor and its clock; virtual until `live_from`, then real.
+    """The simulator's machines as an executor, and its clock; the past is lived through first, in no time.
 
-    Implements `backends.local.Link` and `backends.local.Pace`, and observes the scheduler to learn of jobs.
+    Implements `service.daemon.Daemon`'s link and its pace, and observes the scheduler to learn of jobs.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        world: ShowWorld,
-        *,
-        live_from: float = 0.0,
-        speed: float = 1.0,
-        report_every_s: float = 1.0,
-    ) -> None:
-        self.is_live = asyncio.Event()  # whether the past is over
+    def __init__(self, cluster: Cluster, world: ShowWorld, *, speed: float = 1.0, report_every_s: float = 1.0) -> None:
         self.life = 1  # it is always the same executor
         self.heard = 0  # the number of the report that was given away last
         self._timeline = Timeline()
         self._machines = Machines(cluster, world, self._timeline, sharing=True, report_every_s=report_every_s)
-        self._live_from = live_from
         self._speed = speed
-        self._at = 0.0
-        self._began = 0.0  # on the real clock, at `live_from`
+        self._live_from = 0.0
+        self._began = time.monotonic()  # at `live_from`
         self._queue: asyncio.Queue[Report] = asyncio.Queue()
 
     def record(self, record: Record) -> None:
@@ -115,6 +104,21 @@ class ShowMachine:
         """Let jobs be submitted in time."""
         for at, spec in arrivals:
             self._timeline.add(at, ARRIVALS, partial(_submitted, spec))
+
+    def live_through(self, scheduler: Scheduler, until: float, take: Callable[[float, Report], None]) -> None:
+        """Let everything happen that happens until an instant, which is now."""
+        while True:
+            at = min(_or_never(self._timeline.next_at), _or_never(scheduler.wake_at))
+            if at > until:
+                break
+            facts: Sequence[Fact] = self._timeline.happen(at)
+            if not facts and at == scheduler.wake_at:
+                facts = (Woke(),)
+            while facts:
+                orders = scheduler.handle(at, facts)
+                take(at, Facts(tuple(facts)))
+                facts = self._machines.apply(at, orders)
+        self._live_from, self._began = until, time.monotonic()
 
     # ---------------------------------------------------------------------------------------------------- as a link
     def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
@@ -149,27 +153,13 @@ class ShowMachine:
     # --------------------------------------------------------------------------------------------------- as a clock
     def now(self) -> float:
         """Seconds since the beginning."""
-        if self.is_live.is_set():
-            return self._live_from + (time.monotonic() - self._began) * self._speed
-        return self._at
+        return self._live_from + (time.monotonic() - self._began) * self._speed
 
     async def wait(self, tasks: set[asyncio.Task[Any]], until: float | None) -> None:
-        """Let tasks do what they can; then let time pass to what happens next."""
-        for _ in range(5):
-            await asyncio.sleep(0)
-        if any(task.done() for task in tasks):
-            return
-        following = min(
-            inf if until is None else until, inf if self._timeline.next_at is None else self._timeline.next_at
-        )
-        if not self.is_live.is_set():
-            self._at = max(self._at, min(following, self._live_from))
-            if following > self._live_from:
-                self._began = time.monotonic()
-                self.is_live.set()
-        if self.is_live.is_set():
-            timeout = None if following == inf else max(0.0, following - self.now()) / self._speed
-            await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        """Return when one of the tasks is done, when it is time, or when something happens."""
+        following = min(_or_never(until), _or_never(self._timeline.next_at))
+        timeout = None if following == inf else max(0.0, following - self.now()) / self._speed
+        await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         self._say(self._timeline.happen(self.now()))
 
     def _say(self, facts: Sequence[Fact]) -> None:
@@ -177,24 +167,8 @@ class ShowMachine:
             self._queue.put_nowait(Facts(tuple(facts)))
 
 
-class ShowStore(Store):
-    """A store that writes nothing of the past: a thousand jobs are there in a second."""
-
-    is_past = True
-
-    def commit(self) -> None:
-        """Make durable what was taken in, once the past is over."""
-        if not self.is_past:
-            super().commit()
-
-    def keep_balance(self, balance: Balance, details: Details | None = None) -> None:
-        """Keep a balance, once the past is over."""
-        if not self.is_past:
-            super().keep_balance(balance, details)
-
-
 class Papers:
-    """What trainings would leave in their folders: a log and a curve, written once the past is over."""
+    """What trainings would leave in their folders: a log and a curve."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
@@ -228,7 +202,7 @@ async def showroom(
     folder: Path,
     cluster: Cluster,
     policy: Policy,
-    arrivals: Iterable[Arrival] = (),
+    arrivals: Sequence[Arrival] = (),
     *,
     world: ShowWorld | None = None,
     live_from: float = 0.0,
@@ -238,40 +212,34 @@ async def showroom(
 ) -> AsyncIterator[Clerk]:
     """A clerk over a daemon whose jobs only pretend to train; what happened before `live_from` is over at once.
 
-    `live_from` is now: the calendar is set so.
+    `live_from` is now: the calendar is set so. Of what was before, the store knows nothing.
     """
     world = world or ShowWorld()
-    machine = ShowMachine(cluster, world, live_from=live_from, speed=speed, report_every_s=report_every_s)
+    machine = ShowMachine(cluster, world, speed=speed, report_every_s=report_every_s)
+    machine.arrive(arrivals)
     calendar = Calendar(time.time() - live_from)
-    store = ShowStore.open(folder / "store", Header("1", name, cluster))
-    assert isinstance(store, ShowStore)
-    ledger, spans, papers = Ledger(), Spans(cluster), Papers(folder)
+    ledger, spans, papers, present = Ledger(), Spans(cluster), Papers(folder), Present()
     chronicle = Chronicle(Feed(), calendar.unix)
     estimates = world.estimator()
-    scheduler = Scheduler(cluster, policy, estimator=estimates, observers=(store, ledger, spans, chronicle, machine))
+    observers = (ledger, spans, chronicle, machine, present)
+    scheduler = Scheduler(cluster, policy, estimator=estimates, observers=observers)
+    machine.live_through(scheduler, live_from, papers.hear)
+    papers.write()
 
     def take(at: float, report: Report) -> None:
         chronicle.hear(at, report)
         papers.hear(at, report)
-        if machine.is_live.is_set():
-            papers.write()
+        papers.write()
 
-    async def commit(write: Callable[[], None]) -> None:
-        write()
-
+    store = present.store = Store.open(folder / "store", Header("1", name, cluster))
+    programs = {spec.id: Program(entry=f"trainings/{spec.model or 'training'}.py:main") for _, spec in arrivals}
+    daemon = Daemon(scheduler, store, machine, machine, programs=programs, take=take, commit=_at_once)
     names = {device: f"{node.name}:{device - node.devices.start}" for node in cluster.nodes for device in node.devices}
-    programs = _Programs(ledger)
-    daemon = Daemon(scheduler, store, machine, machine, take=take, commit=commit)
     premises = Premises(
-        daemon, scheduler, ledger, estimates, spans, chronicle, programs, programs.total, folder, names,
-        calendar, machine.now, "1", lambda: name,
+        daemon, scheduler, ledger, estimates, spans, chronicle, programs, lambda job: ledger.accounts[job].spec.work,
+        folder, names, calendar, machine.now, "1", lambda: name,
     )  # fmt: skip
-    machine.arrive(arrivals)
     running = asyncio.create_task(daemon.run())
-    live = asyncio.create_task(machine.is_live.wait())
-    await asyncio.wait({running, live}, return_when=asyncio.FIRST_COMPLETED)
-    store.is_past = False
-    papers.write()
     try:
         yield Clerk(premises)
     finally:
@@ -282,21 +250,23 @@ async def showroom(
         store.close()
 
 
-class _Programs(dict[JobId, Program]):
-    """A made-up program for every job."""
+class Present:
+    """An observer that lets a store know of what happens from now on."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__()
-        self._ledger = ledger
+    store: Store | None = None
 
-    def get(self, job: JobId, default: Any = None) -> Any:
-        """Its model's entry."""
-        account = self._ledger.accounts.get(job)
-        return default if account is None else Program(entry=f"trainings/{account.spec.model or 'training'}.py:main")
+    def record(self, record: Record) -> None:
+        """Pass a record on."""
+        if self.store is not None:
+            self.store.record(record)
 
-    def total(self, job: JobId) -> float | None:
-        """What was declared."""
-        return self._ledger.accounts[job].spec.work
+
+async def _at_once(write: Callable[[], None]) -> None:
+    write()
+
+
+def _or_never(at: float | None) -> float:
+    return inf if at is None else at
 
 
 def _submitted(spec: JobSpec, at: float) -> Fact:
