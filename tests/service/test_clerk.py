@@ -192,8 +192,6 @@ def test_events_of_others_are_not_heard(tmp_path: Path) -> None:
         async with office(tmp_path, a=1000, b=1000) as (clerk, _):
             await clerk.submit(ADA, [job("a")])
             await clerk.submit(BEN, [job("b")])
-            assert {span.job for span in clerk.timeline(ADMIN, 0.0, 2e6)} == {"a", "b"}
-            assert {span.job for span in clerk.timeline(ADMIN, 0.0, 2e6, "b")} == {"b"}
             heard: dict[str, list[str]] = {}
             for who in (ADA, READER):
                 stream = clerk.events(who, after=0)

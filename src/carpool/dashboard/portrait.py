@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
+from typing import Protocol, runtime_checkable
 
 from carpool.core.model import Phase
 from carpool.dashboard.chart import Chart, Point, chart
@@ -26,6 +27,7 @@ class Action:
     label: str
     question: str
     is_final: bool = False
+    takes_weight: bool = False
 
 
 _CANCEL = Action(
@@ -33,15 +35,24 @@ _CANCEL = Action(
 )
 _PAUSE = Action("pause", "Pause", "Take it off its devices? It keeps its progress and waits until you resume it.")
 _RESUME = Action("resume", "Resume", "Put it back into the queue?")
+_WEIGH = Action("weigh", "Weight", "Let it count more or less against other jobs from now on.", takes_weight=True)
 
 
-def actions(job: JobView, who: Person) -> tuple[Action, ...]:
-    """What somebody may wish of a job as it stands."""
+@runtime_checkable
+class Weighs(Protocol):
+    """A clerk who can change what a job counts."""
+
+    async def reweigh(self, who: Person, job: str, weight: float) -> None:
+        """Let a job count more or less from now on."""
+        ...
+
+
+def actions(job: JobView, who: Person, *, weighs: bool = False) -> tuple[Action, ...]:
+    """What somebody may wish of a job as it stands; `weighs`: its weight can be changed."""
     if job.phase.is_over or not who.may_touch(job.user):
         return ()
-    if job.phase is Phase.PAUSED:
-        return (_RESUME, _CANCEL)
-    return (_CANCEL,) if job.phase is Phase.BLOCKED else (_PAUSE, _CANCEL)
+    turn = {Phase.PAUSED: (_RESUME,), Phase.BLOCKED: ()}.get(job.phase, (_PAUSE,))
+    return (*((_WEIGH,) if weighs else ()), *turn, _CANCEL)
 
 
 @dataclass(frozen=True, slots=True)
