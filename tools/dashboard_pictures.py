@@ -165,16 +165,13 @@ async def take_all(port: int) -> None:
                 longest = max(running, key=lambda job: job.steps if (job.progress or 0.0) < 0.95 else 0.0)
                 await take(browser, f"{site}/cluster?last=7200", "cluster")
                 await take(browser, f"{site}/cluster?last=7200", "cluster-light", scheme="light")
-                await take(browser, f"{site}/jobs", "jobs", scheme="light")
                 await take(browser, f"{site}/jobs/{longest.id}", "job")
                 await take(browser, f"{site}/decisions", "decisions", scheme="light")
                 await take(browser, f"{site}/compare", "compare")
                 await take(browser, f"{site}/cluster?last=7200", "phone", size=(390, 844))
             async with serving(MANY, port + 1) as (site, _):
                 await take(browser, f"{site}/cluster?last=7200", "many")
-                await take(browser, f"{site}/jobs", "many-jobs", scheme="light")
-            async with serving(NONE, port + 2) as (site, _):
-                await take(browser, f"{site}/jobs", "empty", scheme="light")
+                await take(browser, f"{site}/jobs?sort=ends", "many-jobs", scheme="light")
             await browser.close()
 
 
