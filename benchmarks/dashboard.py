@@ -2,7 +2,7 @@
 
 Every page is asked for `--times` times, in the process and on the loop that the daemon runs on, without a network.
 `p50` and `p99` are the whole answer; `stall` is the longest time in which nobody else had the loop, so that no fact was
-taken in. What `part` says is what a page that is left open asks for again; its size is what travels then.
+taken in. What `panel` says is what a page that is left open asks for again; its size is what travels then.
 """
 
 from __future__ import annotations
@@ -96,14 +96,17 @@ async def measure(client: httpx.AsyncClient, path: str, times: int) -> dict[str,
 
 
 async def walk(clerk: Clerk, times: int, row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Every page, every part of it, and two that are harder than usual."""
+    """Every page, every panel of it, and two that are harder than usual."""
     app = FastAPI(openapi_url=None)
     mount(app, clerk, lambda request: Person("root", Role.ADMIN))
     newest = clerk.jobs(Person("root", Role.ADMIN), limit=1).jobs[0].id
     paths = []
     for page in PAGES:
         path = page.path.replace("{job}", newest)
-        paths += [(path, page.name), *((f"{path}?part={part}", f"{page.name}: part {part}") for part in page.parts)]
+        paths += [
+            (path, page.name),
+            *((f"{path}?panel={panel}", f"{page.name}: panel {panel}") for panel in page.panels),
+        ]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://carpool") as client:
         for path, name in [*paths, *EXTRA]:
             found = {**row, "page": name, **await measure(client, path, times)}

@@ -67,10 +67,10 @@ def test_a_job_is_submitted_watched_and_cancelled(open_site: Any, page: "Page") 
     site.do(site.clerk.submit(ROOT, [listed]))
     page.get_by_role("link", name="mine").click()  # it appeared by itself
     page.get_by_role("heading", name="mine").wait_for()
-    steps = page.locator("[data-part=head] .figures").get_by_text("of 2,000 steps")
+    steps = page.locator("[data-panel=head] .figures").get_by_text("of 2,000 steps")
     before = steps.inner_text()
     page.wait_for_function(
-        "before => !document.querySelector('[data-part=head]').innerText.includes(before)", arg=before
+        "before => !document.querySelector('[data-panel=head]').innerText.includes(before)", arg=before
     )
     page.locator(".curve[data-name=loss]").wait_for()
     page.locator("pre.log").get_by_text("steps/s").first.wait_for()
@@ -86,10 +86,10 @@ def test_pause_and_resume_from_another_window_are_seen_here(open_site: Any, page
     page.goto(f"{site.address}/jobs/long")
     page.locator("#live[data-state=live]").wait_for()
     site.do(site.clerk.pause(ROOT, "long"))
-    page.locator("[data-part=head] .phase.is-paused").wait_for()
+    page.locator("[data-panel=head] .phase.is-paused").wait_for()
     page.locator("summary", has_text="Resume").wait_for()
     site.do(site.clerk.resume(ROOT, "long"))
-    page.locator("[data-part=head] .phase.is-running").wait_for()
+    page.locator("[data-panel=head] .phase.is-running").wait_for()
 
 
 def test_a_thousand_jobs_on_five_hundred_devices(open_site: Any, page: "Page") -> None:

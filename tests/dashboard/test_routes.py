@@ -47,16 +47,16 @@ def form(who: Person = ROOT, **fields: str) -> dict[str, str]:
     return {"token": token_for(who, b"for tests"), **fields}
 
 
-def test_every_page_and_every_part_of_it_answers(open_room: Any) -> None:
+def test_every_page_and_every_panel_of_it_answers(open_room: Any) -> None:
     async def act(room: Any) -> None:
         for page in PAGES:
             path = page.path.replace("{job}", "a")
             whole = await room.client.get(path)
             assert whole.status_code == 200, whole.text
             assert whole.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
-            for part in page.parts:
-                assert f'data-part="{part}"' in whole.text
-                answer = await room.client.get(path, params={"part": part})
+            for panel in page.panels:
+                assert f'data-panel="{panel}"' in whole.text
+                answer = await room.client.get(path, params={"panel": panel})
                 assert answer.status_code == 200, answer.text
                 assert "<html" not in answer.text
         home = await room.client.get("/")
@@ -64,7 +64,7 @@ def test_every_page_and_every_part_of_it_answers(open_room: Any) -> None:
         for name in ("dashboard.css", "dashboard.js", "icon.svg"):
             assert (await room.client.get(f"/dashboard/{name}")).status_code == 200
         assert (await room.client.get("/dashboard/routes.py")).status_code == 404
-        assert (await room.client.get("/cluster?part=nonsense")).status_code == 404
+        assert (await room.client.get("/cluster?panel=nonsense")).status_code == 404
 
     play(open_room, act, job("a"), job("b", devices=2), job("c", after=(JobId("a"),)))
 
@@ -110,7 +110,7 @@ def test_others_see_that_a_device_is_held_but_not_by_whom(open_room: Any) -> Non
             assert answer.status_code == 200
             assert "secret-plan" not in answer.text
         assert "somebody else" in (await room.client.get("/cluster", headers=as_ben)).text
-        for path in ("/jobs/secret-plan", "/jobs/secret-plan?part=log", "/jobs/nothing"):
+        for path in ("/jobs/secret-plan", "/jobs/secret-plan?panel=log", "/jobs/nothing"):
             assert (await room.client.get(path, headers=as_ben)).status_code == 404
         assert "secret-plan" in (await room.client.get("/jobs", headers={"x-person": "screen"})).text
 
@@ -133,7 +133,7 @@ def test_wishes_are_granted_to_who_may_wish(open_room: Any) -> None:
         assert (await post("/wish/cancel", data=screen, headers={"x-person": "screen"})).status_code == 403
         assert (await post("/wish/cancel", data=form(job="a"))).status_code == 303
         assert room.clerk.job(ada, "a").phase is Phase.CANCELLED
-        assert "cancelled by its user" in (await room.client.get("/jobs/a?part=story")).text
+        assert "cancelled by its user" in (await room.client.get("/jobs/a?panel=story")).text
         assert (await post("/wish/explode", data=form(job="a"))).status_code == 404
 
     play(open_room, act, job("a"))
@@ -165,7 +165,7 @@ def test_a_job_is_shown_on_its_own_devices_only(open_room: Any) -> None:
     async def act(room: Any) -> None:
         assert {span.job for span in room.clerk.timeline(ROOT, 0.0, 9e9)} == {"a", "b"}
         assert {span.job for span in room.clerk.timeline(ROOT, 0.0, 9e9, "b")} == {"b"}
-        assert 'data-tip="b"' in (await room.client.get("/jobs/b?part=curves")).text
+        assert 'data-tip="b"' in (await room.client.get("/jobs/b?panel=curves")).text
 
     play(open_room, act, job("a"), job("b"))
 

@@ -13,7 +13,7 @@ CSS = FILES.joinpath("static", "dashboard.css").read_text(encoding="utf-8")
 SCRIPT = FILES.joinpath("static", "dashboard.js").read_text(encoding="utf-8")
 TEMPLATES = {
     each.name: each.read_text(encoding="utf-8")
-    for folder in (FILES.joinpath("templates"), FILES.joinpath("templates", "parts"))
+    for folder in (FILES.joinpath("templates"), FILES.joinpath("templates", "panels"))
     for each in folder.iterdir()
     if each.name.endswith(".html")
 }

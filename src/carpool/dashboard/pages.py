@@ -1,7 +1,7 @@
-"""The pages: which parts each is made of, and what each part asks of the clerk.
+"""The pages: which panels each is made of, and what each panel asks of the clerk.
 
-A part is asked for on the daemon's loop, where the clerk may be spoken to, and shown in a thread: what it returns is a
-function that only calculates. A page can be asked for as a whole, or for one of its parts.
+A panel is asked for on the daemon's loop, where the clerk may be spoken to, and shown in a thread: what it returns is a
+function that only calculates. A page can be asked for as a whole, or for one of its panels.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class Asked:
 
 
 Show = Callable[[], Any]
-Part = Callable[[Asked], Awaitable[Show]]
+Panel = Callable[[Asked], Awaitable[Show]]
 
 
 class Page(NamedTuple):
-    """A page of the dashboard; its template and those of its parts bear their names."""
+    """A page of the dashboard; its template and those of its panels bear their names."""
 
     name: str
     title: str
     path: str
-    parts: Mapping[str, Part]
+    panels: Mapping[str, Panel]
 
 
 # ---------------------------------------------------------------------------------------------------------- cluster

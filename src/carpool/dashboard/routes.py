@@ -1,4 +1,4 @@
-"""The dashboard on a web application: pages, parts of pages, wishes, and the stream that keeps pages up to date."""
+"""The dashboard on a web application: pages, panels of pages, wishes, and the stream that keeps pages up to date."""
 
 from __future__ import annotations
 
@@ -115,17 +115,17 @@ class Desk:
         return RedirectResponse("/cluster", HTTPStatus.TEMPORARY_REDIRECT)
 
     async def page(self, page: Page, request: Request) -> Response:
-        """A page, or with ``?part=`` one of its parts."""
+        """A page, or with ``?panel=`` one of its panels."""
         who = self._person_of(request)
         query = dict(request.query_params)
         job = str(request.path_params.get("job", ""))
         asked = Asked(self._clerk, who, query, self._zone, self._reports, job)
-        part = query.pop("part", "")
-        if part and part not in page.parts:
-            raise NotThere(f"the page {page.name!r} has no part {part!r}")
-        shows = {name: await ask(asked) for name, ask in page.parts.items() if not part or name == part}
+        panel = query.pop("panel", "")
+        if panel and panel not in page.panels:
+            raise NotThere(f"the page {page.name!r} has no panel {panel!r}")
+        shows = {name: await ask(asked) for name, ask in page.panels.items() if not panel or name == panel}
         common = self._common(request, who) | {"page": page, "query": query, "job_name": job}
-        template = f"parts/{part}.html" if part else f"{page.name}.html"
+        template = f"panels/{panel}.html" if panel else f"{page.name}.html"
         html = await asyncio.to_thread(self._render, template, common, shows)
         return HTMLResponse(html, headers=_HEADERS)
 
@@ -184,9 +184,9 @@ class Desk:
         return self._templates.get_template(template).render(**common, **{name: show() for name, show in shows.items()})
 
     def _refusal(self, request: Request, status: HTTPStatus, words: str) -> Response:
-        if "part" in request.query_params:
+        if "panel" in request.query_params:
             return HTMLResponse(
-                self._templates.get_template("parts/refusal.html").render(words=words), status, _HEADERS
+                self._templates.get_template("panels/refusal.html").render(words=words), status, _HEADERS
             )
         common = self._common(request, self._person_of(request))
         html = self._templates.get_template("refusal.html").render(

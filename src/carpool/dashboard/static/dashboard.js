@@ -1,4 +1,4 @@
-// Keeps the parts of a page up to date, and makes it usable without a mouse. Everything works without it, but stands still.
+// Keeps the panels of a page up to date, and makes it usable without a mouse. Everything works without it, but stands still.
 "use strict";
 
 const root = document.documentElement;
@@ -27,10 +27,10 @@ document.addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll("pre.log").forEach(toEnd);
 });
 
-// ------------------------------------------------------------------------------------------------------------- parts
-const parts = () => [...document.querySelectorAll("[data-part]")];
-const waiting = new Map(); // part -> timer
-const fetched = new Map(); // part -> when it was last asked for
+// ------------------------------------------------------------------------------------------------------------- panels
+const panels = () => [...document.querySelectorAll("[data-panel]")];
+const waiting = new Map(); // panel -> timer
+const fetched = new Map(); // panel -> when it was last asked for
 
 function say(state, words) {
   const live = document.getElementById("live");
@@ -39,85 +39,85 @@ function say(state, words) {
 }
 
 function listen() {
-  if (!parts().some((part) => part.dataset.on)) return;
+  if (!panels().some((panel) => panel.dataset.on)) return;
   const source = new EventSource("/dashboard/events");
   say("off", "connecting");
   source.onopen = () => {
-    if (document.getElementById("live").dataset.state === "lost") parts().forEach((part) => refresh(part));
+    if (document.getElementById("live").dataset.state === "lost") panels().forEach((panel) => refresh(panel));
     say("live", "live");
   };
   source.onerror = () => say("lost", "connection lost");
   source.onmessage = (message) => {
     const news = JSON.parse(message.data);
-    for (const part of parts()) {
-      const kinds = (part.dataset.on || "").split(" ");
-      const isMine = !part.dataset.job || news.jobs === null || news.jobs.includes(part.dataset.job);
-      if (news.kinds.includes("missed") || (isMine && news.kinds.some((kind) => kinds.includes(kind)))) refresh(part);
+    for (const panel of panels()) {
+      const kinds = (panel.dataset.on || "").split(" ");
+      const isMine = !panel.dataset.job || news.jobs === null || news.jobs.includes(panel.dataset.job);
+      if (news.kinds.includes("missed") || (isMine && news.kinds.some((kind) => kinds.includes(kind)))) refresh(panel);
     }
   };
   addEventListener("pagehide", () => source.close());
   document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) parts().filter((part) => part.dataset.on).forEach((part) => refresh(part));
+    if (!document.hidden) panels().filter((panel) => panel.dataset.on).forEach((panel) => refresh(panel));
   });
   setInterval(() => {
-    for (const part of parts()) {
-      const every = Number(part.dataset.every || 0);
-      if (every && Date.now() - (fetched.get(part) || loaded) > 1000 * every) refresh(part);
+    for (const panel of panels()) {
+      const every = Number(panel.dataset.every || 0);
+      if (every && Date.now() - (fetched.get(panel) || loaded) > 1000 * every) refresh(panel);
     }
   }, 500);
 }
 
 const loaded = Date.now();
 
-function refresh(part) {
-  if (document.hidden || waiting.has(part)) return;
-  const rest = Number(part.dataset.rest || 800);
-  const wait = Math.max(50, (fetched.get(part) || 0) + rest - Date.now());
-  waiting.set(part, setTimeout(() => {
-    waiting.delete(part);
-    fetched.set(part, Date.now());
-    bring(part);
+function refresh(panel) {
+  if (document.hidden || waiting.has(panel)) return;
+  const rest = Number(panel.dataset.rest || 800);
+  const wait = Math.max(50, (fetched.get(panel) || 0) + rest - Date.now());
+  waiting.set(panel, setTimeout(() => {
+    waiting.delete(panel);
+    fetched.set(panel, Date.now());
+    bring(panel);
   }, wait));
 }
 
-async function bring(part) {
+async function bring(panel) {
   const address = new URL(location.href);
   address.hash = "";
-  address.searchParams.set("part", part.dataset.part);
-  const slow = setTimeout(() => part.setAttribute("aria-busy", "true"), 600);
+  address.searchParams.set("panel", panel.dataset.panel);
+  const slow = setTimeout(() => panel.setAttribute("aria-busy", "true"), 600);
   try {
     const answer = await fetch(address, { headers: { Accept: "text/html" } });
     if (answer.redirected || answer.status === 401) return location.reload(); // signed out meanwhile
     const text = await answer.text();
-    part.classList.toggle("stale", !answer.ok);
-    if (answer.ok && !isInUse(part)) swap(part, text);
+    panel.classList.toggle("stale", !answer.ok);
+    if (answer.ok && !isInUse(panel)) swap(panel, text);
   } catch {
-    part.classList.add("stale");
+    panel.classList.add("stale");
     say("lost", "connection lost");
   } finally {
     clearTimeout(slow);
-    part.removeAttribute("aria-busy");
+    panel.removeAttribute("aria-busy");
   }
 }
 
-function isInUse(part) {
-  if (part.querySelector("details.confirm[open]") || part.querySelector(".zoom")) return true;
+function isInUse(panel) {
+  if (panel.querySelector("details.confirm[open]") || panel.querySelector(".zoom")) return true;
   const selected = getSelection();
-  return !selected.isCollapsed && part.contains(selected.anchorNode);
+  return !selected.isCollapsed && panel.contains(selected.anchorNode);
 }
 
-function swap(part, html) {
-  const focused = part.contains(document.activeElement) ? document.activeElement.closest("[data-id]") : null;
-  const scrolls = [...part.querySelectorAll(".scroll, .log, .story")].map((each) => [
+function swap(panel, html) {
+  const focused = panel.contains(document.activeElement) ? document.activeElement.closest("[data-id]") : null;
+  const scrolls = [...panel.querySelectorAll(".scroll, .log, .story")].map((each) => [
     each.scrollLeft, each.scrollTop, each.scrollTop + each.clientHeight >= each.scrollHeight - 8,
   ]);
-  part.innerHTML = html;
-  [...part.querySelectorAll(".scroll, .log, .story")].forEach((each, place) => {
+  panel.innerHTML = html;
+  [...panel.querySelectorAll(".scroll, .log, .story")].forEach((each, place) => {
     if (!scrolls[place]) return toEnd(each);
     [each.scrollLeft, each.scrollTop] = scrolls[place];
     if (scrolls[place][2]) toEnd(each);
   });
-  if (focused) part.querySelector(`[data-id="${CSS.escape(focused.dataset.id)}"]`)?.focus({ preventScroll: true });
+  if (focused) panel.querySelector(`[data-id="${CSS.escape(focused.dataset.id)}"]`)?.focus({ preventScroll: true });
 }
 
 function toEnd(element) {
@@ -187,7 +187,7 @@ function watchFilter() {
       else address.searchParams.delete("q");
       address.searchParams.delete("page");
       history.replaceState(null, "", address);
-      bring(document.querySelector('[data-part="jobs"]'));
+      bring(document.querySelector('[data-panel="jobs"]'));
     }, 180);
   });
   if (field.value && matchMedia("(pointer: fine)").matches) field.setSelectionRange(field.value.length, field.value.length);
