@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from carpool.runtime.container import Parts
 from carpool.runtime.digest import digest
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.memory import Mirrors, new_memory
-from carpool.runtime.mirror import read_mirror, write_mirror
+from carpool.runtime.mirror import read_mirror, write_mirror, write_parts
 from carpool.runtime.trainer import Trainer
 
 
@@ -39,15 +40,15 @@ def test_another_trainer_goes_on_from_it(make_training: Any, fd: int) -> None:
 def test_a_writer_that_dies_half_way_leaves_a_mirror_that_says_so(fd: int) -> None:
     write_mirror(fd, 1, {"step": 1})
     with pytest.raises(KeyboardInterrupt):
-        write_mirror(fd, 2, _Dying())
+        write_parts(fd, 2, Parts(b"", _Dying()))
     with pytest.raises(CheckpointError, match="not written to its end"):
         read_mirror(fd)
 
 
-class _Dying(dict[str, Any]):
-    """A state whose writer is killed when it comes to it."""
+class _Dying(list[Any]):
+    """Tensors whose writer is killed when it comes to them."""
 
-    def items(self) -> Any:
+    def __iter__(self) -> Any:
         raise KeyboardInterrupt
 
 

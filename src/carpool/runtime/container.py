@@ -18,7 +18,7 @@ import math
 import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,34 +36,49 @@ _MAPPINGS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": Or
 _ROWS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
 
 
-def pack(value: Any, *, checked: bool = True) -> Iterator[bytes | memoryview]:
-    """The file that holds a value, chunk by chunk; unless ``checked``, with zeros for its checksum."""
-    tensors: list[Tensor] = []
-    tree = _encode(value, "", tensors)
-    rows, offset = [], 0
-    for tensor in tensors:
-        rows.append([str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset])
-        offset += _padded(tensor.numel() * tensor.element_size())
-    header = json.dumps({"schema": SCHEMA, "tree": tree, "tensors": rows}).encode()
-    header += b" " * (_padded(len(header) + _HEAD.size) - len(header) - _HEAD.size)
-    if not checked:
-        yield from _chunks(header, tensors)
+class Parts(NamedTuple):
+    """A value taken apart: its header, and the tensors whose bytes follow it. Nothing but the tensors is live."""
+
+    header: bytes
+    tensors: list[Tensor]
+
+    @classmethod
+    def of(cls, value: Any) -> Parts:
+        """The parts of a value."""
+        tensors: list[Tensor] = []
+        tree = _encode(value, "", tensors)
+        rows, offset = [], 0
+        for tensor in tensors:
+            rows.append([str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset])
+            offset += _padded(tensor.numel() * tensor.element_size())
+        header = json.dumps({"schema": SCHEMA, "tree": tree, "tensors": rows}).encode()
+        return cls(header + b" " * (_padded(len(header) + _HEAD.size) - len(header) - _HEAD.size), tensors)
+
+    def unchecked(self) -> Iterator[bytes | memoryview]:
+        """The file, chunk by chunk, with zeros for its checksum."""
+        yield from self._chunks()
         yield bytes(_DIGEST_BYTES)
-        return
-    total = hashlib.sha256()
-    for chunk in _chunks(header, tensors):
-        total.update(chunk)
-        yield chunk
-    yield total.digest()
+
+    def checked(self) -> Iterator[bytes | memoryview]:
+        """The file, chunk by chunk."""
+        total = hashlib.sha256()
+        for chunk in self._chunks():
+            total.update(chunk)
+            yield chunk
+        yield total.digest()
+
+    def _chunks(self) -> Iterator[bytes | memoryview]:
+        yield _HEAD.pack(_MAGIC, len(self.header))
+        yield self.header
+        for tensor in self.tensors:
+            raw = tensor_bytes(tensor)
+            yield raw
+            yield bytes(_padded(len(raw)) - len(raw))
 
 
-def _chunks(header: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
-    yield _HEAD.pack(_MAGIC, len(header))
-    yield header
-    for tensor in tensors:
-        raw = tensor_bytes(tensor)
-        yield raw
-        yield bytes(_padded(len(raw)) - len(raw))
+def pack(value: Any) -> Iterator[bytes | memoryview]:
+    """The file that holds a value, chunk by chunk."""
+    return Parts.of(value).checked()
 
 
 def unpack(content: bytes | bytearray | memoryview, where: str, *, checked: bool = True) -> Any:

@@ -1,4 +1,4 @@
-"""What a worker keeps and hands over of its training: checkpoints on disk, and states in memory files."""
+"""What a worker keeps of its training on disk, and how it takes a state over from there or from a memory file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from carpool.runtime.checkpoint import Checkpoints, load
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.faults import Faults
 from carpool.runtime.lodger import Lodger
-from carpool.runtime.mirror import read_mirror, write_mirror
+from carpool.runtime.mirror import read_mirror
 from carpool.runtime.mishap import broke, really
-from carpool.runtime.protocol import Broke, Message, Published
+from carpool.runtime.protocol import Broke, Message
 from carpool.runtime.trainer import Trainer
 
 
@@ -46,17 +46,6 @@ class Keeper:
         except CheckpointError as error:
             self._say(broke(error, step))
         return None
-
-    def publish(self, fd: int) -> None:
-        """Write the state into a memory file."""
-        step = self._trainer.cursor.step
-        try:
-            with self._lodger.readable():
-                write_mirror(fd, step, self._trainer.state_dict())
-        except OSError as error:
-            self._say(Broke("disk", f"the mirror was not written: {error.strerror}", step))
-        else:
-            self._say(Published(step))
 
 
 def take_over(trainer: Trainer, fds: Sequence[int], path: str) -> None:

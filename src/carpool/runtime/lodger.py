@@ -18,6 +18,11 @@ class Lodger:
         self._way: Vacate | None = None  # to be made once there is no turn
         self._told: Measures | None = None
 
+    @property
+    def stays(self) -> bool:
+        """Whether its memory never leaves the device."""
+        return self._residence is None
+
     def hear(self, order: Vacate | Occupy) -> None:
         """Come at once, or leave when `make_way` is called."""
         if isinstance(order, Occupy):

@@ -14,7 +14,7 @@ import os
 import struct
 from typing import Any
 
-from carpool.runtime.container import pack, unpack
+from carpool.runtime.container import Parts, unpack
 from carpool.runtime.errors import CheckpointError
 
 _MAGIC = b"CPMIRROR"
@@ -24,9 +24,14 @@ _START = 64  # where the content begins
 
 def write_mirror(fd: int, step: int, state: Any) -> int:
     """Write a state over whatever was there; the bytes it takes."""
+    return write_parts(fd, step, Parts.of(state))
+
+
+def write_parts(fd: int, step: int, state: Parts) -> int:
+    """Write a state that was taken apart before."""
     os.pwrite(fd, bytes(_HEAD.size), 0)
     end = _START
-    for chunk in pack(state, checked=False):
+    for chunk in state.unchecked():
         end += _write(fd, memoryview(chunk), end)
     os.pwrite(fd, _HEAD.pack(_MAGIC, step, end - _START), 0)
     return end

@@ -60,6 +60,7 @@ from carpool.runtime.protocol import (
     Updated,
     Vacate,
 )
+from carpool.runtime.publishing import Publisher
 from carpool.runtime.reducer import GivenUp, Reducer
 from carpool.runtime.residence import Residence
 from carpool.runtime.room import make_room, most_taken
@@ -92,6 +93,7 @@ class Worker:
         self._faults = Faults.of(begin.job)
         checkpoints = Checkpoints(Path(begin.checkpoints), program.keep) if begin.checkpoints else None
         self._keeper = Keeper(trainer, self._lodger, channel.send, checkpoints, self._faults)
+        self._publisher = Publisher(trainer, self._lodger, channel.send)
         self._joiner = Joiner(trainer, norms, self._is_given_up)
         self._place: Place | None = None
         self._formation = -1  # the newest
@@ -102,8 +104,11 @@ class Worker:
         """Do as told until told to leave."""
         self._channel.send(ready(self._trainer, self._program, self._joiner.slot_bytes))
         with self._trainer.caveats.watching():
-            while True:
-                self._turn()
+            try:
+                while True:
+                    self._turn()
+            finally:
+                self._publisher.finish()
 
     # -- moves --------------------------------------------------------------------------------------------------------
 
@@ -318,7 +323,7 @@ class Worker:
                 make_room(self._trainer)
                 self._channel.send(Spared())
             case Publish():
-                self._keeper.publish(received.fds[0])
+                self._publisher.publish(received.fds[0])
             case Save():
                 if (saved := self._keeper.save()) is not None:
                     self._channel.send(Saved(self._trainer.cursor.step, saved))
