@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch import Tensor
+
 from carpool.runtime.digest import digest
 from carpool.runtime.graphs import Graphs
 from carpool.runtime.proof import copies, tensors_in
@@ -54,7 +56,8 @@ class Echo:
 
     def start_over(self) -> None: ...
 
-    def mark(self) -> None: ...
+    def bring(self, value: Tensor, to: Tensor) -> None:
+        to.copy_(value)
 
     def wait(self) -> None: ...
 

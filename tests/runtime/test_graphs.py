@@ -17,6 +17,8 @@ from carpool.runtime.datasets.tensors import TensorData
 from carpool.runtime.digest import digest
 from carpool.runtime.errors import Diverged
 from carpool.runtime.goals import Stop
+from carpool.runtime.inputs import Choice, Way
+from carpool.runtime.samples import Samples
 from carpool.runtime.still import NotStill, fill, outline, still
 from carpool.runtime.trainer import Trainer
 
@@ -40,7 +42,7 @@ def test_recorded_steps_learn_the_same(make_training: Any, case: dict[str, Any])
     plain = learned(Trainer(make_training(**case, **stop)))
     trainer, echo, graphs = recorded(make_training(**case, **stop))
     assert learned(trainer) == plain
-    assert echo.replays > 18  # 18 steps, most of them by two or three recordings
+    assert (graphs.refusal, echo.replays > 18) == ("", True)  # 18 steps, most of them by two or three recordings
     assert not graphs.refusal
     assert not graphs.update_refusal
 
@@ -196,3 +198,29 @@ def test_outlines_tell_batches_apart() -> None:
     assert held["x"].sum() == 42.0
     assert held["rest"][0] == 8.0
     assert batch["x"].sum() == 0.0  # type: ignore[attr-defined]
+
+
+def test_batches_of_rows_on_the_device_are_gathered_in_the_recording(make_training: Any) -> None:
+    def gathering(training: Any) -> Any:
+        choice = Choice(Way.ON_DEVICE, "")
+        return Samples(training.dataset, seed=0, choice=choice)
+
+    stop = {"stop": Stop(epochs=6)}
+    plain = learned(Trainer(make_training(**stop)))
+    trainer, _, _ = recorded(make_training(**stop))
+    trainer._passes.samples = gathering(trainer.training)
+    fetched = []
+    fetch = trainer._passes.fetch
+    trainer._passes.fetch = lambda step: fetched.append(step.number) or fetch(step)  # type: ignore[method-assign,func-returns-value]
+    assert learned(trainer) == plain
+    assert fetched == [0, 1, 2, 3, 5, 8]  # three of each length: seen, recorded, proved once more
+
+
+def test_rows_that_are_changed_on_their_way_are_not_gathered_in_the_recording(make_training: Any) -> None:
+    data = make_training().dataset
+    choice = Choice(Way.ON_DEVICE, "")
+    assert Samples(data, seed=0, choice=choice).gathering(4) is not None
+    assert Samples(data, seed=0, choice=choice, augment=lambda batch, chance: batch).gathering(4) is None
+    finishing = TensorData(*data.tensors, finish=lambda rows: rows)
+    assert Samples(finishing, seed=0, choice=choice).gathering(4) is None
+    assert Samples(data, seed=0).gathering(4) is None

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from carpool.runtime.flat import Layout
-from carpool.runtime.passes import Passes
+from carpool.runtime.gathering import Gathering
+from carpool.runtime.passes import Passes, Step
 from carpool.runtime.proof import Settings, are_same, copies, host_chance, numbers_in, tensors_in
 from carpool.runtime.recorder import Recorder, Replay
 from carpool.runtime.rows import put
@@ -52,6 +53,8 @@ class _Take:
     """The recordings for batches of one outline, and every tensor they touch."""
 
     batch: Any
+    gathering: Gathering | None  # how the batch comes about, where that is recorded too
+    made: Tensor  # the loss on the device
     loss: Tensor  # on the host
     buffers: list[Tensor]
     before: list[Tensor]  # buffers as they were before the pass
@@ -83,6 +86,7 @@ class Graphs:
         self._is_free = loosely
         self._optimizer = update.optimizer
         self._takes: dict[Outline, _Take | None] = {}  # None: seen, not recorded yet
+        self._gathered: dict[int, _Take] = {}  # those that fetch their batches themselves, by their length
         self._now: _Take | None = None  # whose gradients the next update takes
         self._addresses: list[int] = []
         self._moves = 0  # of weights or buffers, since a recording was trusted last
@@ -96,6 +100,7 @@ class Graphs:
     def forget(self) -> None:
         """Let go of all recordings: the tensors they touch are not the training's any more."""
         self._takes.clear()
+        self._gathered.clear()
         self._now = None
         self._recorder.start_over()
 
@@ -110,18 +115,32 @@ class Graphs:
 
     # -- the pass -----------------------------------------------------------------------------------------------------
 
-    def make_pass(self, batch: Any, number: int) -> float:
+    def make_pass(self, step: Step) -> float:
         """The loss of a step's pass; `make_update` has to follow, or the pass is void."""
         self._now = None
-        take = self._take_for(batch)
-        if take is None:
-            return self._passes.whole(batch, number)
-        if take.proofs < _PROOFS:
-            return self._prove_pass(take, batch, number)
+        if not self.refusal:
+            self._look_for_moves()
+        if (take := self._gathered.get(step.num_samples)) is None:
+            batch = self._passes.fetch(step)
+            take = self._take_for(batch, step.num_samples)
+            if take is None:
+                return self._passes.whole(batch, step.number)
+            if take.proofs < _PROOFS:
+                return self._prove_pass(take, batch, step)
+            if take.gathering is None:
+                fill(take.batch, batch)
         self._now = take
-        return self._replay_pass(take, batch, number)
+        return self._replay_pass(take, step)
 
-    def _take_for(self, batch: Any) -> _Take | None:
+    def _look_for_moves(self) -> None:
+        """Let go of recordings whose weights or buffers lie elsewhere now."""
+        addresses = [tensor.data_ptr() for tensor in (*self._layout.parameters, *self._layout.buffers())]
+        if addresses != self._addresses:
+            self.forget()
+            self._addresses = addresses
+            self._moves += 1
+
+    def _take_for(self, batch: Any, count: int) -> _Take | None:
         """The take for such batches, if they shall be replayed or just now recorded."""
         if self.refusal:
             return None
@@ -130,18 +149,13 @@ class Graphs:
         except NotStill as error:
             self._refuse(str(error))
             return None
-        addresses = [tensor.data_ptr() for tensor in (*self._layout.parameters, *self._layout.buffers())]
-        if addresses != self._addresses:
-            self.forget()
-            self._addresses = addresses
-            self._moves += 1
-            if self._moves > _MOST_MOVES:
-                self._refuse("the pass replaces a weight or a buffer of the model by another tensor")
-                return None
+        if self._moves > _MOST_MOVES:
+            self._refuse("the pass replaces a weight or a buffer of the model by another tensor")
+            return None
         if key in self._takes:
             take = self._takes[key]
             if take is None:
-                take = self._takes[key] = self._new_take(batch)
+                take = self._takes[key] = self._new_take(batch, key, count)
             return take
         if len(self._takes) < _MOST_OUTLINES:
             self._takes[key] = None
@@ -149,19 +163,24 @@ class Graphs:
             self._tell(f"batches of more than {_MOST_OUTLINES} shapes: the later ones are not recorded as CUDA graphs")
         return None
 
-    def _new_take(self, batch: Any) -> _Take:
-        buffers = self._layout.buffers()
-        pinned = self._layout.device.type == "cuda"
-        loss = torch.zeros((), dtype=torch.float64, pin_memory=pinned)
-        return _Take(still(batch), loss, buffers, copies(buffers))
+    def _new_take(self, batch: Any, key: Outline, count: int) -> _Take:
+        buffers, device = self._layout.buffers(), self._layout.device
+        made = torch.zeros((), dtype=torch.float64, device=device)
+        loss = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
+        gathering = self._passes.samples.gathering(count)
+        if gathering is not None and outline(gathering.batch) != key:
+            gathering = None
+        place = still(batch) if gathering is None else gathering.batch
+        return _Take(place, gathering, made, loss, buffers, copies(buffers))
 
-    def _replay_pass(self, take: _Take, batch: Any, number: int) -> float:
+    def _replay_pass(self, take: _Take, step: Step) -> float:
         assert take.forward is not None
         assert take.backward is not None
-        fill(take.batch, batch)
-        self._passes.seed(number)
+        if take.gathering is not None:
+            take.gathering.choose(step.draw.samples)
+        self._passes.seed(step.number)
         take.forward()
-        self._recorder.mark()
+        self._recorder.bring(take.made, take.loss)
         take.backward()
         self._passes.queued()
         self._recorder.wait()
@@ -171,14 +190,14 @@ class Graphs:
             self._now = None
         return loss
 
-    def _prove_pass(self, take: _Take, batch: Any, number: int) -> float:
+    def _prove_pass(self, take: _Take, batch: Any, step: Step) -> float:
         """Make the pass by the code, then by the recording from the same state; the code's result stands."""
         passes, layout = self._passes, self._layout
         kept, before = layout.buffers(), copies(layout.buffers())
-        passes.seed(number)
+        passes.seed(step.number)
         chance = host_chance(layout.device)
         with self._recorder.aside():
-            loss = passes.whole(batch, number)
+            loss = passes.whole(batch, step.number)
         if not math.isfinite(loss):
             return loss
         drawn = host_chance(layout.device) != chance
@@ -189,7 +208,7 @@ class Graphs:
             problem = "the pass replaces a weight or a buffer of the model by another tensor"
         else:
             passes.clear()
-            problem = self._try_pass(take, batch, number, before, loss, wanted, after)
+            problem = self._try_pass(take, batch, step, before, loss, wanted, after)
         if problem:
             self._refuse(problem)
             layout.put_back(kept, after)
@@ -198,6 +217,8 @@ class Graphs:
         take.proofs += 1
         if take.proofs == _PROOFS:
             self._moves = 0
+            if take.gathering is not None:
+                self._gathered[step.num_samples] = take
             how = "closely" if self._compares_loosely else "bit for bit"
             self._tell(f"steps are replayed as CUDA graphs, checked {how} against the code")
         self._now = take
@@ -207,7 +228,7 @@ class Graphs:
         self,
         take: _Take,
         batch: Any,
-        number: int,
+        step: Step,
         before: list[Tensor],
         loss: float,
         wanted: list[Tensor | None],
@@ -218,7 +239,9 @@ class Graphs:
         try:
             if take.forward is None:
                 self._record_pass(take)
-            found = self._replay_pass(take, batch, number)
+            if take.gathering is None:
+                fill(take.batch, batch)
+            found = self._replay_pass(take, step)
         except Exception as error:  # noqa: BLE001 - whatever user code does while it is recorded
             return _reason(error)
         loosely = self._compares_loosely
@@ -238,8 +261,10 @@ class Graphs:
 
         def forward() -> None:
             put(take.before, take.buffers)
+            if take.gathering is not None:
+                take.gathering.gather()
             loss = passes.forward(take.batch)
-            take.loss.copy_(loss.detach().double(), non_blocking=True)
+            take.made.copy_(loss.detach())
             made.append(loss)
 
         def backward() -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from carpool.runtime.vmm import ScratchPool
 
@@ -33,12 +34,12 @@ class Recorder(Protocol):
         """All recordings so far have been let go."""
         ...
 
-    def mark(self) -> None:
-        """Remember how far the device has been told to go."""
+    def bring(self, value: Tensor, to: Tensor) -> None:
+        """Begin to copy a number to the host; what the device is told later does not wait for it."""
         ...
 
     def wait(self) -> None:
-        """Wait until the device has come to the mark."""
+        """Wait until it is there."""
         ...
 
 
@@ -50,7 +51,9 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._scratch = scratch  # a pool that outlives its recordings
         self._pool = self._new_pool()
-        self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._errands = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._is_made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._is_here = torch.cuda.Event()  # type: ignore[no-untyped-call]
         # torch lets go of what it knows of a pool with its last recording, and refuses that pool for ever.
         self._anchor = None if scratch is None else self.record(lambda: torch.zeros(1, device=device))
 
@@ -89,13 +92,20 @@ class CudaRecorder:
     def _new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle() if self._scratch is None else self._scratch.id
 
-    def mark(self) -> None:
-        """Remember this place in the device's stream."""
-        self._mark.record(torch.cuda.current_stream(self._device))
+    def bring(self, value: Tensor, to: Tensor) -> None:
+        """Copy a number to pinned memory on a stream of its own.
+
+        In the stream of the recordings, each step would wait for the copy engine between its passes.
+        """
+        self._is_made.record(torch.cuda.current_stream(self._device))
+        self._errands.wait_event(self._is_made)
+        with torch.cuda.stream(self._errands):
+            to.copy_(value, non_blocking=True)
+        self._is_here.record(self._errands)
 
     def wait(self) -> None:
-        """Wait until the device has passed the mark."""
-        self._mark.synchronize()
+        """Wait until the number has arrived."""
+        self._is_here.synchronize()
 
     def _mend(self) -> None:
         """Put right what torch leaves undone when a recording fails.

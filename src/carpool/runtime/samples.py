@@ -17,6 +17,7 @@ from carpool.core.errors import InputError
 from carpool.runtime.ahead import RowsAhead
 from carpool.runtime.chance import derive, uniforms
 from carpool.runtime.datasets.tensors import TensorData
+from carpool.runtime.gathering import Gathering
 from carpool.runtime.inputs import Choice, Way, choose
 from carpool.runtime.readers import Readers, Request
 from carpool.runtime.seeding import seed_augment, seed_batch, seed_sample
@@ -125,6 +126,12 @@ class Samples:
             return self._augmented(self._finished(self._gather(epoch, samples, device)), epoch, samples, device)
         batch = self._plain.read(epoch, samples) if self._readers is None else self._readers.take(epoch, samples)
         return to_device(self._augmented(batch, epoch, samples, _CPU), device)
+
+    def gathering(self, count: int) -> Gathering | None:
+        """How to fetch so many samples in a recording; `None` where more is done to them than taking rows."""
+        if self.choice.way is not Way.ON_DEVICE or self._rows is None or self._rows.finish or self._augment is not None:
+            return None
+        return Gathering(self._rows.tensors, count)
 
     def _gather(self, epoch: int, samples: NDArray[np.int64], device: torch.device) -> tuple[Tensor, ...]:
         assert self._rows is not None

@@ -178,8 +178,9 @@ class Trainer:
         self._passes.on_queued = on_queued
         self._look_ahead(step, range(1))
         with self._bound():
-            make_pass = self._passes.whole if self.graphs is None else self.graphs.make_pass
-            return make_pass(self._passes.fetch(step), step.number)
+            if self.graphs is not None:
+                return self.graphs.make_pass(step)
+            return self._passes.whole(self._passes.fetch(step), step.number)
 
     def apply_whole(self, step: Step, loss: float) -> Sums:
         """Update the weights from the gradient that `pass_whole` left.
