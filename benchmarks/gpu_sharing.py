@@ -1,6 +1,6 @@
 """One GPU shared by several trainings: alone, sliced in time, isolated, at equal and at unlike shares, many at once.
 
-Usage: PYTHONPATH=src python benchmarks/gpu_sharing.py [--stages mixes,skewed,many,map,live] [--out FILE] [--seconds 1]
+Usage: PYTHONPATH=src python benchmarks/gpu_sharing.py [--stages mixes,steps,skewed,many,map,live] [--seconds 1]
 Every training is a process at a share it keeps, all resident; rows are windows of a second in which some of them run.
 The measure is Σ rate / (rate alone as a graph): one after another with graphs is 1.00. Needs a GPU and NVIDIA's MPS;
 `--device cpu` tries the benchmark out with tiny nets. Rows are written to the file as they come.
@@ -18,10 +18,10 @@ from measured import RESULTS
 from sharing.live import live
 from sharing.mixes import MANY, PAIRED, SKEWED, Mix, baselines, tiny
 from sharing.room import Room
-from sharing.stages import MAP, many, mapped, skewed
+from sharing.stages import MAP, many, mapped, skewed, steps
 from sharing.table import Table
 
-STAGES = ("mixes", "skewed", "many", "map", "live")
+STAGES = ("mixes", "steps", "skewed", "many", "map", "live")
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def _live(table: Table, whole: Mix, options: argparse.Namespace) -> None:
 
 
 def _chosen(stage: str, names: str, device: str) -> list[Mix]:
-    every = {"mixes": PAIRED, "skewed": SKEWED, "many": MANY, "map": MAP}[stage]
+    every = {"mixes": PAIRED, "steps": PAIRED, "skewed": SKEWED, "many": MANY, "map": MAP}[stage]
     found = [whole for whole in every if not names or whole.name.startswith(tuple(names.split(",")))]
     return found if device == "cuda" else [tiny(whole) for whole in found]
 
@@ -91,7 +91,9 @@ def _measure(stage: str, table: Table, room: Room, whole: Mix, options: argparse
             on = setting == "true"
             baselines(table, room, whole, deterministic=on, seconds=options.seconds, brief=options.brief)
     else:
-        {"skewed": skewed, "many": many, "map": mapped}[stage](table, room, whole, options.seconds * 0.6)
+        {"steps": steps, "skewed": skewed, "many": many, "map": mapped}[stage](
+            table, room, whole, options.seconds * 0.6
+        )
 
 
 if __name__ == "__main__":

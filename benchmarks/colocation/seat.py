@@ -9,7 +9,7 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -146,6 +146,22 @@ class _Runner:
             "reserved_bytes": torch.cuda.max_memory_reserved(),
         }
 
+    def train(self, task: Task, deterministic: bool = True) -> dict[str, Any]:
+        """Put a task in carpool's own hands: its trainer makes the steps, recorded where it can, as a worker would."""
+        import torch
+
+        from carpool.runtime.trainer import Trainer
+        from carpool.runtime.zoo.trainings import training
+
+        made = training(task.model, task.batch, steps=1_000_000_000, seed=0, channels_last=True, **task.sizes)
+        trainer = Trainer(replace(made, precision="tf32"), device=self._device, deterministic=deterministic)
+        for _ in range(_WARM_UP + 2):
+            trainer.step()
+        self._launch = trainer.step
+        sms = torch.cuda.get_device_properties(0).multi_processor_count if self._device == "cuda" else 0
+        refusal = "" if trainer.graphs is None else trainer.graphs.refusal or trainer.graphs.update_refusal
+        return {"graph": not refusal, "note": refusal, "sms": sms, "reserved_bytes": 0}
+
     def _capture(self, built: Built) -> str:
         """Why the step could not be captured; nothing if it could."""
         import torch
@@ -164,8 +180,7 @@ class _Runner:
 
     def run(self, window: Window, eager: bool = False) -> dict[str, float]:
         """Run through the window, by the code even where there is a graph if `eager`; steps per second inside of it."""
-        assert self._built is not None
-        launch, wait = self._built.step if eager else self._launch, self._waiter()
+        launch, wait = self._built.step if eager and self._built is not None else self._launch, self._waiter()
         now = time.monotonic
         while now() < window.start:
             time.sleep(max(0.0, window.start - now() - 0.0005))

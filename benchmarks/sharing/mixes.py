@@ -23,10 +23,10 @@ class Mix:
     name: str
     tasks: tuple[Task, ...]
 
-    def at(self, *shares: int) -> list[Guest]:
+    def at(self, *shares: int, ours: bool = False) -> list[Guest]:
         """Each at its share; one share is for all."""
         given = shares if len(shares) == len(self.tasks) else shares * len(self.tasks)
-        return [Guest(task, share, place) for place, (task, share) in enumerate(zip(self.tasks, given, strict=True))]
+        return [Guest(*each, place, ours) for place, each in enumerate(zip(self.tasks, given, strict=True))]
 
 
 def task(model: str, batch: int) -> Task:

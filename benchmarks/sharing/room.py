@@ -20,11 +20,15 @@ _LOAD_S, _RUN_S, _LEAD = 120.0, 30.0, 1.5
 
 
 class Guest(NamedTuple):
-    """A training at a share, in percent; the `twin` tells several of the same apart."""
+    """A training at a share, in percent; the `twin` tells several of the same apart.
+
+    Its step is one bare graph, or `ours`: made by carpool's trainer.
+    """
 
     task: Task
     share: int
     twin: int = 0
+    ours: bool = False
 
 
 class Room:
@@ -61,7 +65,7 @@ class Room:
         self._make_room(missing)
         for guest in missing:
             self._seats[guest] = self._seat(guest.share)
-            self._seats[guest].ask("load", guest.task, deterministic)
+            self._seats[guest].ask("train" if guest.ours else "load", guest.task, deterministic)
         for guest in missing:
             self._note(guest, self._answer(guest, _LOAD_S))
         return time.monotonic() - began

@@ -13,6 +13,23 @@ FACTORS = (2, 4)  # of the batches of small trainings
 _MAPPED = (20, 33, 40, 50, 60, 80, 100)
 
 
+def steps(table: Table, room: Room, whole: Mix, seconds: float, *, deterministic: bool = True) -> None:
+    """What a step by carpool's trainer costs beside a bare graph: alone, and all at equal shares of 150 % together."""
+    share = 150 // len(whole.tasks)
+    ways = {"graph": False, "our step": True}
+    guests = [guest for ours in ways.values() for at in (100, share) for guest in whole.at(at, ours=ours)]
+    room.invite(guests, deterministic=deterministic)
+    solo: list[float] = []
+    for words, ours in ways.items():
+        rates = [room.run([guest], seconds)[0] for guest in whole.at(100, ours=ours)]
+        solo = solo or rates
+        table.add("steps", whole.name, f"alone, {words}", rates, solo, deterministic=deterministic)
+    for words, ours in (*ways.items(), *ways.items()):
+        rates = room.run(whole.at(share, ours=ours), seconds)
+        name = f"MPS {share} % each, {words}"
+        table.add("steps", whole.name, name, rates, solo, share=share, deterministic=deterministic)
+
+
 def skewed(table: Table, room: Room, whole: Mix, seconds: float) -> None:
     """A large training and small ones: equal shares, what the policy chooses, and larger batches for the small ones."""
     levels = levels_for(whole)
