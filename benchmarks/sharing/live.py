@@ -130,7 +130,13 @@ def _write(
         path.parent.name: [json.loads(line)["what"] for line in path.read_text(encoding="utf-8").splitlines()]
         for path in (work / "state").rglob("story.jsonl")
     }
-    told = {**more, "plans": plans, "stories": stories}
+    applied = [
+        [round(r["at"], 2), fact["job"]]
+        for r in records
+        for fact in r.get("facts", ())
+        if fact["fact"] == "AssignApplied"
+    ]
+    told = {**more, "plans": plans, "applied": applied, "stories": stories}
     try:
         jobs = {job["name"]: job for job in json.loads(stdout)["jobs"]}
     except (json.JSONDecodeError, KeyError):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sharing.closed_loop import choose
-from sharing.mixes import PAIRED, Mix, alone, equal_rows, larger, levels_for, progress
+from sharing.mixes import PAIRED, Mix, alone, each_once, equal_rows, larger, levels_for, progress
 from sharing.room import Room
 from sharing.table import Table, fair
 
-FACTORS = (2, 4)  # of the batches of small trainings
+FACTORS = (4,)  # of the batches of small trainings
+_HAND = ((60, 33), (60, 20), (80, 20), (50, 10))  # for the large training and for each small one, in percent
+_CROWD = (20, 25, 33)  # percent for each of many
 _MAPPED = (20, 33, 40, 50, 60, 80, 100)
 
 
@@ -31,10 +33,14 @@ def steps(table: Table, room: Room, whole: Mix, seconds: float, *, deterministic
 
 
 def skewed(table: Table, room: Room, whole: Mix, seconds: float) -> None:
-    """A large training and small ones: equal shares, what the policy chooses, and larger batches for the small ones."""
+    """Equal shares and a few by hand, what the policy chooses, and larger batches for the small trainings."""
     levels = levels_for(whole)
     room.invite([guest for level in levels for guest in whole.at(level)])
     solo = equal_rows(table, room, "skewed", whole, [level for level in levels if level >= 25], seconds)
+    for large, small in _HAND:
+        shares = [large, *[small] * (len(whole.tasks) - 1)]
+        rates = room.run(whole.at(*shares), seconds)
+        table.add("skewed", whole.name, f"MPS {large}/{small} %, graph", rates, solo, shares=shares)
     chosen = choose(room, whole, levels, seconds)
     if not chosen.shares:
         table.fail(f"skewed {whole.name}", RuntimeError("the policy gave the mix up"))
@@ -61,10 +67,9 @@ def skewed(table: Table, room: Room, whole: Mix, seconds: float) -> None:
 
 def many(table: Table, room: Room, whole: Mix, seconds: float) -> None:
     """Many trainings at once, against one after another by the code and with graphs."""
-    levels = levels_for(whole)
-    room.invite([guest for level in levels for guest in whole.at(level)])
+    room.invite([*each_once(whole), *[guest for level in _CROWD for guest in whole.at(level)]])
     by_code = alone(room, whole, seconds, eager=True)
-    solo = equal_rows(table, room, "many", whole, [level for level in levels if level >= 15], seconds)
+    solo = equal_rows(table, room, "many", whole, _CROWD, seconds)
     table.add("many", whole.name, "alone, eager", by_code, solo)
     best = max((row for row in table.rows if row.get("mix") == whole.name and "share" in row), key=lambda r: r["sum"])
     over = sum(rate / base for rate, base in zip(best["rates"], by_code, strict=True))

@@ -1,0 +1,97 @@
+"""What a mirror costs a training on a GPU: written by the worker itself, and aside.
+
+Usage: PYTHONPATH=src python benchmarks/gpu_mirrors.py [--device cuda] [--models vgg16,resnet18,mobilenet_v3]
+For each model (batch 128, recorded steps): milliseconds by which a window of steps grows with a mirror in its middle,
+both ways; and whether a training that goes on from the mirror written aside ends with the same weights. Seconds to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from measured import save
+
+from carpool.runtime.digest import digest
+from carpool.runtime.lodger import Lodger
+from carpool.runtime.memory import new_memory
+from carpool.runtime.mirror import read_mirror, write_mirror
+from carpool.runtime.protocol import Message
+from carpool.runtime.publishing import Publisher
+from carpool.runtime.trainer import Trainer
+from carpool.runtime.zoo.trainings import training
+
+
+def made(model: str, device: str, batch: int) -> Trainer:
+    """A training that does not end."""
+    whole = training(model, batch, steps=1_000_000, seed=0, channels_last=True)
+    return Trainer(replace(whole, precision="tf32"), device=device)
+
+
+def window_s(trainer: Trainer, steps: int, publish: Any = None) -> float:
+    """Seconds for some steps, with a mirror in their middle."""
+    trainer.await_device()
+    began = time.perf_counter()
+    for number in range(steps):
+        if publish is not None and number == steps // 2:
+            publish()
+        trainer.step()
+    trainer.await_device()
+    return time.perf_counter() - began
+
+
+def measure(model: str, device: str, batch: int, steps: int) -> dict[str, Any]:
+    """One model."""
+    trainer, fd, said = made(model, device, batch), new_memory("mirror"), list[Message]()
+    aside = Publisher(trainer, Lodger(None, said.append), said.append, aside=True)
+    for _ in range(8):
+        trainer.step()
+    write_mirror(fd, 0, trainer.state_dict())  # pages of the file and of pinned memory are there from now on
+    aside.publish(fd)
+    aside.finish()
+    plain = min(window_s(trainer, steps) for _ in range(3))
+    by_itself = min(window_s(trainer, steps, lambda: write_mirror(fd, 0, trainer.state_dict())) for _ in range(2))
+    beside = []
+    for _ in range(3):
+        beside.append(window_s(trainer, steps, lambda: aside.publish(fd)))
+        aside.finish()
+    went_on, other = digest(trainer.training.model), made(model, device, batch)
+    step, state = read_mirror(fd)
+    other.load_state_dict(state)
+    while other.cursor.step < trainer.cursor.step:
+        other.step()
+    row = {
+        "model": model,
+        "mirror_mb": round(os.fstat(fd).st_size / 1e6, 1),
+        "step_ms": round(1e3 * plain / steps, 3),
+        "by_itself_ms": round(1e3 * (by_itself - plain), 2),
+        "aside_ms": round(1e3 * (min(beside) - plain), 2),
+        "replayed": other.cursor.step - step,
+        "is_equal": digest(other.training.model) == went_on,
+    }
+    os.close(fd)
+    return row
+
+
+def main() -> None:
+    """Print and keep a row for each model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--models", default="resnet18,mobilenet_v3,vgg16")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=120)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for model in options.models.split(","):
+        rows.append(measure(model, options.device, options.batch, options.steps))
+        print(rows[-1], flush=True)
+        save("gpu_mirrors", rows)
+
+
+if __name__ == "__main__":
+    main()
