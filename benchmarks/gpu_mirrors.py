@@ -44,9 +44,9 @@ def window_s(trainer: Trainer, steps: int, publish: Any = None) -> float:
     return time.perf_counter() - began
 
 
-def measure(model: str, device: str, batch: int, steps: int) -> dict[str, Any]:
-    """One model."""
-    trainer, fd, said = made(model, device, batch), new_memory("mirror"), list[Message]()
+def measure(trainer: Trainer, other: Trainer, steps: int) -> dict[str, Any]:
+    """One training, and another of the same that goes on from a mirror."""
+    fd, said = new_memory("mirror"), list[Message]()
     aside = Publisher(trainer, Lodger(None, said.append), said.append, aside=True)
     for _ in range(8):
         trainer.step()
@@ -59,13 +59,12 @@ def measure(model: str, device: str, batch: int, steps: int) -> dict[str, Any]:
     for _ in range(3):
         beside.append(window_s(trainer, steps, lambda: aside.publish(fd)))
         aside.finish()
-    went_on, other = digest(trainer.training.model), made(model, device, batch)
+    went_on = digest(trainer.training.model)
     step, state = read_mirror(fd)
     other.load_state_dict(state)
     while other.cursor.step < trainer.cursor.step:
         other.step()
     row = {
-        "model": model,
         "mirror_mb": round(os.fstat(fd).st_size / 1e6, 1),
         "step_ms": round(1e3 * plain / steps, 3),
         "by_itself_ms": round(1e3 * (by_itself - plain), 2),
@@ -88,7 +87,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for model in options.models.split(","):
-        rows.append(measure(model, options.device, options.batch, options.steps))
+        first, second = (made(model, options.device, options.batch) for _ in range(2))
+        rows.append({"model": model, **measure(first, second, options.steps)})
         print(rows[-1], flush=True)
         save("gpu_mirrors", rows)
 

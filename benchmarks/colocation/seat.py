@@ -100,6 +100,7 @@ class _Runner:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         self._device = device
         self._built: Built | None = None
+        self._trainer: Any = None
         self._launch: Any = None
         self._graph: Any = None
 
@@ -107,7 +108,7 @@ class _Runner:
         """Give the last task's memory back."""
         import torch
 
-        self._built = self._launch = self._graph = None
+        self._built = self._trainer = self._launch = self._graph = None
         gc.collect()
         if self._device == "cuda":
             torch.cuda.empty_cache()
@@ -150,17 +151,26 @@ class _Runner:
         """Put a task in carpool's own hands: its trainer makes the steps, recorded where it can, as a worker would."""
         import torch
 
-        from carpool.runtime.trainer import Trainer
-        from carpool.runtime.zoo.trainings import training
-
-        made = training(task.model, task.batch, steps=1_000_000_000, seed=0, channels_last=True, **task.sizes)
-        trainer = Trainer(replace(made, precision="tf32"), device=self._device, deterministic=deterministic)
+        trainer = self._trainer = self._new_trainer(task, deterministic)
         for _ in range(_WARM_UP + 2):
             trainer.step()
         self._launch = trainer.step
         sms = torch.cuda.get_device_properties(0).multi_processor_count if self._device == "cuda" else 0
         refusal = "" if trainer.graphs is None else trainer.graphs.refusal or trainer.graphs.update_refusal
         return {"graph": not refusal, "note": refusal, "sms": sms, "reserved_bytes": 0}
+
+    def mirror(self, task: Task, steps: int) -> dict[str, Any]:
+        """What a mirror of the task in carpool's hands costs it."""
+        from gpu_mirrors import measure
+
+        return measure(self._trainer, self._new_trainer(task, deterministic=True), steps)
+
+    def _new_trainer(self, task: Task, deterministic: bool) -> Any:
+        from carpool.runtime.trainer import Trainer
+        from carpool.runtime.zoo.trainings import training
+
+        made = training(task.model, task.batch, steps=1_000_000_000, seed=0, channels_last=True, **task.sizes)
+        return Trainer(replace(made, precision="tf32"), device=self._device, deterministic=deterministic)
 
     def _capture(self, built: Built) -> str:
         """Why the step could not be captured; nothing if it could."""

@@ -84,6 +84,11 @@ class Room:
             self._step_s[guests[0].task.name, eager] = 1.0 / max(rates[0], 1e-6)
         return [rate * guest.task.batch for rate, guest in zip(rates, guests, strict=True)]
 
+    def mirror(self, guest: Guest, steps: int) -> dict[str, Any]:
+        """What a mirror costs a guest of ours, alone."""
+        self._seats[guest].ask("mirror", guest.task, steps)
+        return self._answer(guest, _LOAD_S)
+
     # -------------------------------------------------------------------------------------------------------- inside
     def _answer(self, guest: Guest, limit_s: float) -> dict[str, Any]:
         found: dict[str, Any] = self._seats[guest].answer(limit_s)

@@ -30,6 +30,8 @@ def steps(table: Table, room: Room, whole: Mix, seconds: float, *, deterministic
         rates = room.run(whole.at(share, ours=ours), seconds)
         name = f"MPS {share} % each, {words}"
         table.add("steps", whole.name, name, rates, solo, share=share, deterministic=deterministic)
+    for guest in whole.at(100, ours=True) if deterministic else ():
+        table.note("mirrors", {"model": guest.task.name, **room.mirror(guest, max(4, round(80 * seconds)))})
 
 
 def skewed(table: Table, room: Room, whole: Mix, seconds: float) -> None:

@@ -55,6 +55,12 @@ class Table:
         print(f"{mix:12} {mode:34} {told}", flush=True)
         return row
 
+    def note(self, stage: str, found: Mapping[str, Any]) -> None:
+        """Something that is no rate."""
+        self.rows.append({"stage": stage, **found})
+        self.save()
+        print(f"{stage}: {dict(found)}", flush=True)
+
     def fail(self, stage: str, error: BaseException) -> None:
         """A stage that did not come to its end."""
         self.rows.append({"stage": stage, "error": f"{type(error).__name__}: {error}"[:500]})
