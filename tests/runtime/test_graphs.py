@@ -18,6 +18,7 @@ from carpool.runtime.digest import digest
 from carpool.runtime.errors import Diverged
 from carpool.runtime.goals import Stop
 from carpool.runtime.inputs import Choice, Way
+from carpool.runtime.passes import Step
 from carpool.runtime.samples import Samples
 from carpool.runtime.still import NotStill, fill, outline, still
 from carpool.runtime.trainer import Trainer
@@ -211,7 +212,12 @@ def test_batches_of_rows_on_the_device_are_gathered_in_the_recording(make_traini
     trainer._passes.samples = gathering(trainer.training)
     fetched = []
     fetch = trainer._passes.fetch
-    trainer._passes.fetch = lambda step: fetched.append(step.number) or fetch(step)  # type: ignore[method-assign,func-returns-value]
+
+    def seen(step: Step) -> Any:
+        fetched.append(step.number)
+        return fetch(step)
+
+    trainer._passes.fetch = seen  # type: ignore[method-assign]
     assert learned(trainer) == plain
     assert fetched == [0, 1, 2, 3, 5, 8]  # three of each length: seen, recorded, proved once more
 
