@@ -31,7 +31,8 @@ def main() -> None:
     parser.add_argument("--mixes", default="", help="only mixes whose names begin so, divided by commas")
     parser.add_argument("--seconds", type=float, default=1.0, help="that each row is measured")
     parser.add_argument("--deterministic", default="true,false", help="settings of the mixes: for equal bits, or not")
-    parser.add_argument("--brief", action="store_true", help="only what a live run is compared with")
+    parser.add_argument("--brief", action="store_true", help="only what chosen shares are compared with")
+    parser.add_argument("--levels", default="", help="shares in percent that skewed mixes may have, divided by commas")
     parser.add_argument("--policy", default="competitive", help="of the live stage")
     parser.add_argument("--steady", type=float, default=4.0, help="seconds that settled shares are measured live")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for shares to settle live")
@@ -53,30 +54,29 @@ def main() -> None:
                 print(f"{whole.name}: {spent}", flush=True)
                 table.facts |= room.facts
                 table.save()
-    for whole in _chosen("mixes", options.mixes, options.device) if "live" in stages else []:
-        _live(table, whole, options)
-        print(f"{whole.name}, live: {time.monotonic() - began:.0f} s", flush=True)
+    for setting in options.deterministic.split(",") if "live" in stages else []:
+        for whole in _chosen("mixes", options.mixes, options.device):
+            _live(table, whole, options, on=setting == "true")
+            print(f"{whole.name}, live: {time.monotonic() - began:.0f} s", flush=True)
 
 
-def _live(table: Table, whole: Mix, options: argparse.Namespace) -> None:
+def _live(table: Table, whole: Mix, options: argparse.Namespace, *, on: bool) -> None:
     """Through `carpool run`, once the seats are gone; against what was measured alone before."""
-    for setting in options.deterministic.split(","):
-        on = setting == "true"
-        rows = [row for row in table.rows if row.get("mix") == whole.name and row.get("mode") == "alone, graph"]
-        found = [row["rates"] for row in rows if row["deterministic"] == on]
-        try:
-            live(
-                table,
-                whole,
-                found[0] if found else [1.0] * len(whole.tasks),
-                policy=options.policy,
-                devices="cuda:0" if options.device == "cuda" else "cpu:1",
-                deterministic=on,
-                steady_s=options.steady,
-                limit_s=options.limit,
-            )
-        except Exception as error:  # noqa: BLE001 - as above
-            table.fail(f"live {whole.name}", error)
+    rows = [row for row in table.rows if row.get("mix") == whole.name and row.get("mode") == "alone, graph"]
+    found = [row["rates"] for row in rows if row["deterministic"] == on]
+    try:
+        live(
+            table,
+            whole,
+            found[0] if found else [1.0] * len(whole.tasks),
+            policy=options.policy,
+            devices="cuda:0" if options.device == "cuda" else "cpu:1",
+            deterministic=on,
+            steady_s=options.steady,
+            limit_s=options.limit,
+        )
+    except Exception as error:  # noqa: BLE001 - as above
+        table.fail(f"live {whole.name}", error)
 
 
 def _chosen(stage: str, names: str, device: str) -> list[Mix]:

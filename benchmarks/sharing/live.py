@@ -69,6 +69,10 @@ def live(
             time.sleep(0.2)
             child.send_signal(signal.SIGINT)  # without checkpoints
             stdout, stderr = child.communicate(timeout=30.0)
+        except KeyboardInterrupt:  # no time left: tell how far it came
+            told = [[round(r["at"], 2), r["planned"]["reason"]] for r in _records(work / "journal") if "planned" in r]
+            table.note("live, cut short", {"mix": whole.name, "plans": told, "applied": _applied(work / "journal")})
+            raise
         finally:
             if child.poll() is None:
                 child.kill()
@@ -97,6 +101,12 @@ def _settled(journal: Path, child: subprocess.Popen[str], until: float) -> float
             if orders <= applied:
                 return max(r["at"] for r in records if r["at"] >= kept)
     return None
+
+
+def _applied(journal: Path) -> list[list[Any]]:
+    """When which job came to hold what was ordered."""
+    found = [(r["at"], fact) for r in _records(journal) for fact in r.get("facts", ())]
+    return [[round(at, 2), fact["job"]] for at, fact in found if fact["fact"] == "AssignApplied"]
 
 
 def _records(journal: Path) -> list[dict[str, Any]]:
@@ -130,13 +140,7 @@ def _write(
         path.parent.name: [json.loads(line)["what"] for line in path.read_text(encoding="utf-8").splitlines()]
         for path in (work / "state").rglob("story.jsonl")
     }
-    applied = [
-        [round(r["at"], 2), fact["job"]]
-        for r in records
-        for fact in r.get("facts", ())
-        if fact["fact"] == "AssignApplied"
-    ]
-    told = {**more, "plans": plans, "applied": applied, "stories": stories}
+    told = {**more, "plans": plans, "applied": _applied(work / "journal"), "stories": stories}
     try:
         jobs = {job["name"]: job for job in json.loads(stdout)["jobs"]}
     except (json.JSONDecodeError, KeyError):

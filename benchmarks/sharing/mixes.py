@@ -13,7 +13,6 @@ from sharing.table import Table
 from carpool.runtime.zoo import MODELS
 
 EQUAL = (33, 40, 50, 60, 100)
-LEVELS = (10, 15, 20, 25, 33, 40, 50, 60, 80, 100)  # those of `competitive`
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +128,8 @@ def equal_rows(table: Table, room: Room, stage: str, whole: Mix, shares: Sequenc
 
 
 def levels_for(whole: Mix) -> tuple[int, ...]:
-    """As many shares as there may be clients; those of `competitive` where all of them may."""
-    return LEVELS if len(whole.tasks) <= 4 else (10, 20, 25, 33, 50, 60, 100)
+    """As many of the policy's shares as there may be clients."""
+    return (20, 25, 33, 40, 50, 60, 80, 100) if len(whole.tasks) <= 4 else (25, 33, 50, 60, 100)
 
 
 def larger(whole: Mix, factor: int) -> Mix:

@@ -10,7 +10,7 @@ from sharing.room import Room
 from sharing.table import Table, fair
 
 FACTORS = (4,)  # of the batches of small trainings
-_HAND = ((60, 33), (60, 20), (80, 20), (50, 10))  # for the large training and for each small one, in percent
+_HAND = ((60, 33), (60, 100), (50, 100))  # for the large training and for each small one, in percent
 _CROWD = (20, 25, 33)  # percent for each of many
 _MAPPED = (20, 33, 40, 50, 60, 80, 100)
 
@@ -34,16 +34,18 @@ def steps(table: Table, room: Room, whole: Mix, seconds: float, *, deterministic
         table.note("mirrors", {"model": guest.task.name, **room.mirror(guest, max(4, round(80 * seconds)))})
 
 
-def skewed(table: Table, room: Room, whole: Mix, seconds: float) -> None:
+def skewed(
+    table: Table, room: Room, whole: Mix, seconds: float, levels: tuple[int, ...] = (), *, brief: bool = False
+) -> None:
     """Equal shares and a few by hand, what the policy chooses, and larger batches for the small trainings."""
-    levels = levels_for(whole)
+    levels = levels or levels_for(whole)
     room.invite([guest for level in levels for guest in whole.at(level)])
     solo = equal_rows(table, room, "skewed", whole, [level for level in levels if level >= 25], seconds)
     for large, small in _HAND:
         shares = [large, *[small] * (len(whole.tasks) - 1)]
         rates = room.run(whole.at(*shares), seconds)
         table.add("skewed", whole.name, f"MPS {large}/{small} %, graph", rates, solo, shares=shares)
-    chosen = choose(room, whole, levels, seconds)
+    chosen = choose(room, whole, levels, seconds, tries=8)
     if not chosen.shares:
         table.fail(f"skewed {whole.name}", RuntimeError("the policy gave the mix up"))
         return
@@ -55,7 +57,7 @@ def skewed(table: Table, room: Room, whole: Mix, seconds: float) -> None:
         measuring_s=round(chosen.measuring_s, 2),
         cpu_s=round(chosen.cpu_s, 2),
     )
-    for factor in FACTORS:
+    for factor in () if brief else FACTORS:
         now = larger(whole, factor)
         room.invite(now.at(*chosen.shares))
         rates = room.run(now.at(*chosen.shares), seconds)

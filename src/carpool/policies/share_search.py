@@ -17,6 +17,8 @@ _LEAST = 1e-6
 _STARTS = 3  # equal vectors that the search climbs from
 _UNSURE = 0.25  # spread from which on a rate is a guess, relative to it
 _MODERATE = 1.5  # that equal shares sum to where sharing is usually best
+_HALF = 0.5  # the largest cap that leaves most of a device to others
+_CLEARLY = 0.9  # speed under a cap, relative to the next, from which on down a job is the hungriest
 _MOVES = 64  # rounds of the search, each of which improves: a bound against rounding, never reached
 
 Tenure = tuple[JobSpec, float, int]  # a job, its share, its batch size (0: its own)
@@ -107,11 +109,17 @@ class ShareSearch:
 
     @property
     def is_guess(self) -> bool:
-        """Whether nothing is known of these jobs beside each other: then only trying tells."""
+        """Whether at some shares nothing is known of these jobs beside each other: then only trying tells."""
         if isinstance(self.estimates, KnowsMixes):
             return False
-        whole = [(tenant.spec, *setting) for tenant, setting in zip(self.tenants, self.moderate(), strict=True)]
-        return any(map(_is_unsure, one_by_one(self.estimates, self.kind, whole)))
+        return any(
+            _is_unsure(estimate)
+            for level in self.levels
+            for estimate in one_by_one(self.estimates, self.kind, self._tenures(self.equal(level)))
+        )
+
+    def _tenures(self, vector: Vector) -> list[Tenure]:
+        return [(tenant.spec, *setting) for tenant, setting in zip(self.tenants, vector, strict=True)]
 
     def unknown(self, vector: Vector) -> list[JobId]:
         """The jobs of which it is not known how fast they are alone under these caps."""
@@ -185,6 +193,22 @@ class ShareSearch:
         """The largest equal shares that sum to at most one and a half: where sharing is usually best."""
         fitting = [level for level in self.levels if level * len(self.tenants) <= _MODERATE + _LEAST]
         return self.equal(max(fitting, default=self.levels[0]))
+
+    def sparing(self, vector: Vector) -> Vector | None:
+        """Only the job that these caps slow most is capped, at half: what it leaves, all others may use.
+
+        `None` where none is slowed clearly most, or where that is not known.
+        """
+        slowed = [dict(solo).get(setting.fraction) for solo, setting in zip(self.solos([vector]), vector, strict=True)]
+        known = sorted(speed for speed in slowed if speed is not None)
+        if len(known) < max(2, len(slowed)) or known[0] > _CLEARLY * known[1]:
+            return None
+        cap = max((level for level in self.levels if level <= _HALF), default=self.levels[0])
+        free = self.equal(self.levels[-1])
+        hungriest = slowed.index(known[0])
+        if self.tenants[hungriest].fixed:
+            return None
+        return (*free[:hungriest], Setting(cap), *free[hungriest + 1 :])
 
     def _near(self, vector: Vector) -> list[Vector]:
         """Vectors one change away."""
