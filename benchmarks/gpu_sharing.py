@@ -90,10 +90,11 @@ def _measure(stage: str, table: Table, room: Room, whole: Mix, options: argparse
         for setting in options.deterministic.split(","):
             on = setting == "true"
             baselines(table, room, whole, deterministic=on, seconds=options.seconds, brief=options.brief)
+    elif stage == "skewed":
+        levels = tuple(int(level) for level in options.levels.split(",") if level)
+        skewed(table, room, whole, options.seconds * 0.6, levels, brief=options.brief)
     else:
-        {"steps": steps, "skewed": skewed, "many": many, "map": mapped}[stage](
-            table, room, whole, options.seconds * 0.6
-        )
+        {"steps": steps, "many": many, "map": mapped}[stage](table, room, whole, options.seconds * 0.6)
 
 
 if __name__ == "__main__":
