@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from carpool.runtime.container import pack, unpack
 from carpool.runtime.digest import digest
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.update import settle_optimizer
@@ -89,6 +91,27 @@ def test_channels_last_weights_keep_their_layout(make_training: Any) -> None:
     views = trainer.layout.gradient_views(trainer.layout.new().values)
     assert views[0].stride() == conv.weight.stride() != (27, 9, 3, 1)
     trainer.step()
+
+
+@pytest.mark.parametrize("optimizer", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.Adam])
+def test_what_is_loaded_lies_like_the_weights(make_training: Any, optimizer: Any) -> None:
+    def made() -> Trainer:
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten())
+        loss = {"loss": lambda m, b: m(b[0][:, :, None, None].expand(-1, -1, 3, 3)[:, :3]).square().mean()}
+        training = make_training(model=model, optimizer=optimizer, **loss)
+        return Trainer(replace(training, channels_last=True))
+
+    one, other = made(), made()
+    one.step()
+    other.load_state_dict(unpack(b"".join(pack(one.state_dict())), "a file"))
+    for trainer in (one, other):
+        for parameter, state in trainer.training.optimizer.state.items():
+            alike = [value for value in state.values() if value.shape == parameter.shape]
+            assert alike
+            assert all(value.stride() == parameter.stride() for value in alike)
+    one.step()
+    other.step()
+    assert digest(one.training.model) == digest(other.training.model)
 
 
 def test_what_an_optimizer_remembers_from_its_making_goes_where_the_model_goes() -> None:

@@ -57,14 +57,22 @@ def _are_large(parameters: Sequence[Tensor]) -> bool:
     return 2 * large > sum(parameter.numel() for parameter in parameters)
 
 
+@torch.no_grad()
 def _gather_state(optimizer: torch.optim.Optimizer) -> None:
-    """Bring what an optimizer has remembered since it was made (Adagrad's sums) to where its parameters are now.
+    """Bring what an optimizer remembers to where its parameters are now, and into their layout.
 
-    Only the count of steps stays: where it belongs hangs on the optimizer's form.
+    What was made with the optimizer (Adagrad's sums) stayed behind when the model moved; what comes from a file or
+    from another process is contiguous. Beside weights that are channels last torch would then update tensor by tensor,
+    with hundreds of kernels in a step instead of a few. Only the count of steps stays: where it belongs hangs on the optimizer's form.
     """
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            if isinstance(value, Tensor) and name != "step" and value.device != parameter.device:
+            if not isinstance(value, Tensor) or name == "step":
+                continue
+            if value.shape == parameter.shape and value.stride() != parameter.stride():
+                like = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+                state[name] = like.copy_(value)
+            elif value.device != parameter.device:
                 state[name] = value.to(parameter.device)
 
 
