@@ -19,7 +19,6 @@ from carpool.policies.slowdown import Taught
 
 _LEAST = 1e-9
 _FEWEST_STEPS, _MOST_STEPS = 4, 400  # of a probe
-_DOUBT = 0.03  # by how much a vector may seem worse than the best one measured and yet be worth a try
 _PROBED = 2  # vectors of a mix under which its jobs are measured alone too, where that is not known
 
 
@@ -32,8 +31,7 @@ class Competitive(Policy):
     over what the estimator believes of such mixes (`ShareSearch`). The winner is carried out and measured, in windows
     of `settle_s` until two of them agree; what it showed corrects what is believed of this mix; up to `tries` vectors
     are tried, and the best measured one stays. Where the estimator can only guess, whole shares are measured first and
-    each job alone (probes), then moderate equal shares, then a cap for the hungriest job alone, then what these teach
-    of others (`Slowdown`). A job joins only
+    each job alone (probes), then moderate equal shares, then what these teach of others (`Slowdown`). A job joins only
     if Σ P / P(alone) is believed to grow by `min_gain`, or nobody knows, and leaves again if the measured sum stays
     below 1: then one after another would be better. After "Powering Multi-Task Federated Learning with Competitive GPU
     Resource Sharing" (MLSys poster); search and verification are ours.
@@ -46,7 +44,7 @@ class Competitive(Policy):
     most: int = 4  # residents of one device
     levels: tuple[float, ...] = (0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.8, 1.0)
     tries: int = 4  # vectors that are measured for a mix
-    settle_s: float = 1.2  # of a window; a vector is measured in two or more
+    settle_s: float = 0.8  # of a window; a vector is measured in two or more
     min_gain: float = 0.02
 
     def __post_init__(self) -> None:
@@ -213,10 +211,9 @@ class Competitive(Policy):
         tried = [each.vector for each in trial.tried]
         moderate, enough = search.moderate(), self.min_gain
         if search.is_guess:
-            for telling in (moderate, search.sparing(moderate)):
-                if telling is not None and telling not in tried:
-                    return telling
-            enough = -_DOUBT  # what is believed rests on few vectors
+            if moderate not in tried:
+                return moderate
+            enough = 0.0  # what is believed rests on few vectors: any gain is worth one more
             taught = {tuple(s.fraction for s in each.vector): each.speeds for each in trial.tried}
             search = replace(search, estimates=Taught(search.estimates, taught, search.solos(tried)))
         else:

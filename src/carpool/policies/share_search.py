@@ -17,8 +17,6 @@ _LEAST = 1e-6
 _STARTS = 3  # equal vectors that the search climbs from
 _UNSURE = 0.25  # spread from which on a rate is a guess, relative to it
 _MODERATE = 1.5  # that equal shares sum to where sharing is usually best
-_HALF = 0.5  # the largest cap that leaves most of a device to others
-_CLEARLY = 0.9  # speed under a cap, relative to the next, from which on down a job is the hungriest
 _MOVES = 64  # rounds of the search, each of which improves: a bound against rounding, never reached
 
 Tenure = tuple[JobSpec, float, int]  # a job, its share, its batch size (0: its own)
@@ -193,22 +191,6 @@ class ShareSearch:
         """The largest equal shares that sum to at most one and a half: where sharing is usually best."""
         fitting = [level for level in self.levels if level * len(self.tenants) <= _MODERATE + _LEAST]
         return self.equal(max(fitting, default=self.levels[0]))
-
-    def sparing(self, vector: Vector) -> Vector | None:
-        """Only the job that these caps slow most is capped, at half: what it leaves, all others may use.
-
-        `None` where none is slowed clearly most, or where that is not known.
-        """
-        slowed = [dict(solo).get(setting.fraction) for solo, setting in zip(self.solos([vector]), vector, strict=True)]
-        known = sorted(speed for speed in slowed if speed is not None)
-        if len(known) < max(2, len(slowed)) or known[0] > _CLEARLY * known[1]:
-            return None
-        cap = max((level for level in self.levels if level <= _HALF), default=self.levels[0])
-        free = self.equal(self.levels[-1])
-        hungriest = slowed.index(known[0])
-        if self.tenants[hungriest].fixed:
-            return None
-        return (*free[:hungriest], Setting(cap), *free[hungriest + 1 :])
 
     def _near(self, vector: Vector) -> list[Vector]:
         """Vectors one change away."""
