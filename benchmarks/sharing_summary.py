@@ -36,7 +36,8 @@ def compare(found: Mapping[str, Row]) -> dict[str, Any] | None:
         return None
     count = len(alone["rates"])
     best = max(equal, key=lambda row: row["sum"])
-    chosen = next((row for mode, row in found.items() if mode.startswith("carpool run")), None)
+    live = [row for mode, row in found.items() if mode.startswith("carpool run") and row.get("is_settled")]
+    chosen = live[-1] if live else None
     bases = {
         "one after another, eager": [rate / count for rate in eager["rates"]],
         "one after another, graphs": [rate / count for rate in alone["rates"]],
