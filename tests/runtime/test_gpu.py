@@ -14,7 +14,12 @@ from carpool.runtime.checkpoint import load, save
 from carpool.runtime.datasets import synthetic
 from carpool.runtime.digest import digest
 from carpool.runtime.goals import Stop
+from carpool.runtime.lodger import Lodger
+from carpool.runtime.memory import new_memory
+from carpool.runtime.mirror import read_mirror
 from carpool.runtime.passes import Gathered
+from carpool.runtime.protocol import Message, Published
+from carpool.runtime.publishing import Publisher
 from carpool.runtime.seeding import seed_entry
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.training import Training
@@ -132,3 +137,23 @@ def test_adaptive_pooling_is_named() -> None:
     trainer = Trainer(convolutional(loss=pooled), device="cuda")
     trainer.step()
     assert trainer.caveats.operations == ["adaptive_avg_pool2d_backward_cuda"]
+
+
+def test_a_mirror_is_written_while_recorded_steps_go_on() -> None:
+    said: list[Message] = []
+    sgd = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "channels_last": True}
+    one, other = (Trainer(convolutional(**sgd, stop=Stop(epochs=8)), device="cuda") for _ in range(2))
+    mirrors, fd = Publisher(one, Lodger(None, said.append), said.append), new_memory("test")
+    for _ in range(9):
+        one.step()
+    mirrors.publish(fd)
+    for _ in range(9):
+        one.step()
+    mirrors.finish()
+    assert said == [Published(9)]
+    other.load_state_dict(read_mirror(fd)[1])
+    for parameter, state in other.training.optimizer.state.items():
+        assert state["momentum_buffer"].stride() == parameter.stride()
+    for _ in range(9):
+        other.step()
+    assert digest(other.training.model) == digest(one.training.model)
