@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from carpool.core.messages import Fact
+from carpool.core.model import JobId
 from carpool.runtime.lanes import WHOLE
 from carpool.runtime.protocol import Message
+from carpool.runtime.reports import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,11 @@ class Ended:
     digest: str | None = None
     samples_per_s: float = 0.0
     memory_bytes: int = 0  # that one of its workers held at most; 0: unknown
+
+    def outcome(self, job: JobId) -> Outcome:
+        """As it is reported."""
+        figures = (self.steps, self.epochs, self.loss, self.metrics, self.digest, self.reason)
+        return Outcome(job, *figures, self.samples_per_s or None, self.memory_bytes or None)
 
 
 @dataclass(frozen=True, slots=True)

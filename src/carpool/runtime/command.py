@@ -23,7 +23,7 @@ from carpool.runtime.guard import NOT_STARTED
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import Evaluated, Joined, Message, Proceed
-from carpool.runtime.reports import Evaluation, Outcome, Report, Sized, Told
+from carpool.runtime.reports import Evaluation, Report, Sized, Told
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -91,9 +91,18 @@ class Command:
             os.close(self._lifeline)
             self._lifeline = None
 
+    @property
+    def is_buried(self) -> bool:
+        """Whether no process of it is left."""
+        return self._ended.is_set()
+
     async def gone(self) -> None:
         """Wait until no process of it is left."""
         await self._ended.wait()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of its log."""
         self._folder.close()
 
     def _do(self, moves: Sequence[Move]) -> None:
@@ -116,12 +125,7 @@ class Command:
                 case Emit(fact):
                     facts.append(fact)
                 case Ended() as end:
-                    reports.append(
-                        Outcome(
-                            *(job, end.steps, end.epochs, end.loss, end.metrics, end.digest, end.reason),
-                            end.samples_per_s or None,
-                        )
-                    )
+                    reports.append(end.outcome(job))
                 case Stopped():
                     pass
         self._tell(self, facts, reports)

@@ -30,13 +30,56 @@ def call_oneself(name: str) -> None:
 async def end_of(process: subprocess.Popen[bytes]) -> None:
     """Wait for a child without a thread."""
     if process.poll() is None:
-        handle = os.pidfd_open(process.pid)
+        await Other(process.pid, process).end()
+    process.wait()
+
+
+class Other:
+    """Another process by its number, whoever's child it is: its end is seen, and can be brought about.
+
+    It must be known to be alive when this is made: numbers are given out again.
+    """
+
+    def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:
+        self.pid = pid
+        self._child = child
+        self._handle = os.pidfd_open(pid)
+
+    async def end(self, patience_s: float | None = None) -> None:
+        """Wait for its end, without a thread; when patience ends, end it. Nothing can be asked of it afterwards."""
+        if self._handle < 0:
+            return
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
+        handle = os.dup(self._handle)  # several may wait, and a loop knows one reader of a descriptor
         loop.add_reader(handle, ended.set)
         try:
+            await asyncio.wait_for(ended.wait(), patience_s)
+        except TimeoutError:
+            self.kill()
             await ended.wait()
         finally:
             loop.remove_reader(handle)
             os.close(handle)
-    process.wait()
+        if self._child is not None:
+            self._child.wait()
+        self.let_go()
+
+    def kill(self) -> None:
+        """End it in the middle of whatever it does."""
+        if self._handle >= 0:
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def let_go(self) -> None:
+        """Look at it no longer."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    @property
+    def verdict(self) -> str:
+        """How it ended, as far as can be told."""
+        code = None if self._child is None else self._child.poll()
+        if code is None:
+            return "ended"
+        return f"killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

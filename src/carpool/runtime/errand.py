@@ -65,6 +65,11 @@ class Errand:
         return self._seats
 
     @property
+    def steps(self) -> int:
+        """Steps done, as its session said."""
+        return self._steps
+
+    @property
     def is_solo(self) -> bool:
         """Whether it runs on a single device."""
         return len(self._seats) == 1

@@ -21,9 +21,7 @@ from carpool.runtime.actions import (
     Emit,
     Ended,
     Kill,
-    Mirror,
     Rejoin,
-    Segment,
     Send,
     Start,
     Stopped,
@@ -36,7 +34,8 @@ from carpool.runtime.devices import LocalDevice
 from carpool.runtime.entrance import Entrance
 from carpool.runtime.gate import Gate, Waiting
 from carpool.runtime.holding import Training, rules_of
-from carpool.runtime.jobfolder import JobFolder
+from carpool.runtime.intake import Intake
+from carpool.runtime.inventory import Standing
 from carpool.runtime.lanes import room_on
 from carpool.runtime.mps import is_of_service
 from carpool.runtime.program import Program
@@ -54,11 +53,10 @@ from carpool.runtime.protocol import (
     Proceed,
     Ready,
 )
-from carpool.runtime.reports import Evaluation, Facts, Outcome, Report, Sized, Told
+from carpool.runtime.reports import Evaluation, Facts, Report, Sized, Told
 from carpool.runtime.rota import Rota, Said
 from carpool.runtime.solitude import Solitude
 from carpool.runtime.staff import Key, Staff
-from carpool.runtime.team import Team
 from carpool.runtime.turns import who_take_turns
 from carpool.runtime.wire import ExecutorOptions
 
@@ -77,13 +75,12 @@ class Executor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._devices = {device.id: device for device in devices}
-        self._state = state.absolute()
         self._options = options
         self._report = report
         self._clock = clock
         self._staff = Staff(self, clock)
-        self._trainings: dict[JobId, Training] = {}
-        self._commands: dict[JobId, Command] = {}
+        self._jobs = Intake(state, self._devices, options.grace_s)
+        self._trainings, self._commands = self._jobs.trainings, self._jobs.commands
         self._rota = Rota(devices, options, self._say)
         self._solitude = Solitude(self._trainings, self._do, clock)
         self._gate = Gate(devices, wanted=options.mps, on_change=self._reopen, tell=self._tell_sharers)
@@ -92,6 +89,7 @@ class Executor:
         self._facts: list[Fact] = []
         self._ticked_at = clock()
         self._stopping: bool | None = None
+        self._waits = False  # for somebody who decides
         self.stopped = asyncio.Event()
 
     async def start(self) -> None:
@@ -119,24 +117,26 @@ class Executor:
 
     def introduce(self, job: JobId, program: Program, *, resume: bool) -> None:
         """Make a job known; a second time it changes nothing."""
-        if job in self._trainings or job in self._commands:
+        if job in self._jobs:
             return
-        folder = JobFolder(self._state, job)
+        ears = (self._on_moves, self._on_session)
         try:
-            folder.make(resume=resume)
-            folder.log()
+            rules = rules_of(program, self._options, has_lanes=self._gate.has_lanes)
+            training = self._jobs.take(job, program, rules, ears, resume=resume)
+            if training is not None:
+                self._do(training, training.team.wait(self._clock(), self._waits))
         except OSError as error:
             self._emit(JobFailed(job, 0, f"its folder cannot be written: {error}"))
             self._flush()
-            return
-        if program.command:
-            ears = (self._on_moves, self._on_session)
-            self._commands[job] = Command(job, program, folder, self._devices, self._options.grace_s, *ears)
-            return
-        rules = rules_of(program, self._options, has_lanes=self._gate.has_lanes)
-        kept, cuts, splits = (folder.kept(), folder.cuts(), folder.splits()) if resume else ([], [], [])
-        team = Team(job, self._devices, rules, checkpoints=kept, cuts=cuts, splits=splits)
-        self._trainings[job] = Training(job, program, folder, team)
+
+    def forget(self, job: JobId) -> None:
+        """A job is over for whoever decides: end what is left of it, and let go."""
+        self._jobs.let_go(job)
+        if job in self._trainings:
+            self._do(self._trainings[job], self._trainings[job].team.stop(self._clock(), checkpoint=False))
+        elif job in self._commands:
+            self._commands[job].stop(self._clock())
+        self._flush()
 
     def carry(self, orders: Sequence[Order]) -> None:
         """Take orders; those of one call are taken together."""
@@ -164,6 +164,17 @@ class Executor:
         for command in list(self._commands.values()):
             command.stop(at)
         self._flush()
+
+    def wait(self, waits: bool) -> None:
+        """Let all trainings stand still at a boundary, their states on disk; or let them go on."""
+        self._waits = waits
+        for training in list(self._trainings.values()):
+            self._do(training, training.team.wait(self._clock(), waits))
+        self._flush()
+
+    def standings(self) -> dict[JobId, Standing]:
+        """How all jobs stand that were introduced."""
+        return self._jobs.standings()
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -233,6 +244,7 @@ class Executor:
             command.tick(at)
         self._entrance.tick()
         self._rota.tick()
+        self._jobs.sweep()
         if not was_late:  # else what the workers said meanwhile has not been read yet
             for job, worker in self._staff.silent_for(self._options.hang_s):
                 if not self._entrance.silent((job, worker)):
@@ -279,19 +291,13 @@ class Executor:
 
     def _send(self, training: Training, action: Send) -> None:
         key = (training.job, action.worker)
-        fds: tuple[int, ...] = ()
-        if isinstance(action.beside, Segment):
-            fds = (training.shared(action.beside),)
-        elif isinstance(action.beside, Mirror):
-            fds = (training.memory(action.beside),)
         if isinstance(action.message, Proceed):  # it will ask anew
             self._rota.begins_anew(self._clock(), training.devices[action.worker], key)
-        self._staff.send(key, action.message, fds)
+        self._staff.send(key, action.message, training.beside(action))
 
     def _conclude(self, training: Training, end: Ended | Stopped) -> None:
         if isinstance(end, Ended):
-            figures = (end.steps, end.epochs, end.loss, end.metrics, end.digest, end.reason, end.samples_per_s)
-            self._report(Outcome(training.job, *figures, memory_bytes=end.memory_bytes or None))
+            self._report(end.outcome(training.job))
         if words := self._rota.story(training.job):
             self._report(Told(training.job, words))
         self._gate.over(training.job)
@@ -325,13 +331,8 @@ class Executor:
         if self._facts:
             facts, self._facts = self._facts, []
             self._report(Facts(tuple(facts)))
-        if self._stopping is not None and self._all_over():
+        if self._stopping is not None and self._jobs.is_over:
             self.stopped.set()
-
-    def _all_over(self) -> bool:
-        return all(t.team.is_over for t in self._trainings.values()) and all(
-            c.errand.is_over for c in self._commands.values()
-        )
 
     # -- sharing a device ---------------------------------------------------------------------------------------------
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from carpool.core.model import JobId
-from carpool.runtime.actions import Mirror, Segment
+from carpool.runtime.actions import Mirror, Segment, Send
 from carpool.runtime.counter import counted, new_counter
 from carpool.runtime.crew import Rules, Seat
+from carpool.runtime.devices import LocalDevice
 from carpool.runtime.division import Division
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.memory import new_memory
@@ -31,6 +33,21 @@ class Training:
         self.spare: list[int] = []  # descriptors to be used again: their pages are there already
         self.segment: tuple[int, int] | None = None  # key and descriptor
 
+    @classmethod
+    def begin(
+        cls,
+        job: JobId,
+        program: Program,
+        folder: JobFolder,
+        devices: Mapping[int, LocalDevice],
+        rules: Rules,
+        *,
+        resume: bool,
+    ) -> Training:
+        """A training without workers; with `resume` it goes on from what its folder holds."""
+        kept, cuts, splits = (folder.kept(), folder.cuts(), folder.splits()) if resume else ([], [], [])
+        return cls(job, program, folder, Team(job, devices, rules, checkpoints=kept, cuts=cuts, splits=splits))
+
     def seat_on(self, device: int) -> Seat:
         """What was wished for it on a device."""
         return next((seat for seat in self.team.wish.seats if seat.device == device), Seat(device))
@@ -52,6 +69,12 @@ class Training:
         """A worker is gone."""
         del self.devices[worker]
         os.close(self.counters.pop(worker))
+
+    def beside(self, action: Send) -> tuple[int, ...]:
+        """The descriptors that go with a message."""
+        if isinstance(action.beside, Segment):
+            return (self.shared(action.beside),)
+        return () if action.beside is None else (self.memory(action.beside),)
 
     def memory(self, mirror: Mirror) -> int:
         """The descriptor of a mirror."""

@@ -1,4 +1,4 @@
-"""The near end of an executor process: starts it, passes orders on, hears what comes back."""
+"""The near end of an executor process: starts it or claims it, passes orders on, hears what comes back."""
 
 from __future__ import annotations
 
@@ -6,43 +6,69 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from carpool.core.errors import CarpoolError
 from carpool.core.messages import Order
 from carpool.core.model import JobId
+from carpool.runtime.deathbed import Other
 from carpool.runtime.devices import LocalDevice
+from carpool.runtime.inventory import Inventory, inventory_from_json
+from carpool.runtime.outbox import Receipts
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Gone, Report
 from carpool.runtime.wire import ExecutorOptions, line, order_to_json, report_from_json
 
-__all__ = ["ExecutorLink", "ExecutorOptions"]
+__all__ = ["Claim", "ExecutorLink", "ExecutorOptions", "Refused"]
 
 _LONGEST_LINE = 1 << 26
 _START_S = 180.0  # importing torch from a cold disk takes its time
 _STOP_S = 20.0  # for a stop without checkpoints, which is quick
 
 
-class ExecutorLink:
-    """An executor in a process of its own, which ends with this one."""
+class Refused(CarpoolError):
+    """The executor was claimed in a later epoch than this."""
 
-    def __init__(self, process: subprocess.Popen[bytes], end: socket.socket) -> None:
-        self._process = process
-        self._end = end
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"the executor was claimed in epoch {epoch}")
+        self.epoch = epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who claims an executor, what was heard of it before, and what it is to be if it is new."""
+
+    devices: Sequence[LocalDevice]
+    state: Path  # its jobs' folders are made in there
+    options: ExecutorOptions
+    epoch: int = 1
+    life: int = 0  # of the executor that was heard before
+    after: int = 0  # number of its last report that is kept
+
+
+class ExecutorLink:
+    """An executor in a process of its own."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
         self._gone: Gone | None = None
+        self._receipts = Receipts()
+
+    inventory: Inventory  # how it stood when it was claimed
+    _process: Other
 
     @classmethod
     async def start(
         cls, devices: Sequence[LocalDevice], state: Path, *, options: ExecutorOptions | None = None
     ) -> ExecutorLink:
-        """Start one for these devices; its jobs' folders are made under ``state``."""
+        """Start one for these devices, which ends with this process; its jobs' folders are made under ``state``."""
         options = options or ExecutorOptions()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
@@ -53,32 +79,48 @@ class ExecutorLink:
                 env={**os.environ, **options.environment},
                 process_group=0,  # Ctrl-C in the terminal is for whoever started it
             )
-        link = cls(process, ours)
-        link._reader, link._writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_LINE)
-        link._say(
-            {
-                "do": "begin",
-                "devices": [asdict(device) for device in devices],
-                "state": str(state),
-                "options": asdict(options),
-            }
-        )
+        return await cls.claim(ours, Claim(devices, state, options), process)
+
+    @classmethod
+    async def claim(
+        cls, end: socket.socket, claim: Claim, process: subprocess.Popen[bytes] | None = None
+    ) -> ExecutorLink:
+        """Claim the executor at the other end of a socket: one's own, or one that another process has started.
+
+        `Refused` where a later epoch was there before.
+        """
+        link = cls(*await asyncio.open_connection(sock=end, limit=_LONGEST_LINE))
+        if process is not None:
+            link._process = Other(process.pid, process)
+        devices = [asdict(device) for device in claim.devices]
+        begin = {"devices": devices, "state": str(claim.state), "options": asdict(claim.options)}
+        link._say({"do": "claim", "epoch": claim.epoch, "life": claim.life, "after": claim.after, **begin})
         try:
             first = await asyncio.wait_for(link._next(), _START_S)
         except TimeoutError:
             first = None
         if first is None:
-            reason = await link._bury()
+            reason = await link._bury() if process is not None else "it closed the line"
+            link._writer.close()
             raise CarpoolError(f"the executor did not start: {reason}. What it said stands on stderr.")
+        if first["report"] == "Refused":
+            link._writer.close()
+            raise Refused(first["epoch"])
+        link.inventory = inventory_from_json(first)
+        if process is None:
+            link._process = Other(link.inventory.pid)
+        link._receipts = Receipts(claim.after if claim.life == link.inventory.life else 0)
         return link
-
-    _reader: asyncio.StreamReader
-    _writer: asyncio.StreamWriter
 
     @property
     def pid(self) -> int:
         """The executor's process."""
         return self._process.pid
+
+    @property
+    def heard(self) -> int:
+        """The number of the report that `receive` returned last."""
+        return self._receipts.last
 
     def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
         """Make a job known before its first order; with ``resume`` it goes on from what its folder holds."""
@@ -88,13 +130,25 @@ class ExecutorLink:
         """Pass orders on."""
         self._say({"do": "carry", "orders": [order_to_json(order) for order in orders]})
 
+    def forget(self, job: JobId) -> None:
+        """A job is over and will not be asked for again."""
+        self._say({"do": "forget", "job": job})
+
+    def acknowledge(self, number: int) -> None:
+        """What came up to this report is kept; it need not be said again."""
+        self._say({"do": "acknowledge", "number": number})
+
+    def proceed(self) -> None:
+        """Let jobs go on that stood still because nobody was here."""
+        self._say({"do": "proceed"})
+
     async def receive(self) -> Report:
         """The next report; `Gone`, again and again, once there is no executor any more."""
         while self._gone is None:
             value = await self._next()
             if value is None:
                 self._gone = Gone(await self._bury())
-            else:
+            elif self._receipts.is_new(value.pop("number")):
                 return report_from_json(value)
         return self._gone
 
@@ -104,7 +158,15 @@ class ExecutorLink:
         Somebody should go on receiving meanwhile, or the last reports are lost.
         """
         self._say({"do": "stop", "checkpoint": checkpoint})
-        await self._end_of_process(None if checkpoint else _STOP_S)
+        await self._process.end(None if checkpoint else _STOP_S)
+
+    async def leave(self) -> None:
+        """Let the executor go on, for whoever claims it next."""
+        self._say({"do": "leave"})
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
+        self._writer.close()
+        self._process.let_go()
 
     def kill(self) -> None:
         """End the executor, and with it all it started, in the middle of whatever they do; `receive` says `Gone`."""
@@ -126,29 +188,5 @@ class ExecutorLink:
 
     async def _bury(self) -> str:
         self._writer.close()
-        await self._end_of_process(_STOP_S)
-        code = self._process.returncode
-        return f"killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-    async def _end_of_process(self, patience_s: float | None) -> None:
-        """Wait for its end, without a thread; when patience ends, end it."""
-        if self._process.poll() is not None:
-            return
-        loop = asyncio.get_running_loop()
-        handle = os.pidfd_open(self._process.pid)
-        ended: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(handle, _resolve, ended)
-        try:
-            await asyncio.wait_for(asyncio.shield(ended), patience_s)
-        except TimeoutError:
-            self._process.kill()
-            await ended
-        finally:
-            loop.remove_reader(handle)
-            os.close(handle)
-        self._process.wait()
-
-
-def _resolve(waited_for: asyncio.Future[None]) -> None:
-    if not waited_for.done():
-        waited_for.set_result(None)
+        await self._process.end(_STOP_S)
+        return self._process.verdict

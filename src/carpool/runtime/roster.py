@@ -78,6 +78,8 @@ class Roster:
         self._by_token = False
         self._held = False  # stands still for a neighbour
         self._clears = True  # and makes room for it
+        self._waits = False  # stands still because nobody is there who could decide anything
+        self._was_waiting_saved = False  # its state was to be written to disk since
         self._stop: bool | None = None  # asked to stop; whether with a checkpoint
         self._was_asked_to_save = False  # at the stop
         self._result: Done | None = None  # what rank 0 said at the end

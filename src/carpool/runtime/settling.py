@@ -72,6 +72,8 @@ class Settling(Roster):
         elif not at_work:
             if self._wants_nothing:
                 self._withdraw(at)
+            elif self._waits:
+                self._keep_waiting(at)
             elif self._held:
                 if self._clears:
                     self._make_room()
@@ -124,7 +126,7 @@ class Settling(Roster):
         """Whether the formation should stop at the next boundary."""
         formation = self.formation
         assert formation is not None
-        if self._held or self._wants_nothing or self._awaits_solitude:
+        if self._held or self._waits or self._wants_nothing or self._awaits_solitude:
             return True
         seated = self._seated()
         if len(seated) < len(self.wish.seats):
@@ -168,6 +170,15 @@ class Settling(Roster):
             if worker.mode is Mode.STANDING and worker.id not in self._sparing:
                 self._sparing[worker.id] = False
                 self._send(worker.id, Spare())
+
+    def _keep_waiting(self, at: float) -> None:
+        """While nobody is there to decide: let the newest state be on disk, in case nobody comes any more."""
+        holders = [w for w in self.workers.values() if w.holds and w.mode in AT_REST]
+        newest = max(holders, key=lambda w: w.step, default=None)
+        if newest is None or newest.step <= self._safe.saved_step or self._safe.is_busy or self._was_waiting_saved:
+            return
+        self._was_waiting_saved = True
+        self._actions.append(self._safe.save(at, newest.id))
 
     def _is_at(self, worker: Worker, step: int) -> bool:
         return worker.step == step and (worker.holds or step == 0)

@@ -53,7 +53,7 @@ class Solitude:
         if not was_first:
             return
         held, self._held, self._is_granted = self._held, set(), False
-        for other in sorted(held):
+        for other in sorted(held & self._trainings.keys()):
             training = self._trainings[other]
             self._do(training, training.team.hold(at, False))
 

@@ -128,6 +128,11 @@ class Team(Settling):
         self._held, self._clears = held, clears
         return self._settled(at)
 
+    def wait(self, at: float, waits: bool) -> list[Action]:
+        """Stand still at the next boundary, with the state on disk, until somebody decides again; or go on."""
+        self._waits, self._was_waiting_saved = waits, False
+        return self._settled(at)
+
     def left_alone(self, at: float) -> list[Action]:
         """The neighbours stand still."""
         self._awaits_solitude = False

@@ -39,6 +39,9 @@ class ExecutorOptions:
     memory_cap: int = 0  # bytes of each device for the jobs on it, which take turns under it; 0: all there is
     speculates: bool = True  # under a cap: the next job comes in while another computes, and who computed last stays
     leaves_early: bool = True  # under a cap: a job that has to make room does so at the end of its turn, unasked
+    on_orphan: str = "exit"  # when nobody is at the other end any more: exit, or wait for somebody else
+    orphan_s: float = 86400.0  # that it waits, all jobs standing still, before it keeps their states on disk and ends
+    handover_s: float = 60.0  # that jobs go on without anybody who said that another one would come
     environment: Mapping[str, str] = field(default_factory=dict)  # for the executor and all it starts
 
 
