@@ -19,7 +19,7 @@ from carpool.core.topology import Cluster
 from carpool.policies.fifo import Fifo
 from carpool.service.accept_log import read_log
 from carpool.service.database import MIGRATIONS
-from carpool.service.store import DATABASE, LOG, Store
+from carpool.service.store import DATABASE, LOG, Kept, Mark, Noted, Store
 
 HEADER = Header("1", "fifo", Cluster.build([(1, 2, "cpu")]))
 NUM_RECORDS = 12
@@ -287,7 +287,7 @@ def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Open
     store.close()
     again = opened(tmp_path)
     assert records_in(again) == [submission(number) for number in range(4, 8)]
-    assert (again.findings.tell(), again.balance) == ((), (6, balance, details))
+    assert (again.findings.tell(), again.balance) == ((), Kept(6, balance, details))
     again.forget_before(1000)
     again.close()
     last = opened(tmp_path)
@@ -295,9 +295,50 @@ def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Open
     last.close()
     (tmp_path / DATABASE).unlink()
     rebuilt = opened(tmp_path)
-    assert (records_in(rebuilt), rebuilt.balance) == ([submission(7)], (6, balance, details)), (
+    assert (records_in(rebuilt), rebuilt.balance) == ([submission(7)], Kept(6, balance, details)), (
         "the log has the balance too"
     )
+    rebuilt.keep_balance(balance)
+    rebuilt.forget_before(1000)
+    rebuilt.close()
+    after = opened(tmp_path)
+    assert records_in(after) == []
+    after.record(submission(8))
+    after.close()
+    assert [entry.number for entry in opened(tmp_path).entries()] == [8], "numbers go on though nothing else is left"
+
+
+def test_reports_and_marks_are_kept_with_the_records_they_came_before(tmp_path: Path, opened: Opening) -> None:
+    store = opened(tmp_path)
+    store.record(submission(1))
+    store.mark = Mark(2, 1, 5)
+    store.note(1.5, {"report": "Told", "job": "job-1", "words": "hello"})
+    store.record(submission(2))
+    store.round_off(2.5)
+    store.mark = Mark(2, 1, 6)
+    store.round_off(3.0)
+    store.round_off(4.0)
+    store.close()
+    again = opened(tmp_path)
+    told = Noted(1.5, {"report": "Told", "job": "job-1", "words": "hello"})
+    assert [(entry.notes, entry.mark) for entry in again.entries()] == [
+        ((), Mark()),
+        ((told,), Mark(2, 1, 5)),
+        ((), Mark(2, 1, 6)),
+    ]
+    assert [len(entry.record.facts) for entry in again.entries()] == [1, 1, 0]
+    assert again.mark == Mark(2, 1, 6)
+    again.keep_balance(lived(again, 2).balance())
+    again.forget_before(1000)
+    again.close()
+    assert opened(tmp_path).mark == Mark(2, 1, 6), "the balance has it too"
+
+
+def test_instant_zero_has_a_date_that_outlives_every_start(tmp_path: Path) -> None:
+    for now in (1000.0, 5000.0):
+        store = Store.open(tmp_path, HEADER, lambda now=now: now)  # type: ignore[misc]
+        assert store.begun_at == 1000.0
+        store.close()
 
 
 def test_a_crash_in_the_middle_of_forgetting(tmp_path: Path, opened: Opening) -> None:

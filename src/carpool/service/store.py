@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -27,12 +28,28 @@ _BALANCES_KEPT = 2  # the newest, and one in case it is damaged
 Details = Mapping[JobId, Mapping[str, Any]]  # what a job is made of besides its spec, as JSON values
 
 
+class Mark(NamedTuple):
+    """How far a daemon had come when it wrote a record."""
+
+    epoch: int = 0  # starts of a daemon here, this one included
+    life: int = 0  # of the executor that it heard
+    heard: int = 0  # number of the last report of that executor whose consequences are on the disk
+
+
+class Noted(NamedTuple):
+    """Something that came before a record and is no fact: a report, as JSON values."""
+
+    at: float
+    report: Mapping[str, Any]
+
+
 class Kept(NamedTuple):
     """A balance as it is kept."""
 
     number: int  # of the last record in it
     balance: Balance
     details: Details  # of the jobs that are not over
+    mark: Mark = Mark()
 
 
 class Entry(NamedTuple):
@@ -41,6 +58,8 @@ class Entry(NamedTuple):
     number: int
     record: Record
     details: Details  # of the jobs it accepts
+    notes: tuple[Noted, ...] = ()
+    mark: Mark = Mark()
 
 
 class Store:
@@ -56,6 +75,10 @@ class Store:
         self.header = head.header
         self.findings = state.findings
         self.balance = state.balance  # the newest that is sound
+        self.begun_at = head.begun_at
+        self.mark = state.mark  # goes with every record from now on
+        self._marked = state.mark  # in the newest record
+        self._notes: list[Noted] = []
         self._database = database
         self._log = log
         self._first = head.first
@@ -66,7 +89,7 @@ class Store:
         self._details: dict[JobId, Mapping[str, Any]] = {}
 
     @classmethod
-    def open(cls, folder: Path, header: Header) -> Store:
+    def open(cls, folder: Path, header: Header, now: Callable[[], float] = time.time) -> Store:
         """The store in a folder, begun there if none is; `header` is for a new one, or for one that lost its own.
 
         JournalError only where a newer version of carpool wrote it.
@@ -78,7 +101,9 @@ class Store:
         lines = {**rows, **reading.lines}
         is_new = not lines and not reading.damaged and set_aside is None
         header_lost = 0 not in lines and not is_new
+        elapsed = max((entry_of(lines[number]).record.at for number in [max(lines, default=0)] if number), default=0.0)
         head = Head.read(lines[0]) if 0 in lines else Head(header, _oldest(database, lines))
+        head = head if head.begun_at else head._replace(begun_at=now() - elapsed)
         lines[0] = head.line()
         lines = {number: line for number, line in lines.items() if number >= head.first or number == 0}
         findings = Findings(
@@ -90,14 +115,26 @@ class Store:
             header_lost=header_lost,
         )
         log = _repaired(database, rows, path, reading, lines)
-        last = max(lines)
-        state = _State(findings, _balance_of(database, head, last), last + 1, _accepted(lines[last]))
+        newest = max(lines)
+        last = max(newest, head.first - 1)  # all may have been dropped behind a balance
+        balance = _balance_of(database, head, last)
+        mark = entry_of(lines[newest]).mark if newest else balance.mark if balance is not None else Mark()
+        state = _State(findings, balance, last + 1, _accepted(lines[newest]), mark)
         return cls(folder, head, database, log, state)
 
     # -------------------------------------------------------------------------------------------------------- writing
     def detail(self, job: JobId, details: Mapping[str, Any]) -> None:
         """Keep with the record that submits a job what it is made of."""
         self._details[job] = details
+
+    def note(self, at: float, report: Mapping[str, Any]) -> None:
+        """Keep with the next record what came before it and is no fact."""
+        self._notes.append(Noted(at, report))
+
+    def round_off(self, at: float) -> None:
+        """Let an empty record hold what was noted or marked since the last one, so that a commit leaves nothing out."""
+        if self._notes or self.mark != self._marked:
+            self.record(Record(at, ()))
 
     def record(self, record: Record) -> None:
         """Take a record in; it is durable after the next `commit`."""
@@ -107,6 +144,10 @@ class Store:
         details = {job: self._details.pop(job) for job in accepted if job in self._details}
         if details:
             body["details"] = details
+        if self._notes:
+            body["notes"], self._notes = self._notes, []
+        if self.mark != Mark():
+            body["mark"] = self._marked = self.mark
         line = Line.after(self._last_crc, self._next, _text(body))
         self._pending.append(line)
         self._last_crc = line.crc
@@ -133,7 +174,7 @@ class Store:
     def keep_balance(self, balance: Balance, details: Details | None = None) -> None:
         """Keep where everything stood after the last committed record, so that a start need not fold what is older."""
         assert not self._pending, "a balance is of what is committed"
-        self.balance = Kept(self._next - 1, balance, details or {})
+        self.balance = Kept(self._next - 1, balance, details or {}, self._marked)
         body = _text(_kept_to_json(self.balance))
         self._database.add_balance(self.balance.number, crc32(body.encode("ascii")), body, _BALANCES_KEPT)
 
@@ -145,7 +186,7 @@ class Store:
         if self.balance is None:
             return
         self._first = max(self._first, min(number, self.balance.number + 1))
-        line = Head(self.header, self._first, self.balance).line()
+        line = Head(self.header, self._first, self.balance, self.begun_at).line()
         kept = [kept for kept in self._database.lines() if kept.is_sound and kept.number >= self._first]
         self._log.close()
         self._log = AcceptLog.write_anew(self.folder / LOG, [line, *kept])
@@ -176,10 +217,13 @@ class Head(NamedTuple):
     header: Header
     first: int = 1  # the oldest record that should be there
     balance: Kept | None = None  # kept here too when records were dropped
+    begun_at: float = 0.0  # Unix time of instant 0
 
     def line(self) -> Line:
         """The head as line 0."""
         body: dict[str, Any] = {"header": header_to_json(self.header), "store": len(MIGRATIONS), "first": self.first}
+        if self.begun_at:
+            body["begun_at"] = self.begun_at
         if self.balance is not None:
             body["balance"] = _kept_to_json(self.balance)
         return Line.after(0, 0, _text(body))
@@ -189,7 +233,7 @@ class Head(NamedTuple):
         """The inverse of `line`."""
         body = json.loads(line.body)
         kept = _kept_from_json(body["balance"]) if "balance" in body else None
-        return cls(header_from_json(body["header"]), body["first"], kept)
+        return cls(header_from_json(body["header"]), body["first"], kept, body.get("begun_at", 0.0))
 
 
 class _State(NamedTuple):
@@ -197,12 +241,16 @@ class _State(NamedTuple):
     balance: Kept | None
     next: int
     accepted: list[JobId]  # by the newest record
+    mark: Mark
 
 
 def entry_of(line: Line) -> Entry:
     """A sound line read."""
     body = json.loads(line.body)
-    return Entry(line.number, record_from_json(body["record"]), body.get("details", {}))
+    notes = tuple(Noted(at, report) for at, report in body.get("notes", ()))
+    return Entry(
+        line.number, record_from_json(body["record"]), body.get("details", {}), notes, Mark(*body.get("mark", ()))
+    )
 
 
 def _open_database(path: Path, reading: Reading) -> tuple[Database, dict[int, Line], Path | None]:
@@ -277,11 +325,12 @@ def _repaired(
 
 
 def _kept_to_json(kept: Kept) -> dict[str, Any]:
-    return {"number": kept.number, "balance": balance_to_json(kept.balance), "details": kept.details}
+    body = {"number": kept.number, "balance": balance_to_json(kept.balance), "details": kept.details}
+    return body if kept.mark == Mark() else {**body, "mark": kept.mark}
 
 
 def _kept_from_json(value: dict[str, Any]) -> Kept:
-    return Kept(value["number"], balance_from_json(value["balance"]), value["details"])
+    return Kept(value["number"], balance_from_json(value["balance"]), value["details"], Mark(*value.get("mark", ())))
 
 
 def _balance_of(database: Database, head: Head, last: int) -> Kept | None:
