@@ -18,8 +18,8 @@ from carpool.core.messages import (
     Record,
     ReleaseApplied,
 )
-from carpool.core.model import Allocation, JobId, JobSpec, Phase
-from carpool.runtime.reports import Outcome
+from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
+from carpool.runtime.reports import Outcome, Report, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +87,44 @@ class Ledger:
             return
         self.reason = record.planned.reason
         for change in record.planned.changes:
+            if change.job not in self.accounts:
+                continue
             account = self.accounts[change.job]
             account.hold(record.at, change.allocation)
             account.phase = Phase.WAITING if change.allocation is None else Phase.RUNNING
             account.rate = 0.0 if change.allocation is None else account.rate
             account.decisions.append(Given(record.at, change.allocation, record.planned.reason))
 
+    def take(self, at: float, report: Report) -> None:
+        """Note what the executor says about a job, and how a training ended."""
+        match report:
+            case Told(job=job, words=words):
+                self.tell(at, job, words)
+            case Outcome():
+                self.close(report)
+
     def tell(self, at: float, job: JobId, words: str) -> None:
-        """Note what the executor says about a job."""
-        self.accounts[job].story.append((at, words))
+        """Note something for a job's story."""
+        if job in self.accounts:
+            self.accounts[job].story.append((at, words))
 
     def close(self, outcome: Outcome) -> None:
         """Note how a training ended."""
-        account = self.accounts[outcome.job]
-        account.outcome = outcome
-        account.done = float(outcome.steps)
+        account = self.accounts.get(outcome.job)
+        if account is not None:
+            account.outcome = outcome
+            account.done = float(outcome.steps)
+
+    def adopt(self, job: Job) -> None:
+        """Open an account for a job whose submission was never seen: the journal does not go back so far."""
+        if job.id not in self.accounts:
+            found = Account(job.spec, job.submitted_at, job.phase, done=job.done, rate=job.rate, as_of=job.as_of)
+            found.hold(job.since, job.desired)
+            self.accounts[job.id] = found
 
     def _take(self, at: float, fact: Fact) -> None:
+        if getattr(fact, "job", None) not in self.accounts and not isinstance(fact, JobSubmitted | NodeLost):
+            return  # submitted before the journal begins
         match fact:
             case JobSubmitted(spec=spec):
                 phase = Phase.BLOCKED if spec.after else Phase.WAITING

@@ -11,9 +11,10 @@ from carpool.core.messages import ProgressReported, Record
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.belief import Belief, ProfileBelief
-from carpool.predictors.learning import LossCurves
+from carpool.predictors.learning import Aim, LossCurves
 from carpool.predictors.moves_seen import MovesSeen
 from carpool.predictors.places import Place, Places
+from carpool.runtime.reports import Report, Sized
 
 _LATEST = 0.4  # weight of the newest measurement
 _SERIAL = 0.1  # part of a step that more devices do not shorten, until measured: rate(n) = n / (1 + 0.1·(n − 1))
@@ -76,6 +77,14 @@ class Live:
         if self._totals.get(job) != total:
             self._totals[job] = total
             self._lessons += 1
+
+    def take(self, report: Report) -> None:
+        """Take in what an executor says of a job's length."""
+        if isinstance(report, Sized):
+            if report.total_steps is not None:
+                self.expect(report.job, float(report.total_steps))
+            if report.target_loss is not None:
+                self.curves.aim(report.job, Aim(report.target_loss, report.window))
 
     def total(self, job: JobId) -> float | None:
         """The job's whole length, where it is known."""

@@ -21,6 +21,7 @@ from carpool.core.journal import spec_from_json, spec_to_json
 from carpool.core.model import JobId
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.jobfile import Listed
+from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Outcome
 
@@ -60,10 +61,10 @@ class RunFolder:
 
     def job(self, name: str) -> Path:
         """A job's own folder."""
-        return self.path / "jobs" / name
+        return JobFolder(self.path, name).path
 
     # -------------------------------------------------------------------------------------------------------- holding
-    def hold(self) -> None:
+    def hold(self, *, by: str = "run") -> None:
         """Make the folder and keep others out until this process ends or lets go."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -77,7 +78,7 @@ class RunFolder:
         except OSError:
             os.close(handle)
             raise InputError(
-                "another run is going on in it", where=str(self.path), way_out="Wait for it, or name another --state."
+                f"another {by} is going on in it", where=str(self.path), way_out="Wait for it, or name another --state."
             ) from None
         self._lock = handle
 
@@ -97,7 +98,7 @@ class RunFolder:
             for spec, _ in settings.jobs:
                 self.job(spec.id).mkdir(parents=True, exist_ok=True)
             names = {str(device): name for device, name in settings.names.items()}
-            self._replace("run.json", {**document, "devices": devices, "names": names, "jobs": jobs})
+            self._replace(self.path / "run.json", {**document, "devices": devices, "names": names, "jobs": jobs})
         except OSError as error:
             raise InputError(
                 f"cannot be written: {error}", where=str(self.path), way_out="Name another --state."
@@ -128,7 +129,7 @@ class RunFolder:
     # --------------------------------------------------------------------------------------------- what became of it
     def keep_outcome(self, outcome: Outcome) -> None:
         """Write down how a training ended."""
-        self._replace(f"jobs/{outcome.job}/outcome.json", {"schema": SCHEMA, **asdict(outcome)})
+        self._replace(self.job(outcome.job) / "outcome.json", {"schema": SCHEMA, **asdict(outcome)})
 
     def outcome(self, job: JobId) -> Outcome | None:
         """How a training ended, if it is written down."""
@@ -144,9 +145,8 @@ class RunFolder:
         with (self.job(job) / file).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row, separators=(",", ":")) + "\n")
 
-    def _replace(self, name: str, value: Any) -> None:
+    def _replace(self, path: Path, value: Any) -> None:
         """Write a file whole or not at all."""
-        path = self.path / name
         draft = path.with_name(f".{path.name}.part")
         draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
         draft.replace(path)

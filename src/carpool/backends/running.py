@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carpool.backends.events import EventFile
 from carpool.backends.journal_file import JournalFile, read_whole
 from carpool.backends.ledger import Ledger
 from carpool.backends.live import Live
 from carpool.backends.local import Ending, Link, LocalBackend, Pace, WallPace
 from carpool.backends.resuming import check_unchanged, facts_of_return, returned
 from carpool.backends.runfolder import BELIEVED, PROFILE, RunFolder, Settings
+from carpool.backends.scribe import Scribe
 from carpool.backends.stopwatch import Stopwatch
 from carpool.backends.writeback import learned
 from carpool.core.errors import InputError
 from carpool.core.journal import Header
-from carpool.core.messages import Fact, JobSubmitted, NodeJoined, ProgressReported, Record
+from carpool.core.messages import Fact, JobSubmitted, NodeJoined, Record
 from carpool.core.metrics import Metrics
 from carpool.core.model import Job, JobId, Kind
 from carpool.core.policy import Policy
@@ -26,12 +26,11 @@ from carpool.core.ports import Observer
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.predictors.belief import ProfileBelief
-from carpool.predictors.learning import Aim
 from carpool.predictors.profile import Profile
 from carpool.predictors.profile_file import write_profile
 from carpool.runtime.devices import LocalDevice, as_cluster
 from carpool.runtime.jobfile import Listed
-from carpool.runtime.reports import Evaluation, Outcome, Report, Sized, Told
+from carpool.runtime.reports import Outcome, Report, Sized
 
 StartLink = Callable[[Sequence[LocalDevice], Path], Awaitable[Link]]
 
@@ -75,7 +74,7 @@ class LocalRun:
             if spec.id in self._profiles and (total := self._profiles[spec.id].total_steps(spec)) is not None:
                 self.live.expect(spec.id, total)
         self._sized: dict[JobId, Sized] = {}
-        self._events: dict[JobId, EventFile] = {}
+        self._scribe = Scribe(folder)
         self._journal: JournalFile | None = None
         self._backend: LocalBackend | None = None
         self._stopwatch = Stopwatch(self.header.cluster)
@@ -129,34 +128,21 @@ class LocalRun:
         """Keep a record durably before anybody acts on it, and the measurements in it with their jobs."""
         assert self._journal is not None
         self._journal.record(record)
-        for fact in record.facts:
-            if isinstance(fact, ProgressReported):
-                row = {"at_s": round(record.at, 3), "step": fact.done, "loss": fact.loss, "steps_per_s": fact.rate}
-                self.folder.append(fact.job, "metrics.jsonl", row)
-                curves = {"steps_per_s": fact.rate, **({} if fact.loss is None else {"loss": fact.loss})}
-                self._events_of(fact.job).add(int(fact.done), curves)
-            elif isinstance(fact, NodeJoined):
-                self.live.cluster = self.scheduler.cluster
+        self._scribe.record(record)
+        self._scribe.cut()()
+        if any(isinstance(fact, NodeJoined) for fact in record.facts):
+            self.live.cluster = self.scheduler.cluster
 
     def _take(self, at: float, report: Report) -> None:
+        self.ledger.take(at, report)
+        self.live.take(report)
+        self._scribe.take(at, report)
+        self._scribe.cut()()
         match report:
-            case Sized(job=job, total_steps=total, target_loss=target, window=window):
+            case Sized(job=job):
                 self._sized[job] = report
-                if total is not None:
-                    self.live.expect(job, float(total))
-                if target is not None:
-                    self.live.curves.aim(job, Aim(target, window))
-            case Told(job=job, words=words):
-                self.ledger.tell(at, job, words)
-                self.folder.append(job, "story.jsonl", {"at_s": round(at, 3), "what": words})
-            case Evaluation(job=job, step=step, metrics=metrics):
-                row = {"at_s": round(at, 3), "step": step, "metrics": dict(metrics)}
-                self.folder.append(job, "metrics.jsonl", row)
-                self._events_of(job).add(step, metrics)
             case Outcome(job=job, steps=steps):
-                self.ledger.close(report)
                 self._stopwatch.ended(job, steps)
-                self.folder.keep_outcome(report)
 
     def _keep_learned(self) -> None:
         """Write down for later runs how fast the jobs were, alone and together, and what their moves cost."""
@@ -179,11 +165,6 @@ class LocalRun:
             h for other in self.scheduler.jobs.values() if other.id != job.id for h in (other.desired, other.observed)
         )
         return any(not own.isdisjoint(allocation.devices()) for allocation in held if allocation is not None)
-
-    def _events_of(self, job: JobId) -> EventFile:
-        if job not in self._events:
-            self._events[job] = EventFile(self.folder.job(job))
-        return self._events[job]
 
     # ------------------------------------------------------------------------------------------------------- resuming
     def _return(self, records: Sequence[Record]) -> None:

@@ -18,12 +18,11 @@ def orders_to_close(jobs: Iterable[Job]) -> list[Order]:
 
     Used after a restart: orders describe a desired state, so giving one twice does no harm.
     """
-    orders: list[Order] = []
-    for job in sorted(jobs, key=lambda job: job.seq):
-        if job.applied >= job.generation:
-            continue
-        if job.desired is None:
-            orders.append(Release(job.id, job.generation))
-        else:
-            orders.append(Assign(job.id, job.desired, job.generation))
-    return orders
+    return [order_for(job) for job in sorted(jobs, key=lambda job: job.seq) if job.applied < job.generation]
+
+
+def order_for(job: Job) -> Order:
+    """The newest order about a job, once more."""
+    if job.desired is None:
+        return Release(job.id, job.generation)
+    return Assign(job.id, job.desired, job.generation)

@@ -83,6 +83,10 @@ class Scheduler:
         """Assert the invariants; tests call it after every step."""
         self._books.check()
 
+    def follow(self, observer: Observer) -> None:
+        """Show an observer every record from now on, after those that were there before it."""
+        self._observers = (*self._observers, observer)
+
     # --------------------------------------------------------------------------------------------------- handling
     def handle(self, at: float, facts: Sequence[Fact]) -> list[Order]:
         """Fold the facts of one instant, then plan at most once; the orders that follow."""

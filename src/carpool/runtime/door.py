@@ -10,8 +10,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from carpool.runtime.deathbed import Other
+
 _SOCKET = "executor"
 _LOG = "executor.log"
+_PID = "executor.pid"
 
 
 class Door:
@@ -57,9 +60,26 @@ class Door:
                 )
         finally:
             os.close(log)
+        (self._folder / _PID).write_text(str(process.pid), encoding="ascii")
         end = self.knock()
         assert end is not None, "the socket listens since before the executor was started"
         return end, process
+
+    async def evict(self) -> None:
+        """End the executor that is behind the door but does not answer: two must not work on the same jobs."""
+        hung = self._resident()
+        if hung is not None:
+            hung.kill()
+            await hung.end()
+
+    def _resident(self) -> Other | None:
+        """The executor that was started last, if it is one that lives."""
+        try:
+            pid = int((self._folder / _PID).read_text(encoding="ascii"))
+            is_one = b"carpool.runtime.executor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            return Other(pid) if is_one else None
+        except (OSError, ValueError):
+            return None
 
     @property
     def last_words(self) -> str:

@@ -118,6 +118,11 @@ class ExecutorLink:
         return self._process.pid
 
     @property
+    def life(self) -> int:
+        """Which executor it is: another one numbers its reports anew."""
+        return self.inventory.life
+
+    @property
     def heard(self) -> int:
         """The number of the report that `receive` returned last."""
         return self._receipts.last

@@ -7,21 +7,56 @@ import contextlib
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from carpool.backends.local import ExecutorGone, Link, Pace
 from carpool.core.errors import CarpoolError
-from carpool.core.messages import Fact, JobSubmitted, Order, Woke
+from carpool.core.messages import Fact, JobCancelled, JobFailed, JobFinished, JobSubmitted, Order, Record, Woke
 from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
-from carpool.runtime.reports import Facts, Gone, Outcome, Report
-from carpool.service.store import Store
+from carpool.runtime.reports import Facts, Gone, Report
+from carpool.runtime.wire import report_to_json
+from carpool.service.store import Mark, Store
 
 Commit = Callable[[Callable[[], None]], Awaitable[None]]
+Cut = Callable[[], Callable[[], None]]
 
 _RECORDS_PER_BALANCE = 1000  # folding so many takes a fraction of a second
+
+
+class Line(Link, Protocol):
+    """The near end of an executor that outlives its daemon; `runtime.link.ExecutorLink` is the real one."""
+
+    @property
+    def life(self) -> int:
+        """Which executor it is: another one numbers its reports anew."""
+        ...
+
+    @property
+    def heard(self) -> int:
+        """The number of the report that `receive` returned last."""
+        ...
+
+    def acknowledge(self, number: int) -> None:
+        """What came up to this report is kept."""
+        ...
+
+    def proceed(self) -> None:
+        """Let jobs go on that stood still because nobody was there."""
+        ...
+
+    def forget(self, job: JobId) -> None:
+        """A job is over and will not be asked for again."""
+        ...
+
+    async def leave(self) -> None:
+        """Let the executor go on, for whoever claims it next."""
+        ...
+
+
+Renew = Callable[[str], Awaitable[tuple[Line, Sequence[Fact]]]]
 
 
 class Unkept(CarpoolError):
@@ -33,20 +68,28 @@ class Daemon:
 
     Facts are folded as they come. The records they leave are made durable in groups, aside, and only then are the
     orders that follow passed on and those who asked told: after a crash nobody has been promised what the journal
-    does not know. `take` is shown every report, after the scheduler has had the facts in it.
+    does not know. Reports are acknowledged then too, and not before: with each record goes the number of the last
+    one that it knows of, so that none is lost and none counts twice.
+
+    `accept` is shown jobs as they are submitted, `take` every report, after the scheduler has had the facts in it;
+    `cut` is asked before every commit for what is to be done behind it. An executor that is gone is replaced by
+    `renew`, whose facts say what that meant for the devices; without it the daemon ends.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         store: Store,
-        link: Link,
+        link: Line,
         pace: Pace,
         *,
         programs: Mapping[JobId, Program] | None = None,
         notes: Mapping[JobId, Mapping[str, Any]] | None = None,
+        accept: Callable[[Sequence[Listed]], None] = lambda jobs: None,
         take: Callable[[float, Report], None] = lambda at, report: None,
         commit: Commit = asyncio.to_thread,
+        cut: Cut = lambda: lambda: None,
+        renew: Renew | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._store = store
@@ -54,15 +97,30 @@ class Daemon:
         self._pace = pace
         self._programs = dict(programs or {})  # of jobs that are not over
         self._notes = dict(notes or {})  # likewise
+        self._accept = accept
         self._take = take
         self._run_commit = commit
+        self._cut = cut
+        self._renew = renew
+        self._leaves = False  # the executor to whoever comes next
         self._stopping = asyncio.Event()
         self._dirty = asyncio.Event()
         self._newcomers: list[JobId] = []  # submitted, their records not yet durable
         self._orders: list[Order] = []  # likewise
+        self._ended: list[JobId] = []  # likewise
         self._kept: asyncio.Future[None] | None = None  # resolved when all that was folded until now is durable
         self._committing: asyncio.Future[None] | None = None  # the same of what is just being written
         self._since_balance = 0
+        scheduler.follow(self)
+
+    def record(self, record: Record) -> None:
+        """See which jobs have come to their end."""
+        self._since_balance += 1
+        for fact in record.facts:
+            if isinstance(fact, JobFinished | JobFailed | JobCancelled):
+                self._ended.append(fact.job)
+                self._programs.pop(fact.job, None)
+                self._notes.pop(fact.job, None)
 
     # ------------------------------------------------------------------------------------------------------- wishes
     async def submit(self, jobs: Sequence[Listed], note: Mapping[str, Any] | None = None) -> None:
@@ -78,6 +136,7 @@ class Daemon:
             self._newcomers.append(spec.id)
             if note:
                 self._notes[spec.id] = note
+        self._accept(jobs)
         await kept
 
     async def settle(self) -> None:
@@ -88,8 +147,13 @@ class Daemon:
         """Take in what a user wants of a job: cancelled, paused, resumed; returns when it can no longer be lost."""
         await self._handle([fact])
 
-    def stop(self) -> None:
-        """Halt all jobs at a step boundary, with checkpoints, and end."""
+    def proceed(self) -> None:
+        """Let jobs go on that stood still because no daemon was there."""
+        self._link.proceed()
+
+    def stop(self, *, leave_running: bool = False) -> None:
+        """Halt all jobs at a step boundary, with checkpoints, and end; or leave them to the next daemon as they are."""
+        self._leaves = leave_running
         self._stopping.set()
 
     # --------------------------------------------------------------------------------------------------------- loop
@@ -104,34 +168,57 @@ class Daemon:
             while not self._stopping.is_set() and not committing.done():
                 await self._pace.wait({receiving, stopping, committing}, self._scheduler.wake_at)
                 if receiving.done():
-                    self._hear(receiving.result())
+                    report = receiving.result()
+                    if isinstance(report, Gone) and self._renew is not None:
+                        await self._replace(report, self._renew)
+                    else:
+                        self._hear(report)
                     receiving = asyncio.create_task(self._link.receive())
                 self._wake()
-            if not committing.done():
+            if not committing.done() and not self._leaves:
                 await self._end(receiving)
         finally:
             for task in (stopping, receiving):
                 task.cancel()
             await self._last_commit(committing)
+            if self._leaves:
+                await self._link.leave()
 
     def _hear(self, report: Report, *, carry: bool = True) -> None:
         at = self._now()
-        match report:
-            case Gone(reason=reason):
-                raise ExecutorGone(f"the executor has gone: {reason}")
-            case Facts(facts=facts):
-                self._handle(facts, carry=carry)
-            case Outcome(job=job):
-                self._programs.pop(job, None)
-                self._notes.pop(job, None)
+        if isinstance(report, Gone):
+            raise ExecutorGone(f"the executor has gone: {report.reason}")
+        self._store.mark = Mark(self._store.mark.epoch, self._link.life, self._link.heard)
+        if isinstance(report, Facts):
+            self._handle(report.facts, carry=carry)
+        else:
+            self._store.note(at, report_to_json(report))
+            self._dirty.set()
         self._take(at, report)
+
+    async def _replace(self, gone: Gone, renew: Renew) -> None:
+        link, facts = await renew(gone.reason)
+        self._handle(self.go_on_with(link, facts))
+        link.proceed()
+
+    def go_on_with(self, link: Line, facts: Sequence[Fact]) -> Sequence[Fact]:
+        """Work with a new executor, from what the jobs of the one before have on disk; facts that say so."""
+        self._link = link
+        for job, program in self._programs.items():
+            if job not in self._newcomers:
+                link.introduce(job, program, resume=True)
+        return facts
+
+    async def let_end(self) -> None:
+        """End the executor with checkpoints and hear its last words, before `run`: another shall take its place."""
+        await self._end(asyncio.create_task(self._link.receive()))
+        await self._commit_once()
 
     def _handle(self, facts: Sequence[Fact], *, carry: bool = True) -> asyncio.Future[None]:
         """Fold facts; what follows from them waits for the commit. The future says when they are durable."""
         orders = self._scheduler.handle(self._now(), facts)
         if carry:
             self._orders += orders
-        self._since_balance += 1
         self._dirty.set()
         if self._kept is None:
             self._kept = asyncio.get_running_loop().create_future()
@@ -158,15 +245,23 @@ class Daemon:
         self._dirty.clear()
         newcomers, self._newcomers = self._newcomers, []
         orders, self._orders = self._orders, []
+        ended, self._ended = self._ended, []
         kept, self._kept = self._kept, None
         self._committing = kept
+        self._store.round_off(self._scheduler.at)
+        mark, finish = self._store.mark, self._cut()
         try:
             await self._make_durable()
+            finish()
             for job in newcomers:
                 if job in self._programs:
                     self._link.introduce(job, self._programs[job])
             if orders:
                 self._link.carry(orders)
+            for job in ended:
+                self._link.forget(job)
+            if mark.life == self._link.life:
+                self._link.acknowledge(mark.heard)
         except Exception as error:
             if kept is not None:
                 kept.set_exception(error)  # whoever asked must not wait for ever

@@ -25,7 +25,7 @@ from carpool.runtime.reports import Facts, Gone, Outcome, Report, Sized
 class FakeMachine:
     """Every job makes one step per second and device, and ends after the steps it was given.
 
-    Implements `backends.local.Link` and `backends.local.Pace`. `kept` is what a disk would hold: steps done, by job.
+    Implements `service.daemon.Line` and `backends.local.Pace`. `kept` is what a disk would hold: steps done, by job.
     """
 
     def __init__(
@@ -42,6 +42,12 @@ class FakeMachine:
         self.orders: list[Order] = []
         self.introduced: dict[JobId, bool] = {}  # job: whether it resumes
         self.stopped: list[bool] = []  # whether with checkpoints, for every call
+        self.life = 1
+        self.heard = 0  # the number of the report that was given away last
+        self.acknowledged = 0
+        self.forgotten: list[JobId] = []
+        self.proceeds = 0  # how often it was told to
+        self.is_left = False
         self._steps = steps
         self._fails = dict(fails or {})
         self._batch = batch
@@ -94,9 +100,27 @@ class FakeMachine:
                 self._running.pop(order.job, None)
                 self._fact(ReleaseApplied(order.job, order.generation, done))
 
+    def forget(self, job: JobId) -> None:
+        """A job is over."""
+        self.forgotten.append(job)
+
+    def acknowledge(self, number: int) -> None:
+        """Reports up to a number are kept."""
+        self.acknowledged = number
+
+    def proceed(self) -> None:
+        """Go on."""
+        self.proceeds += 1
+
+    async def leave(self) -> None:
+        """Nobody asks any more."""
+        self.is_left = True
+
     async def receive(self) -> Report:
         """The next report."""
-        return await self._queue.get()
+        report = await self._queue.get()
+        self.heard += 1
+        return report
 
     async def stop(self, *, checkpoint: bool) -> None:
         """Stop everything."""

@@ -1,0 +1,275 @@
+"""A daemon from its parts: a folder, devices, a policy; begun anew, or going on where the last one was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from carpool.backends.ledger import Ledger
+from carpool.backends.live import Live
+from carpool.backends.local import ExecutorGone, WallPace
+from carpool.backends.resuming import Return, returned
+from carpool.backends.runfolder import RunFolder
+from carpool.backends.running import speeds_of
+from carpool.backends.scribe import Scribe
+from carpool.core.errors import CarpoolError
+from carpool.core.journal import Header
+from carpool.core.messages import Fact, JobFailed, NodeJoined, NodeLost, Record
+from carpool.core.scheduler import Scheduler
+from carpool.policies.registry import parse_policy
+from carpool.runtime.devices import LocalDevice, as_cluster
+from carpool.runtime.door import Door
+from carpool.runtime.jobfile import Listed
+from carpool.runtime.link import Claim, ExecutorLink, ExecutorOptions, Refused
+from carpool.runtime.reports import Report
+from carpool.service.chronicle import Chronicle
+from carpool.service.clerk import Premises
+from carpool.service.daemon import Daemon
+from carpool.service.feed import Feed
+from carpool.service.reconciling import is_ahead, reconcile
+from carpool.service.recovery import Followers, recover_followers, recover_scheduler
+from carpool.service.showing import Calendar
+from carpool.service.spans import Spans
+from carpool.service.store import Store
+
+_MOST_DEATHS = 5  # of executors, within
+_DEATHS_S = 60.0
+_MANY_RECORDS = 1000  # folded at a start: the next one should begin here
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a daemon is started with."""
+
+    state: Path
+    devices: tuple[LocalDevice, ...]
+    version: str
+    policy: str = ""  # as the user wrote it; empty: the one that the journal ends with, or the default
+    default_policy: str = "carpool"
+    options: ExecutorOptions = field(default_factory=ExecutorOptions)
+
+
+class House:
+    """One daemon and all that belongs to it; the folder is held from `open` to `close`.
+
+    `start` claims the executor that an earlier daemon left at work, or starts one; `run` goes on until `stop`. What
+    people ask goes through a `Clerk` on `premises`.
+    """
+
+    def __init__(self, setup: Setup, folder: RunFolder, store: Store) -> None:
+        self.setup = setup
+        self.store = store
+        self.told: list[str] = [*store.findings.tell()]  # what was found at the start, for people
+        self.policy_text = setup.policy or store.header.policy or setup.default_policy
+        balance = store.balance
+        cluster = store.header.cluster if balance is None else balance.balance.cluster
+        live = Live(cluster, speeds_of(setup.devices))
+        self.scheduler = Scheduler(cluster, parse_policy(self.policy_text), estimator=live)
+        folded = recover_scheduler(store, self.scheduler)
+        live.cluster = self.scheduler.cluster
+        self.calendar = Calendar(store.begun_at)
+        chronicle = Chronicle(Feed(), self.calendar.unix)
+        self.followers = Followers(Ledger(), live, Spans(self.scheduler.cluster), chronicle)
+        self.recovered = recover_followers(store, self.scheduler, self.followers, folded)
+        self._folder = folder
+        self._scribe = Scribe(folder)
+        for observer in (store, self.followers, self._scribe, self):
+            self.scheduler.follow(observer)
+        self._door = Door(setup.state / "executor")
+        self._back = returned(self.scheduler.cluster, setup.devices)
+        self.names = {device.id: device.name for device in self._back.devices}
+        self.pace = WallPace(max(self.scheduler.at, time.time() - store.begun_at))
+        self._deaths: list[float] = []
+        self._first: list[Fact] = []
+        self.daemon: Daemon
+
+    @classmethod
+    def open(cls, setup: Setup) -> House:
+        """Hold the folder and bring everything to where its journal ends. InputError where another daemon holds it."""
+        folder = RunFolder(setup.state)
+        folder.hold(by="daemon")
+        try:
+            store = Store.open(setup.state, cls.header(setup))
+            try:
+                return cls(setup, folder, store)
+            except BaseException:
+                store.close()
+                raise
+        except BaseException:
+            folder.let_go()
+            raise
+
+    @staticmethod
+    def header(setup: Setup) -> Header:
+        """What a new journal is about."""
+        return Header(setup.version, setup.policy or setup.default_policy, as_cluster(setup.devices))
+
+    @property
+    def premises(self) -> Premises:
+        """What a clerk looks things up in."""
+        ledger, live, spans, chronicle = self.followers
+        return Premises(
+            self.daemon,
+            self.scheduler,
+            ledger,
+            live,
+            spans,
+            chronicle,
+            self.recovered.programs,
+            live.total,
+            self.setup.state,
+            self.names,
+            self.calendar,
+            self.pace.now,
+            self.setup.version,
+            lambda: self.policy_text,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- starting
+    async def start(self) -> None:
+        """Have an executor: the one that was left at work, or a new one; nothing goes on before `run`."""
+        link = await self._found()
+        if link is None:
+            link = await self._started()
+            self.daemon = self._daemon(link)
+            self._first += self.daemon.go_on_with(link, [*self._lost_programs(), *self._return()])
+            return
+        self.daemon = self._daemon(link)
+        standings = link.inventory.jobs
+        if link.inventory.devices != self._back.devices or is_ahead(self.scheduler.jobs, standings):
+            self.told.append("The executor that was left at work does not fit any more; its jobs go on from the disk.")
+            await self.daemon.let_end()
+            link = await self._started()
+            self._first += self.daemon.go_on_with(link, [*self._lost_programs(), *self._return()])
+            return
+        self._tell_again(link)
+        self._first += self._lost_programs()
+
+    async def run(self) -> None:
+        """Go on until `stop`; afterwards all is durable, and the next start begins here."""
+        if self.recovered.folded > _MANY_RECORDS:
+            self.daemon.keep_balance()
+        self.daemon.proceed()
+        await self.daemon.run(self._first)
+        self.daemon.keep_balance()
+
+    def stop(self, *, leave_running: bool = False) -> None:
+        """Halt all jobs with checkpoints and end; or leave them at work for the next daemon."""
+        self.daemon.stop(leave_running=leave_running)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self.followers.chronicle.feed.close()
+        self.store.close()
+        self._folder.let_go()
+
+    def record(self, record: Record) -> None:
+        """See devices come."""
+        if any(isinstance(fact, NodeJoined) for fact in record.facts):
+            self.followers.live.cluster = self.followers.spans.cluster = self.scheduler.cluster
+
+    def _daemon(self, link: ExecutorLink) -> Daemon:
+        known = self.recovered
+        jobs = self.scheduler.jobs
+        return Daemon(
+            self.scheduler,
+            self.store,
+            link,
+            self.pace,
+            programs={job: known.programs[job] for job in jobs if job in known.programs},
+            notes={job: known.notes[job] for job in jobs if job in known.notes},
+            accept=self._accept,
+            take=self._take,
+            cut=self._cut,
+            renew=self._renew,
+        )
+
+    def _accept(self, jobs: Sequence[Listed]) -> None:
+        self.recovered.programs.update({spec.id: program for spec, program in jobs})
+
+    def _take(self, at: float, report: Report) -> None:
+        self.followers.ledger.take(at, report)
+        self.followers.live.take(report)
+        self.followers.chronicle.hear(at, report)
+        self._scribe.take(at, report)
+
+    def _cut(self) -> Callable[[], None]:
+        write = self._scribe.cut()
+
+        def finish() -> None:
+            with contextlib.suppress(OSError):  # the journal has it all
+                write()
+
+        return finish
+
+    # ------------------------------------------------------------------------------------------------------ executors
+    async def _found(self) -> ExecutorLink | None:
+        """The executor that an earlier daemon left, claimed; one that does not answer is ended."""
+        while (end := self._door.knock()) is not None:
+            try:
+                return await ExecutorLink.claim(end, self._claim())
+            except Refused as refused:  # the newest epoch was lost with its record; we hold the folder, so it is ours
+                self.store.mark = self.store.mark._replace(epoch=refused.epoch)
+            except CarpoolError as error:
+                self.told.append(f"The executor that was left at work did not answer ({error}); it was ended.")
+                await self._door.evict()
+        return None
+
+    async def _started(self) -> ExecutorLink:
+        end, process = self._door.open(self.setup.options.environment)
+        try:
+            return await ExecutorLink.claim(end, self._claim(), process)
+        except CarpoolError as error:
+            raise CarpoolError(f"{error} {self._door.last_words}") from error
+
+    def _claim(self) -> Claim:
+        """A claim of a new epoch, which is on the disk before anybody hears of it."""
+        mark = self.store.mark
+        self.store.mark = mark._replace(epoch=mark.epoch + 1)
+        self.store.round_off(self.scheduler.at)
+        self.store.commit()
+        options = replace(self.setup.options, on_orphan="wait")
+        return Claim(self._back.devices, self.setup.state, options, mark.epoch + 1, mark.life, mark.heard)
+
+    async def _renew(self, reason: str) -> tuple[ExecutorLink, Sequence[Fact]]:
+        """Another executor for one that is gone; not again and again."""
+        now = time.monotonic()
+        self._deaths = [*(each for each in self._deaths if now - each < _DEATHS_S), now]
+        if len(self._deaths) > _MOST_DEATHS:
+            raise ExecutorGone(f"{len(self._deaths)} executors ended within {_DEATHS_S:.0f} s; the last one: {reason}")
+        self._back = returned(self.scheduler.cluster, self.setup.devices)
+        return await self._started(), self._return()
+
+    def _tell_again(self, link: ExecutorLink) -> None:
+        again = reconcile(self.scheduler.jobs, link.inventory.jobs)
+        for job in again.introduce:
+            if job in self.recovered.programs:
+                link.introduce(job, self.recovered.programs[job], resume=True)
+        for job in again.forget:
+            link.forget(job)
+        link.carry([order for order in again.orders if order.job in self.recovered.programs])
+
+    # ---------------------------------------------------------------------------------------------------------- facts
+    def _return(self) -> list[Fact]:
+        """The machine went away, with all that ran on it, and came back; a new journal knows it already."""
+        scheduler, back = self.scheduler, self._back
+        if not self.followers.ledger.accounts and back.name in {node.name for node in scheduler.cluster.nodes}:
+            return []
+        return _facts_of(scheduler, back)
+
+    def _lost_programs(self) -> list[Fact]:
+        """Jobs of which nobody knows any more what they run."""
+        return [
+            JobFailed(job.id, job.generation, "what it runs was lost with a record of the journal")
+            for job in self.scheduler.jobs.values()
+            if job.id not in self.recovered.programs
+        ]
+
+
+def _facts_of(scheduler: Scheduler, back: Return) -> list[Fact]:
+    lost = scheduler.snapshot().occupancy.lost
+    gone: list[Fact] = [NodeLost(node.id) for node in scheduler.cluster.nodes if node.id not in lost]
+    return [*gone, NodeJoined(back.name, back.banks)]

@@ -1,0 +1,77 @@
+"""What a store says when it is opened: everything that follows records is brought to where it stood."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from carpool.backends.ledger import Ledger
+from carpool.backends.live import Live
+from carpool.core.messages import Record
+from carpool.core.model import JobId
+from carpool.core.scheduler import Scheduler
+from carpool.runtime.program import Program
+from carpool.runtime.wire import report_from_json
+from carpool.service.chronicle import Chronicle
+from carpool.service.spans import Spans
+from carpool.service.store import Details, Store
+
+
+class Followers(NamedTuple):
+    """Who follows a scheduler record by record, and what an executor reports besides."""
+
+    ledger: Ledger
+    live: Live
+    spans: Spans
+    chronicle: Chronicle
+
+    def record(self, record: Record) -> None:
+        """Take in one record."""
+        for each in self:
+            each.record(record)
+
+
+class Recovered(NamedTuple):
+    """What else the store knows."""
+
+    programs: dict[JobId, Program]  # of all jobs it goes back to
+    notes: dict[JobId, Mapping[str, Any]]  # that whoever asked wants kept with them
+    folded: int  # records behind the newest balance
+
+
+def recover_scheduler(store: Store, scheduler: Scheduler) -> int:
+    """Bring a scheduler to where the newest balance and the records behind it stand; how many these were.
+
+    Nothing is decided again.
+    """
+    after = 0
+    if store.balance is not None:
+        scheduler.reopen(store.balance.balance)
+        after = store.balance.number
+    records = [entry.record for entry in store.entries(after)]
+    scheduler.recover(records)
+    return len(records)
+
+
+def recover_followers(store: Store, scheduler: Scheduler, followers: Followers, folded: int = 0) -> Recovered:
+    """Show followers all that is kept; jobs that are older than that are known from the scheduler."""
+    found = Recovered({}, {}, folded)
+    if store.balance is not None:
+        _take_details(found, store.balance.details)
+    for entry in store.entries():
+        for note in entry.notes:
+            report = report_from_json(dict(note.report))
+            followers.ledger.take(note.at, report)
+            followers.live.take(report)
+        followers.record(entry.record)
+        _take_details(found, entry.details)
+    for job in scheduler.jobs.values():
+        followers.ledger.adopt(job)
+    return found
+
+
+def _take_details(found: Recovered, details: Details) -> None:
+    for job, detail in details.items():
+        found.programs[JobId(job)] = Program.from_json(detail["program"])
+        if "note" in detail:
+            found.notes[JobId(job)] = detail["note"]
