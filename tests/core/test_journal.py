@@ -23,13 +23,16 @@ from carpool.core.messages import (
     JobPaused,
     JobResumed,
     JobSubmitted,
+    LimitsChanged,
     NodeJoined,
     NodeLost,
     Planned,
+    PolicyChanged,
     Probe,
     ProgressReported,
     Record,
     ReleaseApplied,
+    WeightChanged,
     Woke,
 )
 from carpool.core.model import Allocation, JobId, JobSpec, Kind, NodeId, Share
@@ -73,6 +76,9 @@ facts: st.SearchStrategy[Fact] = st.one_of(
     st.builds(JobCrashed, names, counts, floats, texts),
     st.builds(NodeJoined, texts, st.lists(st.tuples(texts, counts, counts), max_size=2).map(tuple)),
     st.builds(NodeLost, counts.map(NodeId)),
+    st.builds(WeightChanged, names, floats),
+    st.builds(LimitsChanged, names, counts, counts),
+    st.builds(PolicyChanged, texts),
     st.just(Woke()),
 )
 shares = st.builds(
@@ -114,6 +120,7 @@ def written(kept: list[Record], header: Header = HEADER) -> str:
 def test_every_fact_is_known() -> None:
     kinds = {JobSubmitted, JobCancelled, JobPaused, JobResumed, AssignApplied, ReleaseApplied, ProgressReported}
     kinds |= {JobFinished, JobFailed, JobCrashed, NodeJoined, NodeLost, Woke}
+    kinds |= {WeightChanged, LimitsChanged, PolicyChanged}
     assert {kind.__name__ for kind in Fact.__subclasses__()} == {kind.__name__ for kind in kinds}
     assert {journal._FACTS[kind.__name__] for kind in kinds} == kinds
 

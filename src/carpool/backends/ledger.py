@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from carpool.core.amending import amended, takes_off
 from carpool.core.messages import (
     AssignApplied,
     Fact,
@@ -13,10 +14,12 @@ from carpool.core.messages import (
     JobFinished,
     JobPaused,
     JobSubmitted,
+    LimitsChanged,
     NodeLost,
     ProgressReported,
     Record,
     ReleaseApplied,
+    WeightChanged,
 )
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
 from carpool.runtime.reports import Outcome, Report, Told
@@ -136,6 +139,11 @@ class Ledger:
                 account = self.accounts[job]
                 account.done, account.rate, account.as_of = done, rate, at
                 account.loss = account.loss if loss is None else loss
+            case WeightChanged(job=job) | LimitsChanged(job=job):
+                account = self.accounts[job]
+                account.spec = amended(account.spec, fact)
+                if takes_off(fact, account.held):
+                    self._take_off(at, account)
             case JobFinished(job=job):
                 self._end(at, job, Phase.FINISHED)
             case JobCancelled(job=job):

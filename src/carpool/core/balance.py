@@ -34,6 +34,7 @@ class Balance(NamedTuple):
     planned_at: float | None = None  # when the policy was last asked
     wake_at: float | None = None  # when it asked to be woken
     note: object = None  # the policy's, for its next plan
+    policy: str = ""  # the one that decides, where it is no longer the one that the journal began with
 
 
 def balance_to_json(balance: Balance) -> dict[str, Any]:
@@ -50,6 +51,7 @@ def balance_to_json(balance: Balance) -> dict[str, Any]:
         "planned_at": balance.planned_at,
         "wake_at": balance.wake_at,
         "note": balance.note,
+        "policy": balance.policy,
     }
 
 
@@ -69,6 +71,7 @@ def balance_from_json(value: dict[str, Any]) -> Balance:
         planned_at=value["planned_at"],
         wake_at=value["wake_at"],
         note=value["note"],
+        policy=value.get("policy", ""),
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from carpool.core import lifecycle
+from carpool.core.amending import Amendment, amended, takes_off, told
 from carpool.core.balance import Balance
-from carpool.core.errors import CarpoolError, InputError, Overbooked
+from carpool.core.errors import Overbooked
 from carpool.core.estimates import Estimator
 from carpool.core.lifecycle import Step
 from carpool.core.messages import (
@@ -22,6 +24,7 @@ from carpool.core.messages import (
     JobPaused,
     JobResumed,
     JobSubmitted,
+    LimitsChanged,
     NodeJoined,
     NodeLost,
     Order,
@@ -29,13 +32,15 @@ from carpool.core.messages import (
     ProgressReported,
     Release,
     ReleaseApplied,
+    WeightChanged,
     Woke,
 )
-from carpool.core.model import Job, JobId, JobSpec, Phase
+from carpool.core.model import Job, JobId, JobSpec, Past, Phase
 from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Policy, service_at
 from carpool.core.queue import Queue, Roster
 from carpool.core.reconcile import counts
+from carpool.core.refusing import refuse_facts, refuse_plan
 from carpool.core.topology import Cluster, Node
 
 
@@ -62,6 +67,8 @@ class Books:
             JobCancelled: self._on_cancelled,
             JobPaused: self._on_paused,
             JobResumed: self._on_resumed,
+            WeightChanged: self._on_amended,
+            LimitsChanged: self._on_amended,
             AssignApplied: self._on_assign_applied,
             ReleaseApplied: self._on_release_applied,
             ProgressReported: self._on_progress,
@@ -89,21 +96,12 @@ class Books:
             fresh.lose(self.cluster.nodes[node])
         for job in held.values():
             assert job.desired is not None
-            fresh.take(job.spec, job.desired, self._policy.max_virtual)
+            fresh.take(job.spec, job.desired, inf)  # another policy may have put it there
         assert fresh.free_devices == self.occupancy.free_devices, "free devices are what nobody holds"
 
     def refuse_unusable(self, facts: Sequence[Fact]) -> None:
         """InputError, with nothing changed yet, for what can be no fact: a second job of one name, an empty node."""
-        new: set[JobId] = set()
-        for fact in facts:
-            if type(fact) is JobSubmitted:
-                name = fact.spec.id
-                if name in self.jobs or name in self.ended or name in new:
-                    raise InputError(f"job {name!r} exists already", way_out="Give every job a name of its own.")
-                if len(facts) > 1:
-                    new.add(name)
-            elif type(fact) is NodeJoined and not fact.banks and self._node_named(fact.name) is None:
-                raise InputError(f"node {fact.name!r} is new but brings no devices", way_out="Name its banks.")
+        refuse_facts(facts, (self.jobs, self.ended), lambda name: self._node_named(name) is not None)
 
     # --------------------------------------------------------------------------------------------------------- balances
     def closed(self) -> Balance:
@@ -124,10 +122,20 @@ class Books:
         for name in (*balance.running, *(job for job in jobs if jobs[job].desired is None)):
             job = jobs[name]
             if job.desired is not None:
-                self.occupancy.take(job.spec, job.desired, self._policy.max_virtual)
+                self.occupancy.take(job.spec, job.desired, inf)
             elif job.phase is Phase.BLOCKED:
                 self._await(job.spec)
             self._store(job)
+
+    def use(self, policy: Policy) -> None:
+        """Keep jobs in another policy's order from now on."""
+        self._policy = policy
+        starts = self.roster.by_start()
+        self.roster = Roster(ordered=policy.keeps_running_order)
+        for name in starts:
+            self._store(self.jobs[name])
+        for name in list(self.waiting):
+            self._store(self.jobs[name])
 
     # ------------------------------------------------------------------------------------------------------------ plans
     def adopt(self, at: float, planned: Planned, orders: list[Order]) -> None:
@@ -146,11 +154,15 @@ class Books:
                 self.waiting.discard(job.spec.id)
             self._store(job)
 
-    def occupy(self, changes: Sequence[Change]) -> None:
-        """Move the changed jobs on the device map: all leave first, so that jobs may swap places."""
+    def occupy(self, changes: Sequence[Change], *, most: float | None = None) -> None:
+        """Move the changed jobs on the device map: all leave first, so that jobs may swap places.
+
+        Fractions on a device sum to `most` at most: where it is not given, to what the policy allows.
+        """
         occupancy = self.occupancy
+        most = self._policy.max_virtual if most is None else most
         jobs = self.jobs
-        self._refuse_plan(changes)
+        refuse_plan(self._policy, jobs, changes)
         for change in changes:
             held = jobs[change.job].desired
             if held is not None:
@@ -159,25 +171,10 @@ class Books:
             if change.allocation is None:
                 continue
             try:
-                occupancy.take(jobs[change.job].spec, change.allocation, self._policy.max_virtual)
+                occupancy.take(jobs[change.job].spec, change.allocation, most)
             except Overbooked:
                 self._restore(changes, index)
                 raise
-
-    def _refuse_plan(self, changes: Sequence[Change]) -> None:
-        """CarpoolError or Overbooked, with nothing changed yet, for a plan that was not drafted and cannot be one."""
-        seen: set[JobId] = set()
-        for change in changes:
-            job = self.jobs.get(change.job)
-            if job is None or job.phase not in (Phase.WAITING, Phase.RUNNING):
-                raise CarpoolError(
-                    f"policy {self._policy!r} changed job {change.job!r}, which is not waiting or running"
-                )
-            if change.job in seen:
-                raise CarpoolError(f"policy {self._policy!r} changed job {change.job!r} twice in one plan")
-            seen.add(change.job)
-            if change.allocation is not None:
-                job.check_lane(change.allocation)
 
     def _restore(self, changes: Sequence[Change], taken: int) -> None:
         """Undo a half-made move."""
@@ -187,7 +184,7 @@ class Books:
         for change in changes:
             job = self.jobs[change.job]
             if job.desired is not None:
-                self.occupancy.take(job.spec, job.desired, self._policy.max_virtual)
+                self.occupancy.take(job.spec, job.desired, inf)
 
     # ------------------------------------------------------------------------------------------------------------- jobs
     def _store(self, job: Job) -> None:
@@ -289,6 +286,17 @@ class Books:
         if job is None or job.phase is not Phase.PAUSED:
             return False
         self._store(lifecycle.moved(job, at, Step.RESUME, job.service, "was resumed"))
+        return True
+
+    def _on_amended(self, at: float, fact: Amendment, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None:
+            return False
+        job = job._replace(spec=amended(job.spec, fact), past=Past(at, told(fact), job.past))
+        if takes_off(fact, job.desired):
+            self._take_off(at, job, Step.RELEASE, "was released, to get what it may have", orders)
+        else:
+            self._store(job)
         return True
 
     def _on_assign_applied(self, at: float, fact: AssignApplied, orders: list[Order]) -> bool:

@@ -55,6 +55,32 @@ class JobResumed(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class WeightChanged(Fact):
+    """A user gave a job another weight."""
+
+    job: JobId
+    weight: float
+    rank: ClassVar[int] = _ASKS
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsChanged(Fact):
+    """A user gave a job another range of devices."""
+
+    job: JobId
+    min_devices: int
+    max_devices: int
+    rank: ClassVar[int] = _ASKS
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChanged(Fact):
+    """From now on another policy decides; what it finds is what the one before it left."""
+
+    policy: str  # as it was written
+
+
+@dataclass(frozen=True, slots=True)
 class AssignApplied(Fact):
     """The job works under this generation's allocation from now on, with `done` units of work behind it."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import ceil, nan
 from typing import Any
 
+from carpool.core.amending import takes_off
 from carpool.core.messages import (
     Change,
     JobCancelled,
@@ -16,9 +17,11 @@ from carpool.core.messages import (
     JobFinished,
     JobPaused,
     JobSubmitted,
+    LimitsChanged,
     NodeJoined,
     NodeLost,
     Record,
+    WeightChanged,
 )
 from carpool.core.model import Allocation, JobId
 from carpool.core.topology import Cluster
@@ -90,6 +93,8 @@ class Metrics:
             JobCrashed: self._on_taken_off,
             NodeJoined: self._on_node_joined,
             NodeLost: self._on_node_lost,
+            WeightChanged: self._on_weight_changed,
+            LimitsChanged: self._on_limits_changed,
         }
 
     def record(self, record: Record) -> None:
@@ -153,6 +158,15 @@ class Metrics:
         stay = self._open[fact.job]
         self.preemptions += isinstance(fact, JobCrashed)
         self.device_s += stay.hold(at, None)
+
+    def _on_weight_changed(self, at: float, fact: WeightChanged) -> None:
+        if fact.job in self._open:
+            self._open[fact.job].spec_weight = fact.weight
+
+    def _on_limits_changed(self, at: float, fact: LimitsChanged) -> None:
+        stay = self._open.get(fact.job)
+        if stay is not None and takes_off(fact, stay.held):
+            self.device_s += stay.hold(at, None)
 
     def _on_node_joined(self, at: float, fact: NodeJoined) -> None:
         if all(node.name != fact.name for node in self._cluster.nodes):

@@ -19,8 +19,11 @@ from carpool.core.messages import (
     JobPaused,
     JobResumed,
     JobSubmitted,
+    LimitsChanged,
     NodeJoined,
     NodeLost,
+    PolicyChanged,
+    WeightChanged,
 )
 from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.occupancy import Occupancy
@@ -29,6 +32,7 @@ from carpool.core.topology import Cluster, Neighbour, Placement
 
 ARRIVALS_AND_ENDINGS: frozenset[type[Fact]] = frozenset(
     {JobSubmitted, JobResumed, JobFinished, JobFailed, JobCrashed, JobCancelled, JobPaused, NodeJoined, NodeLost}
+    | {WeightChanged, LimitsChanged, PolicyChanged}
 )
 
 

@@ -236,6 +236,10 @@ class Roster:
         """Entries in the running order."""
         return iter(self._entries.values() if self._sorted is None else self._sorted)
 
+    def by_start(self) -> list[JobId]:
+        """The jobs in order of their start."""
+        return list(self._entries)
+
     def put(self, job: Job, key: Any) -> None:
         """Add a job, or move it to a new place."""
         job_id = job.spec.id

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
-from math import floor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import floor, inf
 
 from carpool.core.balance import Balance
 from carpool.core.books import Books
-from carpool.core.errors import CarpoolError
+from carpool.core.errors import CarpoolError, InputError
 from carpool.core.estimates import Declared, Estimator
-from carpool.core.messages import Change, Fact, JobSubmitted, NodeJoined, Order, Planned, Record, in_folding_order
+from carpool.core.messages import (
+    Change,
+    Fact,
+    JobSubmitted,
+    LimitsChanged,
+    NodeJoined,
+    Order,
+    Planned,
+    PolicyChanged,
+    Record,
+    WeightChanged,
+    in_folding_order,
+)
 from carpool.core.model import Job, JobId, Phase
 from carpool.core.policy import Cadence, Plan, Policy, Snapshot, placement_of
 from carpool.core.ports import Observer
 from carpool.core.reconcile import orders_to_close
 from carpool.core.topology import Cluster
 
-_CHECKED = (JobSubmitted, NodeJoined)  # facts that may be refused
+_CHECKED = (JobSubmitted, NodeJoined, WeightChanged, LimitsChanged, PolicyChanged)  # facts that may be refused
 
 
 class Scheduler:
@@ -35,16 +47,19 @@ class Scheduler:
         estimator: Estimator | None = None,
         cadence: Cadence | None = None,
         observers: Sequence[Observer] = (),
+        find_policy: Callable[[str], Policy] | None = None,  # what a policy's text means; without it none can change
     ) -> None:
         self.policy = policy
-        self.cadence = cadence or policy.cadence
-        self._may_share = policy.shares_devices or policy.max_virtual > 1.0
+        self.policy_text = ""  # of a policy that has taken the place of the first one
+        self._find_policy = find_policy
+        self._given_cadence = cadence
         self.at = 0.0
         self.wake_at: float | None = None
         self._estimator: Estimator = estimator or Declared()
         self._observers = tuple(observers)
-        self._books = books = Books(cluster, policy, self._estimator)
-        self._view = Snapshot(policy, books.occupancy, books.jobs, books.waiting, books.roster, self._estimator)
+        self._books = Books(cluster, policy, self._estimator)
+        self._books.folds[PolicyChanged] = self._on_policy_changed
+        self._use(policy)
         self._is_triggered = False
         self._planned_at: float | None = None
         self._plan_wake_at: float | None = None
@@ -92,15 +107,18 @@ class Scheduler:
         """Fold the facts of one instant, then plan at most once; the orders that follow."""
         if at < self.at:
             raise CarpoolError(f"time ran backwards: facts of {at} s after those of {self.at} s")
-        if len(facts) > 1:
+        another: Policy | None = None
+        if len(facts) > 1 or (facts and type(facts[0]) in _CHECKED):
             self._books.refuse_unusable(facts)
+            another = self._found_in(facts)
             facts = in_folding_order(facts)
-        elif facts and type(facts[0]) in _CHECKED:
-            self._books.refuse_unusable(facts)
         self.at = at
         orders: list[Order] = []
         ignored: Sequence[Fact] = ()
         places = self._fold(at, facts, orders)
+        if another is not None:
+            self._books.use(another)
+            self._use(another)
         if places:
             ignored = [facts[place] for place in places]
             facts = [fact for place, fact in enumerate(facts) if place not in places]
@@ -122,13 +140,16 @@ class Scheduler:
         return orders
 
     def recover(self, records: Iterable[Record]) -> list[Order]:
-        """Fold what was recorded without asking the policy again; the orders that may have been lost on the way."""
+        """Fold what was recorded without asking the policy again; the orders that may have been lost on the way.
+
+        Of policies that took each other's place only the last is needed: it is the one this scheduler is made with.
+        """
         for record in records:
             self.at = record.at
             orders: list[Order] = []
             self._fold(record.at, record.facts, orders)
             if record.planned is not None:
-                self._books.occupy(record.planned.changes)
+                self._books.occupy(record.planned.changes, most=inf)  # it was allowed then
                 self._books.adopt(record.at, record.planned, orders)
                 self._remember(record.at, record.planned)
         self._books.followed.clear()
@@ -140,7 +161,11 @@ class Scheduler:
         """Where everything stands, between two calls of `handle`."""
         books, view = self._books, self._view
         return books.closed()._replace(
-            at=self.at, planned_at=self._planned_at, wake_at=self._plan_wake_at, note=view.note
+            at=self.at,
+            planned_at=self._planned_at,
+            wake_at=self._plan_wake_at,
+            note=view.note,
+            policy=self.policy_text,
         )
 
     def reopen(self, balance: Balance) -> list[Order]:
@@ -154,6 +179,7 @@ class Scheduler:
         self._planned_at = balance.planned_at
         self._plan_wake_at = balance.wake_at
         self._view.note = balance.note
+        self.policy_text = balance.policy
         return self.recover(())
 
     def _fold(self, at: float, facts: Sequence[Fact], orders: list[Order]) -> Sequence[int]:
@@ -169,6 +195,32 @@ class Scheduler:
             else:
                 ignored = [*(ignored or ()), place]
         return ignored or ()
+
+    # --------------------------------------------------------------------------------------------------- policies
+    def _found_in(self, facts: Sequence[Fact]) -> Policy | None:
+        """The policy that facts name, the last one if there are several; InputError for one that there is not."""
+        another: Policy | None = None
+        for fact in facts:
+            if isinstance(fact, PolicyChanged):
+                if self._find_policy is None:
+                    raise InputError(f"policy {fact.policy!r} cannot take the place of {self.policy!r} here")
+                another = self._find_policy(fact.policy)
+        return another
+
+    def _on_policy_changed(self, at: float, fact: PolicyChanged, orders: list[Order]) -> bool:
+        """What the policy before has noted and asked for is of no use to the next one, which is asked at once."""
+        self.policy_text = fact.policy
+        self._view.note = self._plan_wake_at = self._planned_at = None
+        self._is_triggered = True
+        return True
+
+    def _use(self, policy: Policy) -> None:
+        """Let a policy decide from now on."""
+        self.policy = policy
+        self.cadence = self._given_cadence or policy.cadence
+        self._may_share = policy.shares_devices or policy.max_virtual > 1.0
+        books = self._books
+        self._view = Snapshot(policy, books.occupancy, books.jobs, books.waiting, books.roster, self._estimator)
 
     # --------------------------------------------------------------------------------------------------- deciding
     def _is_due(self, at: float) -> bool:

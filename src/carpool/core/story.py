@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from carpool.core.amending import told
 from carpool.core.messages import (
     AssignApplied,
     Change,
@@ -15,12 +16,14 @@ from carpool.core.messages import (
     JobPaused,
     JobResumed,
     JobSubmitted,
+    LimitsChanged,
     NodeJoined,
     NodeLost,
     Planned,
     ProgressReported,
     Record,
     ReleaseApplied,
+    WeightChanged,
 )
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.core.topology import Cluster
@@ -69,6 +72,8 @@ def _of_fact(fact: Fact, job: JobId) -> str:
             return "was paused by its user"
         case JobResumed():
             return "was resumed by its user"
+        case WeightChanged() | LimitsChanged():
+            return told(fact)
         case AssignApplied(generation=generation, done=done):
             return f"runs under generation {generation} from {done:.6g} units of work on"
         case ReleaseApplied(done=done):

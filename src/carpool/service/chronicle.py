@@ -15,11 +15,14 @@ from carpool.core.messages import (
     JobPaused,
     JobResumed,
     JobSubmitted,
+    LimitsChanged,
     NodeJoined,
     NodeLost,
     Planned,
+    PolicyChanged,
     ProgressReported,
     Record,
+    WeightChanged,
 )
 from carpool.core.model import JobId
 from carpool.runtime.reports import Evaluation, Report, Told
@@ -97,6 +100,12 @@ class Chronicle:
                 self._tell(at, "phase", job, phase=phase)
                 if phase in ("finished", "failed", "cancelled"):
                     self._owners.pop(job, None)
+            case WeightChanged(job=job, weight=weight):
+                self._tell(at, "changed", job, weight=weight)
+            case LimitsChanged(job=job, min_devices=least, max_devices=most):
+                self._tell(at, "changed", job, min_devices=least, max_devices=most)
+            case PolicyChanged(policy=policy):
+                self.feed.add(at, "policy", policy=policy)
             case NodeJoined(name=name):
                 self.feed.add(at, "device", joined=name)
             case NodeLost(node=node):

@@ -17,7 +17,7 @@ class Event:
 
     number: int
     at: float
-    kind: str  # submitted, phase, progress, decision, told, evaluated, device, policy, missed
+    kind: str  # submitted, phase, changed, progress, decision, told, evaluated, device, policy, missed
     job: str = ""
     owner: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)

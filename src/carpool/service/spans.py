@@ -6,7 +6,18 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from carpool.core.messages import Fact, JobCancelled, JobCrashed, JobFailed, JobFinished, JobPaused, NodeLost, Record
+from carpool.core.amending import takes_off
+from carpool.core.messages import (
+    Fact,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    LimitsChanged,
+    NodeLost,
+    Record,
+)
 from carpool.core.model import Allocation, JobId
 from carpool.core.topology import Cluster
 
@@ -51,13 +62,16 @@ class Spans:
                 yield from _spans(job, allocation, began, None)
 
     def _take(self, at: float, fact: Fact) -> None:
-        if isinstance(fact, _LEAVES):
+        if isinstance(fact, _LEAVES) or (isinstance(fact, LimitsChanged) and self._is_taken_off(fact)):
             self._hold(at, fact.job, None)
         elif isinstance(fact, NodeLost):
             lost = set(self.cluster.nodes[fact.node].devices)
             for job, (_, allocation) in list(self._open.items()):
                 if not lost.isdisjoint(allocation.devices()):
                     self._hold(at, job, None)
+
+    def _is_taken_off(self, fact: LimitsChanged) -> bool:
+        return fact.job in self._open and takes_off(fact, self._open[fact.job][1])
 
     def _hold(self, at: float, job: JobId, allocation: Allocation | None) -> None:
         before = self._open.pop(job, None)

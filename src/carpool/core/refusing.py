@@ -1,0 +1,48 @@
+"""What cannot be taken in: facts that are none, and plans that are none. Nothing has changed when they are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from math import isfinite
+
+from carpool.core.errors import CarpoolError, InputError
+from carpool.core.messages import Change, Fact, JobSubmitted, LimitsChanged, NodeJoined, WeightChanged
+from carpool.core.model import Job, JobId, Phase
+from carpool.core.policy import Policy
+
+
+def refuse_facts(facts: Sequence[Fact], taken: Sequence[Container[JobId]], has_node: Callable[[str], bool]) -> None:
+    """InputError for a second job of one name, an empty node, a weight or a range that no job can have."""
+    new: set[JobId] = set()
+    for fact in facts:
+        if type(fact) is JobSubmitted:
+            name = fact.spec.id
+            if name in new or any(name in names for names in taken):
+                raise InputError(f"job {name!r} exists already", way_out="Give every job a name of its own.")
+            if len(facts) > 1:
+                new.add(name)
+        elif type(fact) is NodeJoined and not fact.banks and not has_node(fact.name):
+            raise InputError(f"node {fact.name!r} is new but brings no devices", way_out="Name its banks.")
+        elif type(fact) is WeightChanged and not (isfinite(fact.weight) and fact.weight > 0.0):
+            where = f"job {fact.job!r}"
+            raise InputError(f"weight {fact.weight:g} is not above 0", where=where, way_out="Give a number above 0.")
+        elif type(fact) is LimitsChanged and not 1 <= fact.min_devices <= fact.max_devices:
+            raise InputError(
+                f"{fact.min_devices} to {fact.max_devices} devices are no range",
+                where=f"job {fact.job!r}",
+                way_out="Give 1 or more as the least, and no less as the most.",
+            )
+
+
+def refuse_plan(policy: Policy, jobs: Mapping[JobId, Job], changes: Sequence[Change]) -> None:
+    """CarpoolError or Overbooked for a plan that was not drafted and cannot be one."""
+    seen: set[JobId] = set()
+    for change in changes:
+        job = jobs.get(change.job)
+        if job is None or job.phase not in (Phase.WAITING, Phase.RUNNING):
+            raise CarpoolError(f"policy {policy!r} changed job {change.job!r}, which is not waiting or running")
+        if change.job in seen:
+            raise CarpoolError(f"policy {policy!r} changed job {change.job!r} twice in one plan")
+        seen.add(change.job)
+        if change.allocation is not None:
+            job.check_lane(change.allocation)
