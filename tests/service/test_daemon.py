@@ -11,13 +11,14 @@ import pytest
 from carpool.backends.local import ExecutorGone
 from carpool.core.errors import InputError
 from carpool.core.journal import Header
-from carpool.core.messages import Assign, JobCancelled, JobPaused, JobResumed, NodeJoined, NodeLost
+from carpool.core.messages import Assign, Fact, JobCancelled, JobPaused, JobResumed, NodeJoined, NodeLost
 from carpool.core.model import JobId, JobSpec, NodeId, Phase
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.policies.fifo import Fifo
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
+from carpool.runtime.reports import Told
 from carpool.service.daemon import Daemon, Unkept
 from carpool.service.store import Store
 from carpool.testing.fake_link import FakeMachine
@@ -198,3 +199,90 @@ def test_a_killed_daemon_goes_on_where_it_was(house: House, balanced: bool) -> N
     kept: dict[JobId, float] = {}
     asyncio.run(first(kept))
     asyncio.run(second(kept))
+
+
+def test_reports_are_acknowledged_when_they_are_kept_and_ended_jobs_are_let_go(house: House) -> None:
+    async def main() -> None:
+        machine = FakeMachine({"a": 3, "b": 2})
+        daemon, store, scheduler = house.opened(machine)
+        kept: list[int] = []
+
+        async def watched(commit: Callable[[], None]) -> None:
+            assert machine.acknowledged <= (kept[-1] if kept else 0), "acknowledged before it was on the disk"
+            commit()
+            kept.append(max((entry.mark.heard for entry in store.entries()), default=0))
+
+        daemon._run_commit = watched
+        when_idle(machine, daemon, scheduler)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a"), listed("b")])
+        await running
+        assert machine.forgotten == ["a", "b"]
+        assert machine.acknowledged == kept[-1] == machine.heard - 1, "all but the last word, that it is gone"
+        noted = [note.report["report"] for entry in store.entries() for note in entry.notes]
+        assert noted == ["Sized", "Outcome", "Sized", "Outcome"]
+
+    asyncio.run(main())
+
+
+def test_what_no_record_follows_is_kept_too(house: House) -> None:
+    async def main() -> None:
+        machine = FakeMachine({"a": 100})
+        daemon, store, _ = house.opened(machine)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a")])
+        machine.at(1.0, lambda: machine.say(Told(JobId("a"), "something")))
+        machine.at(2.0, daemon.stop)
+        await running
+        daemon.tell(JobId("a"), "and something else")
+        await daemon._commit_once()
+        told = [note.report.get("words") for entry in store.entries() for note in entry.notes]
+        assert told == [None, "something", "and something else"]
+
+    asyncio.run(main())
+
+
+def test_an_executor_that_dies_is_replaced_and_its_jobs_go_on(house: House) -> None:
+    async def main() -> None:
+        kept: dict[JobId, float] = {}
+        machine = FakeMachine({"a": 10}, kept=kept)
+        second = FakeMachine({"a": 10, "b": 5}, start=6.0, kept=kept)
+        second.life = 2
+
+        async def renew(reason: str) -> tuple[FakeMachine, list[Fact]]:
+            assert reason == "killed by signal 9"
+            machine.wait = second.wait  # type: ignore[method-assign]
+            machine.now = second.now  # type: ignore[method-assign]
+            return second, [NodeLost(NodeId(0)), NodeJoined("n0")]
+
+        daemon, store, scheduler = house.opened(machine)
+        daemon._renew = renew
+        machine.at(4.0, machine.report_progress)
+        machine.at(5.0, machine.die)
+        when_idle(second, daemon, scheduler)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a")])
+        await running
+        assert second.introduced == {"a": True}
+        assert second.proceeds == 1
+        assert scheduler.outcome(JobId("a")) is Phase.FINISHED
+        assert second.now() == 16.0, "the four steps that were reported were not done again; then it idles"
+        lives = [entry.mark.life for entry in store.entries()]
+        assert lives == sorted(lives)
+        assert set(lives) == {0, 1, 2}
+
+    asyncio.run(main())
+
+
+def test_left_running_the_executor_is_not_stopped(house: House) -> None:
+    async def main() -> None:
+        machine = FakeMachine({"a": 100})
+        daemon, store, _ = house.opened(machine)
+        machine.at(3.0, lambda: daemon.stop(leave_running=True))
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a")])
+        await running
+        assert (machine.stopped, machine.is_left) == ([], True)
+        assert store.mark.heard == machine.heard
+
+    asyncio.run(main())

@@ -9,6 +9,7 @@ from math import inf
 from carpool.core.estimates import Estimate
 from carpool.core.messages import ProgressReported, Record
 from carpool.core.model import Job, JobId, JobSpec, Kind
+from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.belief import Belief, ProfileBelief
 from carpool.predictors.learning import Aim, LossCurves
@@ -257,3 +258,17 @@ class Live:
 def _key(spec: JobSpec, placement: Placement, *, shared: bool) -> _Key:
     """A job's own batch is the same setting whether it is named or not."""
     return spec.id, placement.groups, placement.fraction, placement.batch_size or spec.batch_size, shared
+
+
+def in_company(scheduler: Scheduler) -> Callable[[Job], bool]:
+    """Whether another job of a scheduler holds, or is given, some of a job's devices; never, where none are shared."""
+
+    def has_company(job: Job) -> bool:
+        if job.observed is None or not scheduler.policy.shares_devices:
+            return False
+        own = set(job.observed.devices())
+        others = (other for other in scheduler.jobs.values() if other.id != job.id)
+        held = (allocation for other in others for allocation in (other.desired, other.observed))
+        return any(not own.isdisjoint(allocation.devices()) for allocation in held if allocation is not None)
+
+    return has_company

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from carpool.backends.journal_file import JournalFile, read_whole
 from carpool.backends.ledger import Ledger
-from carpool.backends.live import Live
+from carpool.backends.live import Live, in_company
 from carpool.backends.local import Ending, Link, LocalBackend, Pace, WallPace
 from carpool.backends.resuming import check_unchanged, facts_of_return, returned
 from carpool.backends.runfolder import BELIEVED, PROFILE, RunFolder, Settings
@@ -20,7 +20,7 @@ from carpool.core.errors import InputError
 from carpool.core.journal import Header
 from carpool.core.messages import Fact, JobSubmitted, NodeJoined, Record
 from carpool.core.metrics import Metrics
-from carpool.core.model import Job, JobId, Kind
+from carpool.core.model import JobId, Kind
 from carpool.core.policy import Policy
 from carpool.core.ports import Observer
 from carpool.core.scheduler import Scheduler
@@ -85,8 +85,7 @@ class LocalRun:
         self.scheduler = Scheduler(
             self.header.cluster, asked.policy, estimator=self.live, observers=(self, *self._followers)
         )
-        if asked.policy.shares_devices:
-            self.live.has_company = self._has_company
+        self.live.has_company = in_company(self.scheduler)
         self._first: list[Fact] = [JobSubmitted(spec) for spec, _ in asked.jobs]
         self._dropped: tuple[Listed, ...] = ()  # of the run that is resumed, no longer asked for
         if self._resume:
@@ -157,14 +156,6 @@ class LocalRun:
     def _keep_profile(self, job: JobId, profile: Profile, name: str) -> None:
         with contextlib.suppress(InputError):  # a full disk takes nothing from the result
             write_profile(profile, self.folder.job(job) / name)
-
-    def _has_company(self, job: Job) -> bool:
-        """Whether another job holds, or is given, some of a job's devices."""
-        own = set() if job.observed is None else set(job.observed.devices())
-        held = (
-            h for other in self.scheduler.jobs.values() if other.id != job.id for h in (other.desired, other.observed)
-        )
-        return any(not own.isdisjoint(allocation.devices()) for allocation in held if allocation is not None)
 
     # ------------------------------------------------------------------------------------------------------- resuming
     def _return(self, records: Sequence[Record]) -> None:

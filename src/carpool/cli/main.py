@@ -17,6 +17,7 @@ from carpool.core.errors import CarpoolError, InputError
 
 VERBS = {  # verb -> its help in a word or two; the module of that name holds the command
     "run": "run the jobs of a file on this machine's devices",
+    "serve": "a daemon: takes jobs in as they come, survives being killed",
     "plan": "say what would run where and when each job would end, before anything starts",
     "profile": "measure rate and memory of a training, and save it for plan and run",
     "replay": "let the simulator repeat a run from what was learned, and compare",

@@ -108,10 +108,13 @@ class Scheduler:
         if at < self.at:
             raise CarpoolError(f"time ran backwards: facts of {at} s after those of {self.at} s")
         another: Policy | None = None
-        if len(facts) > 1 or (facts and type(facts[0]) in _CHECKED):
+        if len(facts) > 1:
             self._books.refuse_unusable(facts)
-            another = self._found_in(facts)
+            another = self._found_in(facts) if PolicyChanged in map(type, facts) else None
             facts = in_folding_order(facts)
+        elif facts and type(facts[0]) in _CHECKED:
+            self._books.refuse_unusable(facts)
+            another = self._found_in(facts) if type(facts[0]) is PolicyChanged else None
         self.at = at
         orders: list[Order] = []
         ignored: Sequence[Fact] = ()

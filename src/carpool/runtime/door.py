@@ -23,6 +23,14 @@ class Door:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether somebody is there."""
+        end = self.knock()
+        if end is not None:
+            end.close()
+        return end is not None
+
     def knock(self) -> socket.socket | None:
         """A line to the executor that is there; None where there is none any more."""
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -64,6 +72,11 @@ class Door:
         end = self.knock()
         assert end is not None, "the socket listens since before the executor was started"
         return end, process
+
+    def close(self) -> None:
+        """Leave nothing of an executor that has ended but what it said."""
+        for name in (_SOCKET, _PID):
+            (self._folder / name).unlink(missing_ok=True)
 
     async def evict(self) -> None:
         """End the executor that is behind the door but does not answer: two must not work on the same jobs."""

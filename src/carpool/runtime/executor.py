@@ -17,18 +17,15 @@ LONGEST_LINE = 1 << 26
 async def serve(end: socket.socket) -> int:
     """Do what comes over one line until it is closed or says stop; the exit code."""
     post = Post()
-    conversing = asyncio.create_task(post.converse(*await asyncio.open_connection(sock=end, limit=LONGEST_LINE)))
-    try:
-        return await post.attend()
-    finally:
-        conversing.cancel()
+    post.answer(*await asyncio.open_connection(sock=end, limit=LONGEST_LINE))
+    return await post.attend()
 
 
 async def wait(listener: socket.socket) -> int:
     """Do what those say who call one after another, and wait for the next in between; the exit code."""
     post = Post()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, post.retire)
-    server = await asyncio.start_unix_server(post.converse, sock=listener, limit=LONGEST_LINE)
+    server = await asyncio.start_unix_server(post.answer, sock=listener, limit=LONGEST_LINE)
     try:
         return await post.attend()
     finally:

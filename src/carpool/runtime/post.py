@@ -48,6 +48,7 @@ class Post:
         self._starting: asyncio.Task[None] | None = None
         self._executor: Executor | None = None
         self._tasks: list[asyncio.Task[Any]] = []
+        self._calls: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def attend(self) -> int:
@@ -61,8 +62,17 @@ class Post:
             if self._executor is not None:
                 await self._executor.end()
             await self._hang_up()
+            for call in self._calls:
+                call.cancel()
+            await asyncio.gather(*self._calls, return_exceptions=True)
 
-    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Somebody calls."""
+        task = asyncio.create_task(self._converse(reader, writer))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One caller, from the claim to the end of the line."""
         try:
             claim = await _next(reader)
@@ -73,7 +83,7 @@ class Post:
             assert self._starting is not None
             await asyncio.shield(self._starting)
             if self._writer is writer:
-                self._answer(claim)
+                self._introduce_oneself(claim)
                 await self._listen(reader, writer)
         except ConnectionError:
             pass
@@ -115,7 +125,7 @@ class Post:
         ticking.add_done_callback(lambda task: None if task.cancelled() else self._end(task.exception()))
         self._tasks = [stopping, ticking]
 
-    def _answer(self, claim: dict[str, Any]) -> None:
+    def _introduce_oneself(self, claim: dict[str, Any]) -> None:
         """Tell a new caller how things stand, and then all that it has not heard."""
         assert self._executor is not None
         if claim["life"] == self._life:

@@ -16,7 +16,7 @@ from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
-from carpool.runtime.reports import Facts, Gone, Report
+from carpool.runtime.reports import Facts, Gone, Report, Told
 from carpool.runtime.wire import report_to_json
 from carpool.service.store import Mark, Store
 
@@ -146,6 +146,13 @@ class Daemon:
     async def wish(self, fact: Fact) -> None:
         """Take in what a user wants of a job: cancelled, paused, resumed; returns when it can no longer be lost."""
         await self._handle([fact])
+
+    def tell(self, job: JobId, words: str) -> None:
+        """Add something to a job's story."""
+        at, report = self._now(), Told(job, words)
+        self._store.note(at, report_to_json(report))
+        self._dirty.set()
+        self._take(at, report)
 
     def proceed(self) -> None:
         """Let jobs go on that stood still because no daemon was there."""

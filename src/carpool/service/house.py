@@ -9,15 +9,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from carpool.backends.ledger import Ledger
-from carpool.backends.live import Live
+from carpool.backends.live import Live, in_company
 from carpool.backends.local import ExecutorGone, WallPace
 from carpool.backends.resuming import Return, returned
 from carpool.backends.runfolder import RunFolder
 from carpool.backends.running import speeds_of
 from carpool.backends.scribe import Scribe
-from carpool.core.errors import CarpoolError
+from carpool.core.errors import CarpoolError, InputError
 from carpool.core.journal import Header
-from carpool.core.messages import Fact, JobFailed, NodeJoined, NodeLost, Record
+from carpool.core.messages import (
+    Fact,
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    NodeJoined,
+    NodeLost,
+    PolicyChanged,
+    Record,
+)
+from carpool.core.model import JobId
+from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
 from carpool.policies.registry import parse_policy
 from carpool.runtime.devices import LocalDevice, as_cluster
@@ -29,8 +40,9 @@ from carpool.service.chronicle import Chronicle
 from carpool.service.clerk import Premises
 from carpool.service.daemon import Daemon
 from carpool.service.feed import Feed
+from carpool.service.notices import Ending, Notices
 from carpool.service.reconciling import is_ahead, reconcile
-from carpool.service.recovery import Followers, recover_followers, recover_scheduler
+from carpool.service.recovery import Followers, newest_policy, recover_followers, recover_scheduler
 from carpool.service.showing import Calendar
 from carpool.service.spans import Spans
 from carpool.service.store import Store
@@ -63,11 +75,13 @@ class House:
         self.setup = setup
         self.store = store
         self.told: list[str] = [*store.findings.tell()]  # what was found at the start, for people
-        self.policy_text = setup.policy or store.header.policy or setup.default_policy
+        self._first: list[Fact] = []
+        policy = self._policy()
         balance = store.balance
         cluster = store.header.cluster if balance is None else balance.balance.cluster
         live = Live(cluster, speeds_of(setup.devices))
-        self.scheduler = Scheduler(cluster, parse_policy(self.policy_text), estimator=live)
+        self.scheduler = Scheduler(cluster, policy, estimator=live, find_policy=parse_policy)
+        live.has_company = in_company(self.scheduler)
         folded = recover_scheduler(store, self.scheduler)
         live.cluster = self.scheduler.cluster
         self.calendar = Calendar(store.begun_at)
@@ -83,12 +97,14 @@ class House:
         self.names = {device.id: device.name for device in self._back.devices}
         self.pace = WallPace(max(self.scheduler.at, time.time() - store.begun_at))
         self._deaths: list[float] = []
-        self._first: list[Fact] = []
+        self._over: list[JobId] = []  # their records not yet durable
+        self._notices = Notices(setup.state, self._tell)
         self.daemon: Daemon
 
     @classmethod
     def open(cls, setup: Setup) -> House:
         """Hold the folder and bring everything to where its journal ends. InputError where another daemon holds it."""
+        setup.state.mkdir(mode=0o700, parents=True, exist_ok=True)  # what jobs are given may be nobody else's business
         folder = RunFolder(setup.state)
         folder.hold(by="daemon")
         try:
@@ -128,6 +144,25 @@ class House:
             lambda: self.policy_text,
         )
 
+    @property
+    def policy_text(self) -> str:
+        """The policy that decides, or will with the first fact, as it was written."""
+        wanted = [fact.policy for fact in self._first if isinstance(fact, PolicyChanged)]
+        return next(iter(wanted), self.scheduler.policy_text or self.store.header.policy)
+
+    def _policy(self) -> Policy:
+        """The policy that decided last; where another one is wanted, or that one is gone, a fact says so."""
+        text, wanted = newest_policy(self.store), self.setup.policy
+        try:
+            policy = parse_policy(text)
+        except InputError as error:
+            wanted = wanted or self.setup.default_policy
+            self.told.append(f"The policy {text!r} cannot be had any more ({error}); {wanted!r} decides from here on.")
+            policy = parse_policy(wanted)
+        if wanted and wanted != text:
+            self._first.append(PolicyChanged(wanted))
+        return policy
+
     # ------------------------------------------------------------------------------------------------------- starting
     async def start(self) -> None:
         """Have an executor: the one that was left at work, or a new one; nothing goes on before `run`."""
@@ -152,9 +187,18 @@ class House:
         """Go on until `stop`; afterwards all is durable, and the next start begins here."""
         if self.recovered.folded > _MANY_RECORDS:
             self.daemon.keep_balance()
+        for job, account in self.followers.ledger.accounts.items():
+            if account.phase.is_over:
+                self._announce(job)
         self.daemon.proceed()
-        await self.daemon.run(self._first)
+        first, self._first = self._first, []
+        try:
+            await self.daemon.run(first)
+        finally:
+            await self._notices.close()
         self.daemon.keep_balance()
+        if not self._door.is_answered:
+            self._door.close()
 
     def stop(self, *, leave_running: bool = False) -> None:
         """Halt all jobs with checkpoints and end; or leave them at work for the next daemon."""
@@ -167,9 +211,12 @@ class House:
         self._folder.let_go()
 
     def record(self, record: Record) -> None:
-        """See devices come."""
-        if any(isinstance(fact, NodeJoined) for fact in record.facts):
-            self.followers.live.cluster = self.followers.spans.cluster = self.scheduler.cluster
+        """See devices come, and jobs go."""
+        for fact in record.facts:
+            if isinstance(fact, NodeJoined):
+                self.followers.live.cluster = self.followers.spans.cluster = self.scheduler.cluster
+            elif isinstance(fact, JobFinished | JobFailed | JobCancelled):
+                self._over.append(fact.job)
 
     def _daemon(self, link: ExecutorLink) -> Daemon:
         known = self.recovered
@@ -187,6 +234,9 @@ class House:
             renew=self._renew,
         )
 
+    def _tell(self, job: JobId, words: str) -> None:
+        self.daemon.tell(job, words)
+
     def _accept(self, jobs: Sequence[Listed]) -> None:
         self.recovered.programs.update({spec.id: program for spec, program in jobs})
 
@@ -198,12 +248,23 @@ class House:
 
     def _cut(self) -> Callable[[], None]:
         write = self._scribe.cut()
+        over, self._over = self._over, []
 
         def finish() -> None:
             with contextlib.suppress(OSError):  # the journal has it all
                 write()
+            for job in over:
+                self._announce(job)
 
         return finish
+
+    def _announce(self, job: JobId) -> None:
+        """Tell whoever wanted to know that a job is over."""
+        program, account = self.recovered.programs.get(job), self.followers.ledger.accounts[job]
+        if program is not None and program.notify:
+            digest = None if account.outcome is None else account.outcome.digest
+            ending = Ending(job, account.spec.user, account.phase, account.error, digest)
+            self._notices.announce(ending, program.notify)
 
     # ------------------------------------------------------------------------------------------------------ executors
     async def _found(self) -> ExecutorLink | None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from carpool.backends.ledger import Ledger
 from carpool.backends.live import Live
-from carpool.core.messages import Record
+from carpool.core.messages import PolicyChanged, Record
 from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
 from carpool.runtime.program import Program
@@ -37,6 +37,16 @@ class Recovered(NamedTuple):
     programs: dict[JobId, Program]  # of all jobs it goes back to
     notes: dict[JobId, Mapping[str, Any]]  # that whoever asked wants kept with them
     folded: int  # records behind the newest balance
+
+
+def newest_policy(store: Store) -> str:
+    """The policy that decided last, as it was written."""
+    balance = store.balance
+    text = store.header.policy if balance is None else balance.balance.policy or store.header.policy
+    for entry in store.entries(0 if balance is None else balance.number):
+        for fact in entry.record.facts:
+            text = fact.policy if isinstance(fact, PolicyChanged) else text
+    return text
 
 
 def recover_scheduler(store: Store, scheduler: Scheduler) -> int:
