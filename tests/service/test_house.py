@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from carpool.core.errors import InputError
+from carpool.core.messages import PolicyChanged, WeightChanged
 from carpool.core.model import JobId
+from carpool.runtime.devices import parse_devices
 from carpool.runtime.entry import load_training
+from carpool.runtime.jobfile import read_jobs
+from carpool.runtime.link import ExecutorOptions
+from carpool.service.clerk import Clerk
+from carpool.service.house import House, Setup
+from carpool.service.people import Person, Role
 from carpool.testing.crashes import Victim, check_journal, kill_after, outcomes, read, steps_made
 from carpool.testing.reference import plain_loop
 
@@ -65,3 +78,99 @@ def test_killed_and_started_again_all_jobs_end_once_and_no_step_is_made_twice(vi
         training = load_training("jobs.py:tiny", {"seed": number, "step_s": 0.0}, folder=tmp_path)
         assert found[job].digest == plain_loop(training).digest
         assert steps_made(victim.state, job) == dict.fromkeys(range(1, 61), 1)
+
+
+PATIENCE_S = 90.0
+POLICY = """
+from dataclasses import dataclass
+from carpool.policies.fifo import Fifo
+
+
+@dataclass(frozen=True, slots=True)
+class Mine(Fifo):
+    pass
+"""
+ADMIN = Person("root", Role.ADMIN)
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path, *, leave_running: bool = False, policy: str = "", devices: str = "cpu:2"
+) -> AsyncIterator[House]:
+    """A daemon at work, which is stopped in the end."""
+    options = ExecutorOptions(mirror_s=0.2, grace_s=0.5, tick_s=0.02, orphan_s=60.0)
+    house = House.open(Setup(folder, tuple(parse_devices(devices)), "1", policy, "fifo", options))
+    try:
+        await house.start()
+        running = asyncio.create_task(house.run())
+        try:
+            yield house
+        finally:
+            house.stop(leave_running=leave_running)
+            await running
+    finally:
+        house.close()
+
+
+async def until(house: House, found: Callable[[], bool]) -> None:
+    """Follow the feed until something holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        async for _ in house.followers.chronicle.feed.listen(0):
+            if found():
+                return
+
+
+def steps(house: House, job: str) -> float:
+    return house.followers.ledger.accounts[JobId(job)].done
+
+
+def lives(state: Path) -> list[int]:
+    found = [entry.mark.life for entry in read(state) if entry.mark.life]
+    return list(dict.fromkeys(found))
+
+
+def test_executors_that_die_handovers_and_other_devices_change_no_weight(tmp_path: Path) -> None:
+    jobs = read_jobs(write_jobs(tmp_path, 3)).jobs
+    state, mine = tmp_path / "state", tmp_path / "mine.py"
+    mine.write_text(POLICY)
+
+    async def first() -> None:
+        async with opened(state, leave_running=True) as house:
+            with pytest.raises(InputError, match="another daemon is going on in it"):
+                House.open(house.setup)
+            await house.daemon.submit(jobs)
+            await until(house, lambda: steps(house, "job-0") >= 2)
+            os.kill(int((state / "executor" / "executor.pid").read_text()), signal.SIGKILL)
+            await house.daemon.wish(WeightChanged(JobId("job-2"), 3.0))
+            life = house.store.mark.life
+            await until(house, lambda: house.store.mark.life > life and steps(house, "job-0") >= 2)
+
+    async def second() -> None:
+        async with opened(state, leave_running=True, policy=f"{mine}:Mine") as house:
+            clerk = Clerk(house.premises, house.recovered.notes)
+            assert house.told == []
+            assert clerk.job(ADMIN, "job-2").weight == 3.0
+            assert clerk.summary(ADMIN).policy == f"{mine}:Mine"
+
+    async def third() -> None:
+        async with opened(state, devices="cpu:1") as house:
+            assert [words.split(" ")[:2] for words in house.told] == [["The", "policy"], ["The", "executor"]]
+            assert (house.policy_text, len(house.names)) == ("fifo", 1)
+            await until(house, lambda: not house.scheduler.jobs)
+            assert [view.what for view in Clerk(house.premises).jobs(ADMIN).jobs] == ["jobs.py:tiny"] * 3
+
+    asyncio.run(first())
+    assert len(lives(state)) == 2, "one was killed, another took its place"
+    asyncio.run(second())
+    assert len(lives(state)) == 2, "and was claimed by the next daemon"
+    mine.unlink()
+    asyncio.run(third())
+    assert len(lives(state)) == 3, "which left it to one with other devices"
+    entries = read(state)
+    check_journal(entries, [spec.id for spec, _ in jobs])
+    changes = [fact.policy for entry in entries for fact in entry.record.facts if isinstance(fact, PolicyChanged)]
+    assert changes == [f"{mine}:Mine", "fifo"]
+    found = outcomes(entries)
+    for number, (spec, _) in enumerate(jobs):
+        training = load_training("jobs.py:tiny", {"seed": number, "step_s": 0.0}, folder=tmp_path)
+        assert found[spec.id].digest == plain_loop(training).digest

@@ -76,6 +76,12 @@ class Other:
             os.close(self._handle)
             self._handle = -1
 
+    def disown(self) -> None:
+        """Let it outlive this process."""
+        self.let_go()
+        if self._child is not None:
+            self._child.returncode = 0  # else Popen complains that nobody has waited for it
+
     @property
     def verdict(self) -> str:
         """How it ended, as far as can be told."""

@@ -171,7 +171,7 @@ class ExecutorLink:
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
         self._writer.close()
-        self._process.let_go()
+        self._process.disown()
 
     def kill(self) -> None:
         """End the executor, and with it all it started, in the middle of whatever they do; `receive` says `Gone`."""

@@ -111,6 +111,7 @@ class Daemon:
         self._kept: asyncio.Future[None] | None = None  # resolved when all that was folded until now is durable
         self._committing: asyncio.Future[None] | None = None  # the same of what is just being written
         self._since_balance = 0
+        self._is_closing = False
         scheduler.follow(self)
 
     def record(self, record: Record) -> None:
@@ -243,8 +244,8 @@ class Daemon:
 
     # ---------------------------------------------------------------------------------------------------- committing
     async def _commit_always(self) -> None:
-        """One commit after the other: whatever is folded during one is in the next."""
-        while True:
+        """One commit after the other: whatever is folded during one is in the next, and nothing behind the last."""
+        while not self._is_closing:
             await self._dirty.wait()
             await self._commit_once()
 
@@ -294,13 +295,11 @@ class Daemon:
         self._since_balance = 0
 
     async def _last_commit(self, committing: asyncio.Task[None]) -> None:
-        """Make durable what is not yet, unless that is what failed."""
-        if committing.done():
-            committing.result()
-            return
-        committing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await committing
+        """Make durable what is not yet, unless that is what failed; one that is under way comes to its end."""
+        self._is_closing = True
+        self._dirty.set()
+        await committing
+        self._is_closing = False
         if self._dirty.is_set():
             await self._commit_once()
 
