@@ -74,6 +74,7 @@ def test_jobs_are_accepted_run_and_kept(house: House) -> None:
         running = asyncio.create_task(daemon.run())
         await daemon.submit([listed("a"), listed("b")])
         assert [entry.details[JobId("a")]["program"]["entry"] for entry in store.entries()] == ["digits.py:mlp"]
+        assert machine.introduced == {"a": False}, "b waits, and costs the executor nothing"
         await running
         assert (scheduler.outcome(JobId("a")), scheduler.outcome(JobId("b"))) == (Phase.FINISHED, Phase.FINISHED)
         assert machine.stopped == [True]
@@ -189,11 +190,11 @@ def test_a_killed_daemon_goes_on_where_it_was(house: House, balanced: bool) -> N
             programs |= {job: Program(**detail["program"]) for job, detail in entry.details.items()}
         assert set(programs) == {"a", "b", "c"}
         assert set(scheduler.jobs) == {"b", "c"}
-        for job in scheduler.jobs:
-            machine.introduce(job, programs[job], resume=True)
+        daemon._programs |= {job: programs[job] for job in scheduler.jobs}
         when_idle(machine, daemon, scheduler)
         await daemon.run([NodeLost(NodeId(0)), NodeJoined("n0")])
         assert {scheduler.outcome(JobId(job)) for job in "abc"} == {Phase.FINISHED}
+        assert machine.introduced == {"b": True, "c": True}
         assert machine.now() == 40.0, "the three steps that b had reported were not done again"
 
     kept: dict[JobId, float] = {}

@@ -17,12 +17,12 @@ def standing(generation: int, *, is_over: bool = False) -> Standing:
     return Standing(generation, 7, True, is_over)
 
 
-def test_what_is_not_known_is_introduced_what_was_not_heard_is_ordered_what_is_over_is_forgotten() -> None:
+def test_what_should_be_known_is_introduced_what_was_not_heard_is_ordered_what_is_over_is_forgotten() -> None:
     held = Allocation.of(0)
     jobs = {A: job(A, 0, 2, held), B: job(B, 1, 3), C: job(C, 2, 0), D: job(D, 3, 4, held, applied=4)}
     standings = {A: standing(1), B: standing(3), JobId("gone"): standing(5), JobId("done"): standing(1, is_over=True)}
     assert reconcile(jobs, standings) == Again(
-        introduce=(C, D),
+        introduce=(D,),
         orders=(Assign(A, held, 2), Assign(D, held, 4)),
         forget=(JobId("done"), JobId("gone")),
     )

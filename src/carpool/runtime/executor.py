@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import sys
@@ -37,6 +38,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     call_oneself("carpool-exec")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every job has a log and mirrors
     end = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(end.fileno(), False)
     if len(sys.argv) == 2:

@@ -35,7 +35,6 @@ from carpool.runtime.entrance import Entrance
 from carpool.runtime.gate import Gate, Waiting
 from carpool.runtime.holding import Training, rules_of
 from carpool.runtime.intake import Intake
-from carpool.runtime.inventory import Standing
 from carpool.runtime.lanes import room_on
 from carpool.runtime.mps import is_of_service
 from carpool.runtime.program import Program
@@ -79,8 +78,8 @@ class Executor:
         self._report = report
         self._clock = clock
         self._staff = Staff(self, clock)
-        self._jobs = Intake(state, self._devices, options.grace_s)
-        self._trainings, self._commands = self._jobs.trainings, self._jobs.commands
+        self.jobs = Intake(state, self._devices, options.grace_s)
+        self._trainings, self._commands = self.jobs.trainings, self.jobs.commands
         self._rota = Rota(devices, options, self._say)
         self._solitude = Solitude(self._trainings, self._do, clock)
         self._gate = Gate(devices, wanted=options.mps, on_change=self._reopen, tell=self._tell_sharers)
@@ -117,12 +116,12 @@ class Executor:
 
     def introduce(self, job: JobId, program: Program, *, resume: bool) -> None:
         """Make a job known; a second time it changes nothing."""
-        if job in self._jobs:
+        if job in self.jobs:
             return
         ears = (self._on_moves, self._on_session)
         try:
             rules = rules_of(program, self._options, has_lanes=self._gate.has_lanes)
-            training = self._jobs.take(job, program, rules, ears, resume=resume)
+            training = self.jobs.take(job, program, rules, ears, resume=resume)
             if training is not None:
                 self._do(training, training.team.wait(self._clock(), self._waits))
         except OSError as error:
@@ -131,7 +130,7 @@ class Executor:
 
     def forget(self, job: JobId) -> None:
         """A job is over for whoever decides: end what is left of it, and let go."""
-        self._jobs.let_go(job)
+        self.jobs.let_go(job)
         if job in self._trainings:
             self._do(self._trainings[job], self._trainings[job].team.stop(self._clock(), checkpoint=False))
         elif job in self._commands:
@@ -171,10 +170,6 @@ class Executor:
         for training in list(self._trainings.values()):
             self._do(training, training.team.wait(self._clock(), waits))
         self._flush()
-
-    def standings(self) -> dict[JobId, Standing]:
-        """How all jobs stand that were introduced."""
-        return self._jobs.standings()
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -244,7 +239,7 @@ class Executor:
             command.tick(at)
         self._entrance.tick()
         self._rota.tick()
-        self._jobs.sweep()
+        self.jobs.sweep()
         if not was_late:  # else what the workers said meanwhile has not been read yet
             for job, worker in self._staff.silent_for(self._options.hang_s):
                 if not self._entrance.silent((job, worker)):
@@ -331,7 +326,7 @@ class Executor:
         if self._facts:
             facts, self._facts = self._facts, []
             self._report(Facts(tuple(facts)))
-        if self._stopping is not None and self._jobs.is_over:
+        if self._stopping is not None and self.jobs.is_over:
             self.stopped.set()
 
     # -- sharing a device ---------------------------------------------------------------------------------------------

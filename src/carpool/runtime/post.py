@@ -130,7 +130,7 @@ class Post:
         assert self._executor is not None
         if claim["life"] == self._life:
             self._outbox.acknowledge(claim["after"])
-        standings = self._executor.standings()
+        standings = self._executor.jobs.standings()
         inventory = Inventory(os.getpid(), self._life, tuple(self._devices), standings)
         self._say({"report": "Claimed", **inventory_to_json(inventory)})
         self._is_answered = True
@@ -202,8 +202,14 @@ class Post:
             if self._expects_another and alone_s > self._options.handover_s:
                 self._expects_another = False
                 executor.wait(True)
-            if self._waits and alone_s > self._options.orphan_s:
+            if self._waits and alone_s > self._patience_s(executor):
                 self.retire()
+
+    def _patience_s(self, executor: Executor) -> float:
+        """How long to wait for somebody; with nothing to hand over not for long."""
+        options = self._options
+        has_something = len(self._outbox) or not executor.jobs.is_over
+        return options.orphan_s if has_something else min(options.orphan_s, options.handover_s)
 
     def retire(self) -> None:
         """Keep all states on disk and end."""

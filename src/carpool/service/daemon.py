@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -71,9 +71,10 @@ class Daemon:
     does not know. Reports are acknowledged then too, and not before: with each record goes the number of the last
     one that it knows of, so that none is lost and none counts twice.
 
-    `accept` is shown jobs as they are submitted, `take` every report, after the scheduler has had the facts in it;
-    `cut` is asked before every commit for what is to be done behind it. An executor that is gone is replaced by
-    `renew`, whose facts say what that meant for the devices; without it the daemon ends.
+    `introduced` are the jobs that the executor knows already. `accept` is shown jobs as they are submitted, `take`
+    every report, after the scheduler has had the facts in it; `cut` is asked before every commit for what is to be
+    done behind it. An executor that is gone is replaced by `renew`, whose facts say what that meant for the devices;
+    without it the daemon ends.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Daemon:
         *,
         programs: Mapping[JobId, Program] | None = None,
         notes: Mapping[JobId, Mapping[str, Any]] | None = None,
+        introduced: Collection[JobId] = (),
         accept: Callable[[Sequence[Listed]], None] = lambda jobs: None,
         take: Callable[[float, Report], None] = lambda at, report: None,
         commit: Commit = asyncio.to_thread,
@@ -105,8 +107,9 @@ class Daemon:
         self._leaves = False  # the executor to whoever comes next
         self._stopping = asyncio.Event()
         self._dirty = asyncio.Event()
-        self._newcomers: list[JobId] = []  # submitted, their records not yet durable
-        self._orders: list[Order] = []  # likewise
+        self._introduced = set(introduced)  # jobs that the executor knows
+        self._fresh: set[JobId] = set()  # jobs that no executor has ever known
+        self._orders: list[Order] = []  # their records not yet durable
         self._ended: list[JobId] = []  # likewise
         self._kept: asyncio.Future[None] | None = None  # resolved when all that was folded until now is durable
         self._committing: asyncio.Future[None] | None = None  # the same of what is just being written
@@ -134,7 +137,7 @@ class Daemon:
         kept = self._handle([JobSubmitted(spec) for spec, _ in jobs])
         for spec, program in jobs:
             self._programs[spec.id] = program
-            self._newcomers.append(spec.id)
+            self._fresh.add(spec.id)
             if note:
                 self._notes[spec.id] = note
         self._accept(jobs)
@@ -206,16 +209,14 @@ class Daemon:
 
     async def _replace(self, gone: Gone, renew: Renew) -> None:
         link, facts = await renew(gone.reason)
-        self._handle(self.go_on_with(link, facts))
+        self.go_on_with(link)
+        self._handle(facts)
         link.proceed()
 
-    def go_on_with(self, link: Line, facts: Sequence[Fact]) -> Sequence[Fact]:
-        """Work with a new executor, from what the jobs of the one before have on disk; facts that say so."""
+    def go_on_with(self, link: Line) -> None:
+        """Work with a new executor, which knows no job."""
         self._link = link
-        for job, program in self._programs.items():
-            if job not in self._newcomers:
-                link.introduce(job, program, resume=True)
-        return facts
+        self._introduced.clear()
 
     async def let_end(self) -> None:
         """End the executor with checkpoints and hear its last words, before `run`: another shall take its place."""
@@ -251,7 +252,6 @@ class Daemon:
 
     async def _commit_once(self) -> None:
         self._dirty.clear()
-        newcomers, self._newcomers = self._newcomers, []
         orders, self._orders = self._orders, []
         ended, self._ended = self._ended, []
         kept, self._kept = self._kept, None
@@ -261,13 +261,9 @@ class Daemon:
         try:
             await self._make_durable()
             finish()
-            for job in newcomers:
-                if job in self._programs:
-                    self._link.introduce(job, self._programs[job])
-            if orders:
-                self._link.carry(orders)
+            self._carry(orders)
             for job in ended:
-                self._link.forget(job)
+                self._forget(job)
             if mark.life == self._link.life:
                 self._link.acknowledge(mark.heard)
         except Exception as error:
@@ -278,6 +274,23 @@ class Daemon:
             kept.set_result(None)
         if self._since_balance >= _RECORDS_PER_BALANCE and not self._dirty.is_set():
             self.keep_balance()
+
+    def _carry(self, orders: Sequence[Order]) -> None:
+        """Pass orders on; a job is made known with its first one, so that those that wait cost the executor nothing."""
+        for job in dict.fromkeys(order.job for order in orders):
+            if job not in self._introduced and job in self._programs:
+                self._link.introduce(job, self._programs[job], resume=job not in self._fresh)
+                self._introduced.add(job)
+                self._fresh.discard(job)
+        known = [order for order in orders if order.job in self._introduced]
+        if known:
+            self._link.carry(known)
+
+    def _forget(self, job: JobId) -> None:
+        self._fresh.discard(job)
+        if job in self._introduced:
+            self._introduced.discard(job)
+            self._link.forget(job)
 
     async def _make_durable(self) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -167,21 +167,24 @@ class House:
     async def start(self) -> None:
         """Have an executor: the one that was left at work, or a new one; nothing goes on before `run`."""
         link = await self._found()
-        if link is None:
-            link = await self._started()
-            self.daemon = self._daemon(link)
-            self._first += self.daemon.go_on_with(link, [*self._lost_programs(), *self._return()])
+        if link is not None and self._fits(link):
+            self.daemon = self._daemon(link, self._tell_again(link))
+            self._first += self._lost_programs()
             return
-        self.daemon = self._daemon(link)
-        standings = link.inventory.jobs
-        if link.inventory.devices != self._back.devices or is_ahead(self.scheduler.jobs, standings):
+        if link is not None:
             self.told.append("The executor that was left at work does not fit any more; its jobs go on from the disk.")
+            self.daemon = self._daemon(link)
             await self.daemon.let_end()
-            link = await self._started()
-            self._first += self.daemon.go_on_with(link, [*self._lost_programs(), *self._return()])
-            return
-        self._tell_again(link)
-        self._first += self._lost_programs()
+            fresh = await self._started()
+            self.daemon.go_on_with(fresh)
+        else:
+            self.daemon = self._daemon(await self._started())
+        self._first += [*self._lost_programs(), *self._return()]
+
+    def _fits(self, link: ExecutorLink) -> bool:
+        """Whether an executor has the devices that are asked for, and has heard nothing that the books do not know."""
+        found = link.inventory
+        return found.devices == self._back.devices and not is_ahead(self.scheduler.jobs, found.jobs)
 
     async def run(self) -> None:
         """Go on until `stop`; afterwards all is durable, and the next start begins here."""
@@ -218,7 +221,7 @@ class House:
             elif isinstance(fact, JobFinished | JobFailed | JobCancelled):
                 self._over.append(fact.job)
 
-    def _daemon(self, link: ExecutorLink) -> Daemon:
+    def _daemon(self, link: ExecutorLink, introduced: Collection[JobId] = ()) -> Daemon:
         known = self.recovered
         jobs = self.scheduler.jobs
         return Daemon(
@@ -228,6 +231,7 @@ class House:
             self.pace,
             programs={job: known.programs[job] for job in jobs if job in known.programs},
             notes={job: known.notes[job] for job in jobs if job in known.notes},
+            introduced=introduced,
             accept=self._accept,
             take=self._take,
             cut=self._cut,
@@ -304,14 +308,17 @@ class House:
         self._back = returned(self.scheduler.cluster, self.setup.devices)
         return await self._started(), self._return()
 
-    def _tell_again(self, link: ExecutorLink) -> None:
+    def _tell_again(self, link: ExecutorLink) -> set[JobId]:
+        """Say what the executor may not have heard; the jobs it knows then."""
+        programs = self.recovered.programs
         again = reconcile(self.scheduler.jobs, link.inventory.jobs)
-        for job in again.introduce:
-            if job in self.recovered.programs:
-                link.introduce(job, self.recovered.programs[job], resume=True)
+        introduced = [job for job in again.introduce if job in programs]
+        for job in introduced:
+            link.introduce(job, programs[job], resume=True)
         for job in again.forget:
             link.forget(job)
-        link.carry([order for order in again.orders if order.job in self.recovered.programs])
+        link.carry([order for order in again.orders if order.job in programs])
+        return {*link.inventory.jobs, *introduced} - set(again.forget)
 
     # ---------------------------------------------------------------------------------------------------------- facts
     def _return(self) -> list[Fact]:

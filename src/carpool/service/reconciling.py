@@ -22,12 +22,13 @@ class Again(NamedTuple):
 def reconcile(jobs: Mapping[JobId, Job], standings: Mapping[JobId, Standing]) -> Again:
     """Orders were committed before they were carried, so books are never behind: the executor may be.
 
-    A job that it does not know is introduced. An order it has not heard of is given again, under its old generation.
+    A job that it should have heard of and does not know is introduced. An order it has not heard of is given again,
+    under its old generation.
     """
     listed = sorted(jobs.values(), key=lambda job: job.seq)
     behind = [job for job in listed if job.generation > (standings[job.id].generation if job.id in standings else 0)]
     return Again(
-        introduce=tuple(job.id for job in listed if job.id not in standings),
+        introduce=tuple(job.id for job in behind if job.id not in standings),
         orders=tuple(order_for(job) for job in behind),
         forget=tuple(sorted(job for job in standings if job not in jobs)),
     )
