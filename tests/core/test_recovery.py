@@ -7,15 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carpool.backends.ledger import Ledger
+from carpool.backends.live import Live
 from carpool.core.balance import balance_from_json, balance_to_json
 from carpool.core.draft import Draft
 from carpool.core.errors import JournalError
 from carpool.core.journal import Header, JournalWriter, read_journal
-from carpool.core.messages import Assign, JobSubmitted, Order, Record, Release
+from carpool.core.messages import Assign, JobSubmitted, NodeJoined, NodeLost, Order, Record, Release
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.policies.fifo import Fifo
+from carpool.service.chronicle import Chronicle
+from carpool.service.feed import Feed
+from carpool.service.spans import Spans
 from carpool.sim.failures import Listed, Seeded
 from carpool.testing import Desk, Driven, Wishes, drive
 from carpool.testing.invariants import check_books
@@ -159,3 +164,28 @@ def test_recovery_of_nothing() -> None:
     assert scheduler.recover([]) == []
     assert scheduler.recover([Record(5.0, ())]) == []
     assert scheduler.at == 5.0
+
+
+@pytest.mark.parametrize("policy", [Fifo(bypass=True), Turns()])
+@settings(max_examples=15)
+@given(ground=grounds(), data=st.data())
+def test_a_journal_with_gaps_is_still_folded(policy: Policy, ground: Ground, data: st.DataObject) -> None:
+    """Whatever is missing, the rest is folded, followers hold out, and once all nodes were lost the books are sound."""
+    driven, _ = run(ground, policy)
+    lost = data.draw(st.sets(st.integers(0, len(driven.records) - 1), max_size=5))
+    records = [record for place, record in enumerate(driven.records) if place not in lost]
+    again = Scheduler(ground.cluster, policy)
+    again.recover(records, has_gaps=True)
+    again.check()
+    nodes = again.cluster.nodes
+    lost_nodes = again.snapshot().occupancy.lost
+    again.handle(again.at, [NodeLost(node.id) for node in nodes if node.id not in lost_nodes])
+    again.handle(again.at, [NodeJoined(node.name) for node in nodes])
+    check_books(again)
+    followers = (Ledger(), Spans(again.cluster), Live(again.cluster), Chronicle(Feed()))
+    for record in records:
+        for follower in followers:
+            follower.record(record)
+    for job in again.jobs.values():
+        followers[0].adopt(job)
+    assert set(again.jobs) <= set(followers[0].accounts)

@@ -154,6 +154,19 @@ class Books:
                 self.waiting.discard(job.spec.id)
             self._store(job)
 
+    def known_in(self, planned: Planned) -> Planned:
+        """A plan without what is said in it of jobs and devices that are not known."""
+        known = [
+            (change, rate)
+            for change, rate in zip(planned.changes, planned.believed, strict=True)
+            if change.job in self.jobs
+            and self.jobs[change.job].phase in (Phase.WAITING, Phase.RUNNING)
+            and (change.allocation is None or max(change.allocation.devices()) < self.cluster.num_devices)
+            and (change.allocation is not None or self.jobs[change.job].desired is not None)
+        ]
+        changes, believed = tuple(change for change, _ in known), tuple(rate for _, rate in known)
+        return planned._replace(changes=changes, believed=believed)
+
     def occupy(self, changes: Sequence[Change], *, most: float | None = None) -> None:
         """Move the changed jobs on the device map: all leave first, so that jobs may swap places.
 

@@ -8,7 +8,7 @@ from math import floor, inf
 
 from carpool.core.balance import Balance
 from carpool.core.books import Books
-from carpool.core.errors import CarpoolError, InputError
+from carpool.core.errors import CarpoolError, InputError, Overbooked
 from carpool.core.estimates import Declared, Estimator
 from carpool.core.messages import (
     Change,
@@ -142,19 +142,26 @@ class Scheduler:
                     observer.record(record)
         return orders
 
-    def recover(self, records: Iterable[Record]) -> list[Order]:
+    def recover(self, records: Iterable[Record], *, has_gaps: bool = False) -> list[Order]:
         """Fold what was recorded without asking the policy again; the orders that may have been lost on the way.
 
         Of policies that took each other's place only the last is needed: it is the one this scheduler is made with.
+        Where records are missing in between (`has_gaps`), what is said of jobs and devices they brought is left out.
         """
         for record in records:
             self.at = record.at
             orders: list[Order] = []
             self._fold(record.at, record.facts, orders)
             if record.planned is not None:
-                self._books.occupy(record.planned.changes, most=inf)  # it was allowed then
-                self._books.adopt(record.at, record.planned, orders)
-                self._remember(record.at, record.planned)
+                planned = self._books.known_in(record.planned) if has_gaps else record.planned
+                try:
+                    self._books.occupy(planned.changes, most=inf)  # it was allowed then
+                except Overbooked:
+                    if not has_gaps:
+                        raise
+                    continue
+                self._books.adopt(record.at, planned, orders)
+                self._remember(record.at, planned)
         self._books.followed.clear()
         self._is_triggered = True
         self.wake_at = self._next_wake(self.at)

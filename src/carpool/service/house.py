@@ -183,8 +183,8 @@ class House:
 
     def _fits(self, link: ExecutorLink) -> bool:
         """Whether an executor has the devices that are asked for, and has heard nothing that the books do not know."""
-        found = link.inventory
-        return found.devices == self._back.devices and not is_ahead(self.scheduler.jobs, found.jobs)
+        found, is_whole = link.inventory, not self.store.findings.lost
+        return is_whole and found.devices == self._back.devices and not is_ahead(self.scheduler.jobs, found.jobs)
 
     async def run(self) -> None:
         """Go on until `stop`; afterwards all is durable, and the next start begins here."""

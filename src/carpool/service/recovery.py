@@ -59,7 +59,7 @@ def recover_scheduler(store: Store, scheduler: Scheduler) -> int:
         scheduler.reopen(store.balance.balance)
         after = store.balance.number
     records = [entry.record for entry in store.entries(after)]
-    scheduler.recover(records)
+    scheduler.recover(records, has_gaps=bool(store.findings.lost))
     return len(records)
 
 

@@ -64,7 +64,7 @@ class Spans:
     def _take(self, at: float, fact: Fact) -> None:
         if isinstance(fact, _LEAVES) or (isinstance(fact, LimitsChanged) and self._is_taken_off(fact)):
             self._hold(at, fact.job, None)
-        elif isinstance(fact, NodeLost):
+        elif isinstance(fact, NodeLost) and fact.node < len(self.cluster.nodes):
             lost = set(self.cluster.nodes[fact.node].devices)
             for job, (_, allocation) in list(self._open.items()):
                 if not lost.isdisjoint(allocation.devices()):
