@@ -50,7 +50,7 @@ Examples:
 @click.option(
     "--warm",
     type=click.IntRange(0, 8),
-    default=0,
+    default=1,
     show_default=True,
     help="Processes kept ready on each GPU, so that a job need not wait for CUDA; each takes up a context there.",
 )
