@@ -438,6 +438,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("tick"), st.just(0)),
     st.tuples(st.just("alone"), st.just(0)),
     st.tuples(st.just("hold"), st.booleans()),
+    st.tuples(st.just("wait"), st.booleans()),
     st.tuples(st.just("turns"), st.booleans()),
 )
 
@@ -473,6 +474,8 @@ def happen(world: World, kind: str, what: Any) -> None:
             world.do(world.team.left_alone(world.at))
         case "hold":
             world.do(world.team.hold(world.at, what))
+        case "wait":
+            world.do(world.team.wait(world.at, what))
         case "turns":
             world.do(world.team.take_turns(world.at, what))
 
@@ -488,6 +491,7 @@ def test_whatever_happens_the_job_ends_with_every_step_made_once(
     for kind, what in events:
         happen(world, kind, what)
     world.do(world.team.hold(world.at, False))
+    world.do(world.team.wait(world.at, False))
     if not world.team.is_over:
         world.order(*last)
         world.run()
@@ -804,6 +808,42 @@ def test_who_stands_still_for_a_neighbour_gives_its_memory_back_first() -> None:
         seen.append((world.team.is_still, world.team.has_made_room))
     assert list(dict.fromkeys(seen)) == [(False, False), (True, False), (True, True)]
     world.do(world.team.hold(world.at, False))
+    world.run()
+    world.check_finish()
+
+
+@pytest.mark.parametrize("devices", [(0,), (0, 1)])
+@pytest.mark.parametrize("exact", [False, True])
+def test_with_nobody_to_decide_it_stands_still_with_its_state_on_disk_and_then_goes_on(
+    exact: bool, devices: tuple[int, ...]
+) -> None:
+    world = started(exact, *devices)
+    happen(world, "both", 12)
+    world.do(world.team.wait(world.at, True))
+    happen(world, "rounds", 12)
+    assert world.team.is_still
+    stood = world.team.done
+    assert 0 < stood < TOTAL
+    assert len(world.disk[0]) == stood
+    happen(world, "rounds", 12)
+    world.tick(100.0)
+    assert (world.team.done, len(world.disk[0])) == (stood, stood), "no step is made, and nothing is written twice"
+    before = list(world.answers())
+    world.do(world.team.wait(world.at, False))
+    world.run()
+    assert len(world.check_finish()) == TOTAL
+    assert world.answers() == before, "the scheduler need not hear of it"
+
+
+def test_a_full_disk_is_told_once_while_it_waits() -> None:
+    world = started(False, 0)
+    happen(world, "both", 4)
+    world.do(world.team.wait(world.at, True))
+    happen(world, "rounds", 2)
+    world.do(world.team.said(0.0, 1, Broke("disk", "the disk is full", 2)))
+    happen(world, "rounds", 6)
+    assert sum("disk is full" in words for words in world.stories) == 1
+    world.do(world.team.wait(world.at, False))
     world.run()
     world.check_finish()
 
