@@ -287,3 +287,24 @@ def test_left_running_the_executor_is_not_stopped(house: House) -> None:
         assert store.mark.heard == machine.heard
 
     asyncio.run(main())
+
+
+def test_records_that_a_balance_stands_for_are_dropped_in_time(house: House) -> None:
+    async def main() -> None:
+        machine = FakeMachine({f"j{number}": 1 for number in range(12)})
+        daemon, store, scheduler = house.opened(machine)
+        daemon._retain = 8
+        when_idle(machine, daemon, scheduler)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed(f"j{number}") for number in range(12)])
+        await running
+        before = [entry.number for entry in store.entries()]
+        assert len(before) > 10
+        daemon.keep_balance()
+        assert [entry.number for entry in store.entries()] == before[-8:]
+        _, again, recovered = house.opened(machine)
+        assert again.balance is not None
+        recovered.reopen(again.balance.balance)
+        assert recovered.outcome(JobId("j0")) is Phase.FINISHED, "how jobs ended is in the balance"
+
+    asyncio.run(main())

@@ -24,6 +24,7 @@ Commit = Callable[[Callable[[], None]], Awaitable[None]]
 Cut = Callable[[], Callable[[], None]]
 
 _RECORDS_PER_BALANCE = 1000  # folding so many takes a fraction of a second
+_RECORDS_RETAINED = 100_000  # for stories and figures; showing them to all who follow takes some seconds
 
 
 class Line(Link, Protocol):
@@ -91,6 +92,7 @@ class Daemon:
         take: Callable[[float, Report], None] = lambda at, report: None,
         commit: Commit = asyncio.to_thread,
         cut: Cut = lambda: lambda: None,
+        retain: int = _RECORDS_RETAINED,
         renew: Renew | None = None,
     ) -> None:
         self._scheduler = scheduler
@@ -103,6 +105,7 @@ class Daemon:
         self._take = take
         self._run_commit = commit
         self._cut = cut
+        self._retain = retain
         self._renew = renew
         self._leaves = False  # the executor to whoever comes next
         self._stopping = asyncio.Event()
@@ -305,6 +308,7 @@ class Daemon:
             job: _details(program, self._notes.get(job)) for job, program in self._programs.items() if job in jobs
         }
         self._store.keep_balance(self._scheduler.balance(), details)
+        self._store.retain(self._retain)
         self._since_balance = 0
 
     async def _last_commit(self, committing: asyncio.Task[None]) -> None:

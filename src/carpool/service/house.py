@@ -62,6 +62,7 @@ class Setup:
     policy: str = ""  # as the user wrote it; empty: the one that the journal ends with, or the default
     default_policy: str = "carpool"
     options: ExecutorOptions = field(default_factory=ExecutorOptions)
+    retain: int = 100_000  # records that are kept when a balance stands for them: stories and figures go back so far
 
 
 class House:
@@ -235,6 +236,7 @@ class House:
             accept=self._accept,
             take=self._take,
             cut=self._cut,
+            retain=self.setup.retain,
             renew=self._renew,
         )
 

@@ -178,6 +178,11 @@ class Store:
         body = _text(_kept_to_json(self.balance))
         self._database.add_balance(self.balance.number, crc32(body.encode("ascii")), body, _BALANCES_KEPT)
 
+    def retain(self, records: int) -> None:
+        """Drop what is older than so many records, in one go once it has become a quarter more."""
+        if self.balance is not None and self.balance.number + 1 - self._first > records * 1.25:
+            self.forget_before(self.balance.number + 1 - records)
+
     def forget_before(self, number: int) -> None:
         """Drop records older than a number, at most those that the newest balance stands for.
 
