@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from math import log, sqrt
@@ -168,8 +169,8 @@ def run(case: Case) -> dict[str, Any]:
     }
 
 
-def streams(table: Path, data: Path, seeds: int, loads: tuple[float, ...]) -> list[dict[str, Any]]:
-    """All policies at all rates; rows as they come."""
+def streams(table: Path, data: Path, seeds: int, loads: tuple[float, ...]) -> Iterator[list[dict[str, Any]]]:
+    """All policies at all rates; the rows so far, as they come."""
     policies = [*BASELINES, *OURS, *(["carpool"] if "carpool" in POLICIES else [])]
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(2) as pool:
@@ -181,7 +182,7 @@ def streams(table: Path, data: Path, seeds: int, loads: tuple[float, ...]) -> li
         for load, policy, futures in waiting:
             if futures:
                 rows.append(_row(rows, load, policy, [future.result() for future in futures]))
-    return rows
+                yield rows
 
 
 def _row(rows: list[dict[str, Any]], load: float, policy: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -222,8 +223,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
     options = parser.parse_args()
-    results = {"tuner": tuner(), "streams": streams(options.table, options.data, options.seeds, tuple(options.loads))}
-    print(save("iadeep", results))
+    searched = tuner()
+    for rows in streams(options.table, options.data, options.seeds, tuple(options.loads)):
+        kept = save("iadeep", {"tuner": searched, "streams": rows})
+    print(f"wrote {kept}")
 
 
 if __name__ == "__main__":

@@ -244,13 +244,11 @@ def main() -> None:
         found = live(options.device, options.repeats, Split, (*OURS[:2], *DEFAULT[:1]), options.lanes)
         print(f"wrote {save('loss_phase_live', found)}")
         return
-    results = {
-        "two": two_jobs(options.seeds),
-        "many": many_jobs(options.seeds),
-        "classifier": classifier(5 * options.seeds),
-        "predictor": predictor(options.seeds),
-    }
-    print(f"wrote {save('loss_phase', results)}")
+    results: dict[str, Any] = {}
+    for name, part in (("two", two_jobs), ("many", many_jobs), ("classifier", classifier), ("predictor", predictor)):
+        results[name] = part(5 * options.seeds if name == "classifier" else options.seeds)
+        kept = save("loss_phase", results)
+    print(f"wrote {kept}")
 
 
 if __name__ == "__main__":
