@@ -8,7 +8,7 @@ from carpool.backends.live import Live
 from carpool.core.messages import JobSubmitted, ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Neighbour, Placement
-from carpool.policies.batch_tuning import KnowsBatches
+from carpool.policies.batch_tuning import KnowsBatches, best_step
 from carpool.policies.uses import memory_of
 from carpool.predictors.belief import ProfileBelief
 from carpool.predictors.learning import Aim
@@ -233,6 +233,50 @@ def test_a_batch_that_was_never_tried_is_taken_to_take_longer() -> None:
     one = Placement(((KIND, 1),), batch_size=64)
     assert live.rate(TUNED, one).mean == pytest.approx(100.0 / 1.5)
     assert live.rate(TUNED, Placement(((KIND, 1),), batch_size=32)).mean == 100.0
+
+
+def test_from_two_batches_on_others_follow_their_line() -> None:
+    live = Live(CLUSTER)
+    live.learn(1.0, *tuned(1.0 / 0.12, noise=50.0))
+    live.learn(2.0, *tuned(1.0 / 0.18, 128))  # 0.1 s a step and 0.000625 s a sample
+    guess = live.rate(TUNED, Placement(((KIND, 1),), batch_size=64))
+    assert guess.mean == pytest.approx(1.0 / 0.14)
+    assert guess.std > 0.1 * guess.mean
+
+
+def test_what_remains_is_counted_with_the_own_batch() -> None:
+    live = Live(CLUSTER)
+    live.expect(TUNED.id, 100.0)
+    job, report = tuned(10.0, 128, noise=96.0)
+    live.learn(1.0, job, replace(report, done=5.0))
+    assert live.remaining(job._replace(done=5.0), 0.0).mean == 80.0  # five steps of four times the samples
+    for step in range(5, 200, 5):
+        live.learn(2.0, job, replace(report, done=float(step), loss=1.0 / (0.01 * step + 0.5)))
+    live.curves.aim(TUNED.id, Aim(0.2))
+    live.expect(TUNED.id, 1e9)
+    job = job._replace(done=195.0)
+    steps = live.curves.remaining(TUNED.id, 195.0)
+    assert steps is not None
+    assert live.remaining(job, 0.0).mean == pytest.approx(4 * (96 + 32) / (96 + 128) * steps.mean)
+
+
+def test_the_default_finds_a_good_batch_by_measuring() -> None:
+    """Steps take 0.1 s and 0.0002 s for each sample, which nobody knows before; φ is 300 samples."""
+
+    def goodput(size: int) -> float:
+        return size / (0.1 + 0.0002 * size) * (300 + 32) / (300 + size)
+
+    live, spec, has = Live(CLUSTER), replace(TUNED, batch_range=(8, 2048)), 0
+    tried = []
+    for _ in range(12):
+        job, report = tuned(1.0 / (0.1 + 0.0002 * (has or 32)), has, noise=300.0)
+        job = job._replace(spec=spec)
+        for _ in range(3):
+            live.learn(1.0, job, report)
+        has = best_step(live, job, Placement(((KIND, 1),)), 0, growth=4, trust=1.1)
+        tried.append(has)
+    assert goodput(has) >= 0.9 * max(map(goodput, range(8, 2049)))
+    assert len(set(tried[-5:])) == 1, tried
 
 
 def test_the_noise_of_a_profile_counts_until_a_job_tells_its_own() -> None:

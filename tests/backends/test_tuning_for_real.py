@@ -41,17 +41,25 @@ def digits():
         evaluate=evaluate,
     )
 """
-POLICY = "iadeep:settle_s=0.05:predictor=false"  # nobody waits: all share from the beginning
+POLICIES = [
+    "iadeep:settle_s=0.05:predictor=false",  # nobody waits: all share from the beginning
+    "carpool:interval_s=0.2",
+]
 
 
-def test_tuned_jobs_reach_their_target(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tuned_jobs_reach_their_target(policy: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ENTRY, encoding="utf-8")
     batch = {"size": 32, "tune": True, "min": 8, "max": 128}
-    rows = [{"name": name, "entry": "train.py:digits", "batch": batch, "seed": seed} for seed, name in enumerate("ab")]
+    unnamed = {"tune": True, "min": 8, "max": 128}  # the training says its own
+    rows = [
+        {"name": name, "entry": "train.py:digits", "batch": given, "seed": seed}
+        for seed, (name, given) in enumerate({"a": batch, "b": unnamed}.items())
+    ]
     devices = tuple(parse_devices("cpu:1x1"))
     jobs = parse_jobs({"job": [*rows, {"name": "own", "entry": "train.py:digits"}]}, tmp_path, "test")
     run = LocalRun(
-        Asked("test", jobs, devices, parse_policy(POLICY), POLICY, "0"), RunFolder(tmp_path / "run"), resume=False
+        Asked("test", jobs, devices, parse_policy(policy), policy, "0"), RunFolder(tmp_path / "run"), resume=False
     )
 
     async def start(devices: object, state: Path) -> Link:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
+from carpool.backends.batches_seen import BatchesSeen
 from carpool.core.estimates import Estimate
 from carpool.core.messages import ProgressReported, Record
 from carpool.core.model import Job, JobId, JobSpec, Kind
@@ -15,6 +16,7 @@ from carpool.predictors.belief import Belief, ProfileBelief
 from carpool.predictors.learning import Aim, LossCurves
 from carpool.predictors.moves_seen import MovesSeen
 from carpool.predictors.places import Place, Places
+from carpool.predictors.step_time import StepTime
 from carpool.runtime.reports import Report, Sized
 
 _LATEST = 0.4  # weight of the newest measurement
@@ -66,7 +68,7 @@ class Live:
         self._totals: dict[JobId, float] = {}
         self._places: tuple[tuple[Cluster, int], Places] | None = None  # and what it was fitted to
         self.has_company: Callable[[Job], bool] = lambda job: False  # whether others hold some of its devices too
-        self._noise: dict[JobId, float] = {}  # gradient noise scale, as last reported
+        self._batches = BatchesSeen()
 
     @property
     def version(self) -> int:
@@ -80,12 +82,18 @@ class Live:
             self._lessons += 1
 
     def take(self, report: Report) -> None:
-        """Take in what an executor says of a job's length."""
+        """Take in what an executor says of a job's length and of its own batch."""
         if isinstance(report, Sized):
+            self._batches.loaded(report.job, report.batch_size)
+            self._lessons += 1
             if report.total_steps is not None:
                 self.expect(report.job, float(report.total_steps))
             if report.target_loss is not None:
                 self.curves.aim(report.job, Aim(report.target_loss, report.window))
+
+    def own_batch(self, spec: JobSpec) -> int:
+        """The batch size that its author gave a job; 0: not known yet."""
+        return self._batches.own(spec)
 
     def total(self, job: JobId) -> float | None:
         """The job's whole length, where it is known."""
@@ -93,7 +101,7 @@ class Live:
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
         """Steps per second there."""
-        key = _key(spec, placement, shared=bool(placement.neighbours))
+        key = self._key(spec, placement, shared=bool(placement.neighbours))
         known = self._rates.get(key)
         if known is not None:
             return Estimate(known.mean, known.spread)
@@ -101,6 +109,9 @@ class Live:
         near = self._nearest(key)
         if near is None:
             return first
+        step = self._step_time(key)
+        if step is not None:
+            return Estimate(1.0 / step.mean, step.std / step.mean**2)
         _, groups, fraction, batch_size, was_shared = near
         if fraction == placement.fraction == 1.0 and not placement.neighbours and not was_shared:
             faster = self._known_places().ratio(spec.id, Place(groups, batch_size), Place(key[1], key[3]))
@@ -114,31 +125,33 @@ class Live:
     def first_belief(self, spec: JobSpec, placement: Placement) -> Belief:
         """Steps per second before the job has run, and why: from its profile, else a guess of how places compare."""
         guess = self._relative(placement.groups, placement.fraction) / max(1.0, placement.load)
-        if placement.batch_size and spec.batch_size:
-            guess /= _FIXED + (1.0 - _FIXED) * placement.batch_size / spec.batch_size
+        own = self.own_batch(spec)
+        if placement.batch_size and own:
+            guess /= _FIXED + (1.0 - _FIXED) * placement.batch_size / own
         profile = self._profiles.get(spec.id)
         if profile is None:
             return Belief(Estimate(guess, guess * _UNSURE), "guessed")
-        known = profile.rate(placement, spec.batch_size)
+        known = profile.rate(placement, own)
         if known is not None:
             return known
         kind = Kind(profile.kinds[0])  # this one was never measured: compare it with one that was
-        one = profile.rate(Placement(((kind, 1),), batch_size=placement.batch_size), spec.batch_size)
+        one = profile.rate(Placement(((kind, 1),), batch_size=placement.batch_size), own)
         assert one is not None, "a kind of the profile is known to it"
         scaled = one.rate.mean * guess / self._relative(((kind, 1),), 1.0)
         return Belief(Estimate(scaled, scaled * _UNSURE), "guessed from another kind")
 
     def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
-        """Bytes on each of its devices, from its profile; 0: unknown."""
-        profile = self._profiles.get(spec.id)
-        return 0 if profile is None else profile.memory(replace(spec, batch_size=batch_size or spec.batch_size))
+        """Bytes on each of its devices, from its profile, else from what it has held so far; 0: unknown."""
+        profile, batch_size = self._profiles.get(spec.id), batch_size or self.own_batch(spec)
+        known = 0 if profile is None else profile.memory(replace(spec, batch_size=batch_size))
+        return known or self._batches.memory(spec.id, batch_size)
 
     def noise(self, job: JobId) -> float | None:
         """The gradient noise scale φ in samples: as last reported, else as its profile says; None: unknown."""
-        if job in self._noise:
-            return self._noise[job]
-        profile = self._profiles.get(job)
-        seen = None if profile is None else profile.profile.noise
+        reported = self._batches.noise(job)
+        if reported is not None or job not in self._profiles:
+            return reported
+        seen = self._profiles[job].profile.noise
         return None if seen is None else seen.scale
 
     def progress(self, spec: JobSpec, batch_size: int) -> float:
@@ -146,14 +159,17 @@ class Live:
 
         While nobody knows the noise no batch is better than the job's own: what more samples bring is not known.
         """
-        own, noise = spec.batch_size, self.noise(spec.id)
+        own, noise = self.own_batch(spec), self.noise(spec.id)
+        if batch_size == own:
+            return 1.0
         if noise is None:
-            return min(1.0, batch_size / own) * (1.0 if batch_size == own else _UNSURE)
+            return min(1.0, batch_size / own) * _UNSURE
         return batch_size / own * (noise + own) / (noise + batch_size)
 
     def goodput(self, spec: JobSpec, kind: Kind, batch_size: int) -> Estimate:
         """Progress alone with a batch over that with the job's own."""
-        here, there = (self.rate(spec, Placement(((kind, 1),), batch_size=m)) for m in (batch_size, spec.batch_size))
+        sizes = batch_size, self.own_batch(spec)
+        here, there = (self.rate(spec, Placement(((kind, 1),), batch_size=size)) for size in sizes)
         mean = here.mean / there.mean * self.progress(spec, batch_size)
         return Estimate(mean, mean * here.std / here.mean)
 
@@ -163,12 +179,19 @@ class Live:
         return {Placement(*key[1:4]): self._rates[key] for key in keys}
 
     def remaining(self, job: Job, at: float) -> Estimate:
-        """Steps still to do: to the loss it stops at, where it has one and its curve is known, or to its last step."""
+        """Steps still to do: to the loss it stops at, where it has one and its curve is known, or to its last step.
+
+        They are counted with the job's own batch, whatever it has now: to a loss by what each is worth (`progress`), to
+        the end of the data by samples.
+        """
         spec, done = job.spec, job.done_at(at)
         total = spec.work if spec.work is not None else self._totals.get(spec.id)
         to_target = self.curves.remaining(spec.id, done)
+        if to_target is not None and job.observed is not None and job.observed.batch_size:
+            worth = self.progress(spec, job.observed.batch_size)
+            to_target = Estimate(to_target.mean * worth, to_target.std * worth)
         if total is not None:
-            left = Estimate(max(0.0, total - done))
+            left = Estimate(max(0.0, total - done - self._batches.ahead(spec.id)))
             return left if to_target is None else min(left, to_target)
         if to_target is not None:
             return to_target
@@ -186,15 +209,15 @@ class Live:
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
         """Take one measured rate in, and the loss."""
         self.curves.learn(job.id, report.done, report.loss)
+        self._batches.learn(job, report)
         if report.noise is not None:
-            self._noise[job.id] = report.noise
             self._lessons += 1
         if job.observed is None or not 0.0 < report.rate < inf:
             return
         if max(job.observed.devices()) >= self.cluster.num_devices:
             return  # while a journal is folded, of a machine that came back with other devices
         shared = not report.alone and self.has_company(job)
-        key = _key(job.spec, self.cluster.placement(job.observed), shared=shared)
+        key = self._key(job.spec, self.cluster.placement(job.observed), shared=shared)
         known = self._rates.get(key)
         if known is None:
             self._of_job.setdefault(job.id, []).append(key)
@@ -212,6 +235,11 @@ class Live:
         return self.curves.learning(job, steps)
 
     # ------------------------------------------------------------------------------------------------------- guesses
+    def _key(self, spec: JobSpec, placement: Placement, *, shared: bool) -> _Key:
+        """A job's own batch is the same setting whether it is named or not."""
+        batch_size = placement.batch_size or self.own_batch(spec)
+        return spec.id, placement.groups, placement.fraction, batch_size, shared
+
     def _known_places(self) -> Places:
         """How places compare, fitted anew when a job was measured in another one."""
         known = (self.cluster, len(self._rates))
@@ -226,6 +254,15 @@ class Live:
         count = sum(number for _, number in groups)
         speed = sum(number * self._speeds.get(kind, 1.0) for kind, number in groups) / count
         return speed * fraction * count / (1.0 + _SERIAL * (count - 1))
+
+    def _step_time(self, wanted: _Key) -> Estimate | None:
+        """Seconds of a step by batch, T = a + b·m, where two batches or more were measured in the same place."""
+        alike = [key for key in self._of_job[wanted[0]] if (*key[:3], key[4]) == (*wanted[:3], wanted[4])]
+        if len(alike) < 2:
+            return None
+        return (
+            StepTime().fit([key[3] for key in alike], [1.0 / self._rates[key].mean for key in alike]).predict(wanted[3])
+        )
 
     def _nearest(self, wanted: _Key) -> _Key | None:
         """The measurement whose prior is closest to the one asked for, then whose batch is; the newest of equals."""
@@ -253,11 +290,6 @@ class Live:
         known = self._of_job.keys() | self._profiles.keys()
         lengths = [total / self._alone(job) for job, total in self._totals.items() if job in known]
         return sum(lengths) / len(lengths) if lengths else _TYPICAL_S
-
-
-def _key(spec: JobSpec, placement: Placement, *, shared: bool) -> _Key:
-    """A job's own batch is the same setting whether it is named or not."""
-    return spec.id, placement.groups, placement.fraction, placement.batch_size or spec.batch_size, shared
 
 
 def in_company(scheduler: Scheduler) -> Callable[[Job], bool]:

@@ -113,6 +113,7 @@ class ProgressReported(Fact):
     step_s: float | None = None  # seconds of one step, synchronisation included
     sync_s: float | None = None  # of these, seconds of synchronisation that nothing hid
     alone: bool = False  # a probe measured it, while whoever shares its devices stood still
+    memory_bytes: int = 0  # most that a worker of it has held on a device so far; 0: not told
     rank: ClassVar[int] = _STOOD
 
 

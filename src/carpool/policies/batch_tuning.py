@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from math import log
 from typing import Protocol, runtime_checkable
@@ -12,6 +13,7 @@ import numpy as np
 from carpool.core.estimates import Estimate, Estimator
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Placement
+from carpool.policies.goodput import CountsSteps, own_batch, worth_of_step
 from carpool.policies.share_search import Setting, Vector
 from carpool.policies.share_trials import Trial
 from carpool.policies.tuner import Tuner, batch_grid
@@ -19,6 +21,7 @@ from carpool.policies.uses import memory_of
 
 _SIZES = {1: 25, 2: 13, 3: 9, 4: 7}  # of a job's grid, by the number of jobs tuned together
 _MARGIN = 1.1  # on what the memory model says
+_HOPE = 0.5  # of the spread of a rate: what may be better is tried
 
 
 @runtime_checkable
@@ -35,10 +38,8 @@ class KnowsBatches(Protocol):
 
 
 def is_tunable(estimates: Estimator, job: Job) -> bool:
-    """Whether the batch size may change, and there is a belief of what that does to learning."""
-    spec = job.spec
-    may = spec.batch_range is not None and spec.batch_size > 0 and spec.devices == 1 and not spec.exact
-    return may and isinstance(estimates, KnowsBatches)
+    """Whether the batch size may change on one device, and there is a belief of what that does to learning."""
+    return job.spec.devices == 1 and _may_change(estimates, job.spec)
 
 
 def best_alone(estimates: Estimator, job: Job, kind: Kind, capacity: int) -> int:
@@ -47,6 +48,32 @@ def best_alone(estimates: Estimator, job: Job, kind: Kind, capacity: int) -> int
         return 0
     sizes = _sizes(estimates, job, _SIZES[4], capacity)
     return max(sizes, key=lambda size: estimates.goodput(job.spec, kind, size).mean)
+
+
+def best_step(estimates: Estimator, job: Job, place: Placement, capacity: int, *, growth: int, trust: float) -> int:
+    """The batch with which a job is believed to get on best in a place, from an estimator that counts steps.
+
+        g(m) = (rate(m) + h·its spread) · m/m0 · (φ + m0)/(φ + m)
+
+    Each batch is at most `growth` times the one before, up or down, and the one a job has, taken without its spread,
+    stays until another is believed to be `trust` times better. So a batch that was never measured is tried where it
+    may be much better, and left again where it is not.
+    """
+    spec, own = job.spec, own_batch(estimates, job.spec)
+    has = own if job.desired is None else job.desired.batch_size or own
+
+    def speed(size: int, hope: float) -> float:
+        rate = estimates.rate(spec, replace(place, batch_size=size))
+        return (rate.mean + hope * rate.std) * worth_of_step(estimates, spec, size)
+
+    near = [m for m in _sizes(estimates, job, _SIZES[4], capacity) if m != has <= growth * m and m <= growth * has]
+    best = max(near, key=lambda size: (speed(size, _HOPE), -size), default=has)
+    return best if speed(best, _HOPE) > trust * speed(has, 0.0) else has
+
+
+def tunes_by_steps(estimates: Estimator, job: Job) -> bool:
+    """Whether a job's batch can be tuned from what its steps show (`best_step`)."""
+    return isinstance(estimates, CountsSteps) and _may_change(estimates, job.spec)
 
 
 class BatchTuning:
@@ -60,7 +87,9 @@ class BatchTuning:
         self._weights = weights / weights.sum() if weights.sum() > 0.0 else np.full(len(jobs), 1.0 / len(jobs))
         most = _SIZES.get(max(1, sum(is_tunable(estimates, job) for job in jobs)), 3)
         axes = [_sizes(estimates, job, most, capacity) if is_tunable(estimates, job) else [0] for job in jobs]
-        own = tuple(job.spec.batch_size if len(axis) > 1 else 0 for job, axis in zip(jobs, axes, strict=True))
+        own = tuple(
+            own_batch(estimates, job.spec) if len(axis) > 1 else 0 for job, axis in zip(jobs, axes, strict=True)
+        )
         self._rows = self._fitting(axes, capacity) or [own]
         self._places = {row: place for place, row in enumerate(self._rows)}
         self._fractions = [job.lane[0] if job.lane else fraction for job in jobs]
@@ -144,10 +173,15 @@ def _memory(estimates: Estimator, spec: JobSpec, batch_size: int) -> int:
     return memory_of(estimates, spec)
 
 
+def _may_change(estimates: Estimator, spec: JobSpec) -> bool:
+    may = spec.batch_range is not None and not spec.exact and isinstance(estimates, KnowsBatches)
+    return may and own_batch(estimates, spec) > 0
+
+
 def _sizes(estimates: Estimator, job: Job, most: int, capacity: int) -> list[int]:
     """The grid of one job: its range, as far as memory allows."""
-    spec = job.spec
+    spec, own = job.spec, own_batch(estimates, job.spec)
     assert spec.batch_range is not None
-    sizes = batch_grid(*spec.batch_range, spec.batch_size, most)
+    sizes = batch_grid(*spec.batch_range, own, most)
     fitting = [size for size in sizes if not capacity or _memory(estimates, spec, size) * _MARGIN <= capacity]
-    return fitting or [spec.batch_size]
+    return fitting or [own]

@@ -16,7 +16,7 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.experience import Experience
 from carpool.policies.knapsack import NONE, Choice, deal
 from carpool.policies.moves import moves_s
-from carpool.policies.options import Known, Menu, draw_up
+from carpool.policies.options import Caution, Known, Menu, draw_up
 from carpool.policies.outlook import look_ahead
 from carpool.policies.parties import Party, join
 from carpool.policies.prices import Floats, Market, ends
@@ -124,7 +124,7 @@ class Carpool(Policy):
         if not jobs:
             return None
         self._memo.keep_for(view.estimates, view.cluster, len(jobs))
-        menu = draw_up(view, jobs, experience.tried, self.growth, self._memo, tunes=self.tunes)
+        menu = draw_up(view, jobs, experience.tried, Caution(self.growth, self.trust, self.tunes), self._memo)
         if not menu.offers:
             return None
         best = menu.rates.max(axis=1).tolist()

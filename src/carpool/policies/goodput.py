@@ -32,11 +32,27 @@ class CountsSteps(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsOwnBatch(Protocol):
+    """An estimator that learns the batch size of trainings whose job does not name it."""
+
+    def own_batch(self, spec: JobSpec) -> int:
+        """The batch size that its author gave a job; 0: not known yet."""
+        ...
+
+
 def worth_of_step(estimates: Estimator, spec: JobSpec, batch_size: int) -> float:
     """By how much a rate with a batch has to be multiplied to compare it with one at the job's own."""
     if not batch_size or batch_size == spec.batch_size or not isinstance(estimates, CountsSteps):
         return 1.0
     return estimates.progress(spec, batch_size)
+
+
+def own_batch(estimates: Estimator, spec: JobSpec) -> int:
+    """A job's own batch size; 0: not known yet."""
+    if spec.batch_size or not isinstance(estimates, KnowsOwnBatch):
+        return spec.batch_size
+    return estimates.own_batch(spec)
 
 
 def goodputs(

@@ -15,8 +15,8 @@ from carpool.core.estimates import Estimator
 from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Cluster, Placement
-from carpool.policies.batch_tuning import best_alone
-from carpool.policies.goodput import KnowsGoodput
+from carpool.policies.batch_tuning import best_alone, best_step, tunes_by_steps
+from carpool.policies.goodput import KnowsGoodput, worth_of_step
 from carpool.policies.knapsack import NONE, Floats
 from carpool.policies.speeds import placed_on
 
@@ -90,9 +90,15 @@ class Menu:
         return len(self.cluster.groups_of(allocation)) <= len(_tight(self.cluster, shape).groups)
 
 
-def draw_up(
-    view: Snapshot, jobs: Sequence[Job], tried: dict[JobId, int], growth: int, known: Known, *, tunes: bool
-) -> Menu:
+class Caution(NamedTuple):
+    """How far jobs are let go while rates are only believed."""
+
+    growth: int  # times the devices, or the batch, that a job has tried
+    trust: float  # times better than what a job has another batch must be
+    tunes: bool  # whether batch sizes are chosen too
+
+
+def draw_up(view: Snapshot, jobs: Sequence[Job], tried: dict[JobId, int], caution: Caution, known: Known) -> Menu:
     """The menu of all jobs. While rates are only believed, a job gets at most `growth` times what it has tried.
 
     Of one that has never run nothing is known but what it declares: it gets no more than an equal share.
@@ -109,10 +115,10 @@ def draw_up(
             menu.rates[row], menu.batches[row] = said
         else:
             narrowest = job.spec.narrowest
-            most = growth * max(tried.get(job.id, 0), narrowest)
+            most = caution.growth * max(tried.get(job.id, 0), narrowest)
             if job.id not in tried:
                 most = min(most, max(equal_share, narrowest))
-            _ask_for(view, menu, row, most, tunes=tunes)
+            _ask_for(view, menu, row, most, caution)
             if menu.is_sure[row]:
                 known.rows[job.spec.id] = menu.rates[row].copy(), menu.batches[row].copy()
         shape = shapes[row]
@@ -172,7 +178,7 @@ def _blank(view: Snapshot, jobs: Sequence[Job], shapes: Sequence[Offer | None]) 
     )
 
 
-def _ask_for(view: Snapshot, menu: Menu, row: int, most: int, *, tunes: bool) -> None:
+def _ask_for(view: Snapshot, menu: Menu, row: int, most: int, caution: Caution) -> None:
     """Fill in one job's row."""
     job = menu.jobs[row]
     spec, allowed = job.spec, view.kinds_for(job)
@@ -181,17 +187,17 @@ def _ask_for(view: Snapshot, menu: Menu, row: int, most: int, *, tunes: bool) ->
         for place, offer in enumerate(menu.offers)
         if spec.narrowest <= offer.width <= spec.widest and all(kind in allowed for kind, _ in offer.groups)
     ]
-    answers = _ask(view, job, [menu.offers[place] for place in able], tunes=tunes)
+    answers = _ask(view, job, [menu.offers[place] for place in able], caution)
     for place, answer in zip(able, answers, strict=True):
         if answer.is_sure or menu.offers[place].width <= most or place == menu.held[row]:
             menu.rates[row, place], menu.batches[row, place] = answer.rate, answer.batch_size
         menu.is_sure[row] &= answer.is_sure
 
 
-def _ask(view: Snapshot, job: Job, offers: Sequence[Offer], *, tunes: bool) -> Sequence[Answer]:
+def _ask(view: Snapshot, job: Job, offers: Sequence[Offer], caution: Caution) -> Sequence[Answer]:
     """What the estimator believes of offers on as few nodes as possible, each with the best batch if that is tuned."""
     cluster, estimates, spec = view.cluster, view.estimates, job.spec
-    if tunes and isinstance(estimates, KnowsGoodput):
+    if caution.tunes and isinstance(estimates, KnowsGoodput):
         alike = [offer for offer in offers if len(offer.groups) == 1]
         several = [offer.width > cluster.node_size[offer.groups[0][0]] for offer in alike]
         found = estimates.goodputs(spec, [offer.width for offer in alike], several)
@@ -199,14 +205,20 @@ def _ask(view: Snapshot, job: Job, offers: Sequence[Offer], *, tunes: bool) -> S
         return [known.get(offer, Answer(0.0)) for offer in offers]
     answers: list[Answer] = []
     for offer in offers:
-        batch = 0
-        if tunes and offer.width == 1:
-            kind = offer.groups[0][0]
-            batch = best_alone(estimates, job, kind, cluster.least_memory.get(kind, 0))
-        place = _tight(cluster, offer)
+        place, batch = _tight(cluster, offer), 0
+        if caution.tunes and spec.batch_range is not None:
+            batch = _batch(view, job, offer, place, caution)
         rate, spread = estimates.rate(spec, replace(place, batch_size=batch) if batch else place)
-        answers.append(Answer(rate, batch, spread <= 0.0))
+        answers.append(Answer(rate * worth_of_step(estimates, spec, batch), batch, spread <= 0.0))
     return answers
+
+
+def _batch(view: Snapshot, job: Job, offer: Offer, place: Placement, caution: Caution) -> int:
+    """The best batch for an offer, from what is known of batches; 0: the job's own."""
+    capacity = min([view.cluster.least_memory.get(kind, 0) for kind, _ in offer.groups])
+    if tunes_by_steps(view.estimates, job):
+        return best_step(view.estimates, job, place, capacity, growth=caution.growth, trust=caution.trust)
+    return best_alone(view.estimates, job, offer.groups[0][0], capacity) if offer.width == 1 else 0
 
 
 def _tight(cluster: Cluster, offer: Offer) -> Placement:

@@ -18,7 +18,7 @@ from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
 from carpool.policies.batch_tuning import KnowsBatches
-from carpool.policies.goodput import KnowsGoodput
+from carpool.policies.goodput import KnowsGoodput, worth_of_step
 from carpool.policies.knapsack import NONE, Floats
 from carpool.policies.options import Known, Menu
 from carpool.policies.speeds import placed_on
@@ -206,7 +206,8 @@ class _Table:
             neighbours = tuple([Neighbour(jobs[other].spec, fraction, batch) for other, batch in others])
             groups = placed_on(self._view.cluster, kind, jobs[row].spec.narrowest).groups
             shared = Placement(groups, fraction, batches[place], neighbours)
-            believed = self._view.estimates.rate(jobs[row].spec, shared).mean
+            estimates, spec = self._view.estimates, jobs[row].spec
+            believed = estimates.rate(spec, shared).mean * worth_of_step(estimates, spec, batches[place])
             ratio = self._ratios[key] = believed / alone if alone > 0.0 else 0.0
         return ratio
 

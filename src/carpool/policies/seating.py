@@ -9,6 +9,7 @@ import numpy as np
 from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Job, Share
 from carpool.core.placing import Runs, consolidated, joined, pooled, spread
+from carpool.policies.goodput import own_batch
 from carpool.policies.knapsack import NONE, Choice
 from carpool.policies.options import Menu, Offer, ask_apart, shape_of
 from carpool.policies.parties import Party
@@ -75,14 +76,15 @@ def _tune(draft: Draft, menu: Menu, party: Party) -> None:
         return
     job = menu.jobs[row]
     held = draft.holding(job)
-    if held is None or not held.batch_size:
+    if held is None or not (held.batch_size or job.spec.batch_range):
         return
+    has = held.batch_size or own_batch(draft.view.estimates, job.spec)
     shape = shape_of(menu.cluster, held)
     if menu.is_tight(held, shape):
         batch = int(menu.batches[row, menu.offers.index(shape)])
     else:
         batch = ask_apart(draft.view, job, shape).batch_size
-    if batch and batch != held.batch_size:
+    if batch and batch != has:
         draft.assign(job, held._replace(batch_size=batch))
 
 

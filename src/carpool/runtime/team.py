@@ -211,6 +211,7 @@ class Team(Settling):
                 step_s=formation.pace.step_s or step_s,
                 sync_s=formation.pace.sync_s if formation.pace.step_s else None,
                 alone=is_alone,
+                memory_bytes=self._memory_bytes,
             )
             self._actions.append(Emit(report))
 
