@@ -4,9 +4,9 @@ Usage: python benchmarks/gpu_loss_phase.py [--devices cuda|cpu:4x1] [--steps N] 
        python benchmarks/gpu_loss_phase.py --keep-pixels FILE --cifar10 NPZ
 As published: the older trains alone on all lanes; the younger is submitted after two thirds of the time that a lone
 training takes; both end at the loss (mean of ten steps) that a lone training reaches after N steps. Lanes are caps of a
-quarter of the multiprocessors each (MPS), a device each to the scheduler; their gradients meet in host memory. Policies
-come last and begin with the speeds that the fixed splits have shown. No row is begun that would not fit into the
-budget; what is measured is written after every row.
+quarter of the multiprocessors each (MPS), a device each to the scheduler, with processes kept warm; their gradients
+meet in host memory. Policies come last and begin with the speeds that the fixed splits have shown. No row is begun that
+would not fit into the budget; what is measured is written after every row.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ SCENES: dict[str, tuple[str, str, bool]] = {  # models of the older and the youn
     "mixed": ("resnet50", "vgg16", False),
 }
 NUM_LANES = 4
+WARM = 2  # processes kept ready on each lane: starts take as long as many steps
+WARM_S = 10.0
 
 
 class Table:
@@ -129,7 +131,7 @@ class Play:
 
     async def row(self, scene: str, row: str) -> None:
         """Measure one row, after what it is compared with."""
-        older, younger, per_device = SCENES[scene] if self._is_cuda else ("small", "small", SCENES[scene][2])
+        older, younger, per_device = SCENES[scene] if self._is_cuda else ("paced", "paced", SCENES[scene][2])
         known = self.scenes.setdefault(scene, {"published_pct": PUBLISHED[scene], "rows": []})
         if not self._table.has_time():
             known["rows"].append({"policy": row, "error": "no time left"})
@@ -175,11 +177,14 @@ async def measure(options: argparse.Namespace, environment: dict[str, str], root
     is_cuda = devices[0].cuda is not None
     if is_cuda:
         devices = lanes_of(devices, NUM_LANES)
-    chosen = ExecutorOptions(mps=False, environment=environment)
+    warm = WARM if is_cuda else 0
+    chosen = ExecutorOptions(mps=False, warm=warm, environment=environment)
     lender = Lender(await ExecutorLink.start(devices, root / "state", options=chosen))
+    if warm:
+        await asyncio.sleep(WARM_S)  # the first row shall find them like the others
     table = Table(devices, root, lender, 512 if is_cuda else 256, options.budget)
     play = Play(table, options.steps, is_cuda=is_cuda)
-    images = ("CIFAR-10, the first 10,240" if options.pixels else "made up") if is_cuda else "handwritten digits"
+    images = ("CIFAR-10, the first 10,240" if options.pixels else "made up") if is_cuda else "digits, paced"
     results = {"devices": options.devices, "caps": bool(environment), "images": images, "scenes": play.scenes}
     try:
         for scene, row in ORDER:

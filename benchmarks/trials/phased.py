@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from carpool.runtime.datasets.tensors import TensorData, scaled_images
 from carpool.runtime.zoo import MODELS
 
 MOST_EPOCHS = 10_000  # only the target ends it
+_SAMPLE_S = 0.0002  # that a sample takes where steps wait
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -29,6 +32,20 @@ def small(
     """Handwritten digits."""
     model = MODELS["cnn"](channels=1, hidden=hidden)
     return _training(model, carpool.datasets.digits(), target, lr, batch_size, steps)
+
+
+def paced(
+    target: float = 0.1, lr: float = 0.02, batch_size: int = 256, steps: int = 0, fixed_s: float = 0.01
+) -> carpool.Training:
+    """The same, with steps that wait most of the time: devices are apart even where cores are not."""
+
+    def slow_loss(model: nn.Module, batch: Any) -> Tensor:
+        time.sleep(fixed_s + _SAMPLE_S * len(batch[1]))
+        return loss(model, batch)
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    training = _training(model, carpool.datasets.digits(), target, lr, batch_size, steps)
+    return replace(training, loss=slow_loss)
 
 
 def vgg16(target: float = 0.3, lr: float = 0.02, batch_size: int = 512, steps: int = 0) -> carpool.Training:
