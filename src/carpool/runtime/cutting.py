@@ -11,6 +11,7 @@ from carpool.runtime.dealing import WORTH, Speeds, Trait, deal, is_worth_it
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.divider import Divider
 from carpool.runtime.division import Ranges
+from carpool.runtime.gains import Gains
 from carpool.runtime.protocol import Contributed, Ready
 
 _MOST_FAILURES = 10  # after which what was measured may be long out of date
@@ -42,6 +43,7 @@ class Cutter:
         self._ordered: tuple[int, ...] = ()  # counts that an order asked for, as long as they hold
         self._best: dict[tuple[tuple[Seat, ...], int], _Best] = {}  # by seats and batch size
         self.ready: Ready | None = None  # what the job's workers said of the training
+        self.gains = Gains()
 
     def shape(
         self, wish: Wish, seats: tuple[Seat, ...], step: int, *, by_token: bool, now: Formation | None, is_new: bool
@@ -146,6 +148,10 @@ class Cutter:
     def passed(self, shape: Shape, between_s: float) -> None:
         """A step in this shape took so long beside its longest pass."""
         self._divider.passed([self.trait(seat) for seat in shape.seats], shape.updates, between_s)
+
+    def gain(self, wish: Wish, size: int) -> float:
+        """What a step counts for beside one with the training's own batch on as many devices."""
+        return self.gains.of(self.batch_size(wish, size), self.batch_size(replace(wish, batch_size=0), size))
 
     def batch_size(self, wish: Wish, size: int) -> int:
         """Samples per step on so many devices."""

@@ -74,6 +74,9 @@ class Proceed(Message):
     reducer: str = "shared"  # or "group": what is beside it is the store of a process group
     by_token: bool = False  # ask for a `Grant` before each step
     batch_size: int = 0  # samples per step from here on; 0: as before
+    gain: float = (
+        1.0  # what such a step counts for, in steps with the own batch: scales the learning rate; 0: as before
+    )
     threads: int = 0  # intra-op threads from here on; 0: as before
     update_threads: int = 0  # for adding up and updating, the same in every rank; 0: as for the rest
     probe: int = 0  # rank 0 reports on so many steps together, after as many that warm up

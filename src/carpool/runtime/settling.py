@@ -209,6 +209,7 @@ class Settling(Roster):
                 reducer=self.rules.reducer,
                 by_token=shape.by_token,
                 batch_size=shape.batch_size,
+                gain=self._cutter.gain(self.wish, len(seated)),
                 threads=self._cutter.threads(seat),
                 update_threads=min(self._cutter.threads(seat) for seat in seats),
                 limits=self._splits.limits,

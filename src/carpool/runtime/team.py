@@ -213,6 +213,7 @@ class Team(Settling):
                 alone=is_alone,
                 memory_bytes=self._memory_bytes,
             )
+            self._cutter.gains.hear(said.noise)
             self._actions.append(Emit(report))
 
     def _on_evaluated(self, who: Worker, said: Evaluated) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from carpool.core.errors import CarpoolError
+from carpool.runtime.batching import take_batch
 from carpool.runtime.channel import Channel, Closed, Received, close_all
 from carpool.runtime.checkpoint import Checkpoints
 from carpool.runtime.codec import ProtocolError
@@ -349,7 +350,7 @@ class Worker:
         trainer = self._trainer
         self._formation, self._place = said.formation, None
         try:
-            self._resize_batch(said)
+            take_batch(self._trainer, said, self._batch_size, per_device=self._program.batch_per_device)
         except CarpoolError as error:
             self._channel.send(Broke("input", str(error), trainer.cursor.step))
             return
@@ -370,12 +371,6 @@ class Worker:
         """The last update was given up half-way: what is here belongs to no step."""
         if self._torn:
             raise Torn
-
-    def _resize_batch(self, said: Proceed) -> None:
-        usual = self._batch_size * said.size if self._program.batch_per_device else 0
-        batch_size = said.batch_size or min(usual, self._trainer.training.num_samples)
-        if batch_size and batch_size != self._trainer.batch_size:
-            self._trainer.resize_batch(batch_size)
 
     def _halt(self) -> None:
         self._place = None
