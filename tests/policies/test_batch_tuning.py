@@ -69,6 +69,12 @@ def test_what_is_not_known_well_is_tried_where_it_may_be_better() -> None:
     assert chosen(replace(hardly, spread=0.5), 32) > 32
 
 
+def test_what_was_measured_but_jumps_about_is_not_gone_back_to() -> None:
+    better = Steps(noise=1000.0, fixed=0.4)  # 74 is twice as good as 32
+    assert chosen(better, 32, trust=1.9) == 74
+    assert chosen(replace(better, spread=0.2), 32, trust=1.9) == 32
+
+
 @given(st.integers(40, 10_000), st.sampled_from([8, 32, 100, 512, 2048]))
 def test_no_batch_is_chosen_that_memory_has_no_room_for(capacity: int, has: int) -> None:
     found = chosen(Steps(), has, capacity=capacity)

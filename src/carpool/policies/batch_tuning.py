@@ -22,6 +22,8 @@ from carpool.policies.uses import memory_of
 _SIZES = {1: 25, 2: 13, 3: 9, 4: 7}  # of a job's grid, by the number of jobs tuned together
 _MARGIN = 1.1  # on what the memory model says
 _HOPE = 0.5  # of the spread of a rate: what may be better is tried
+_APART = 1.5  # times larger or smaller: what is nearer is no other batch
+_GUESS = 0.25  # of a rate, from which on its spread is that of a guess
 
 
 @runtime_checkable
@@ -53,20 +55,23 @@ def best_alone(estimates: Estimator, job: Job, kind: Kind, capacity: int) -> int
 def best_step(estimates: Estimator, job: Job, place: Placement, capacity: int, *, growth: int, trust: float) -> int:
     """The batch with which a job is believed to get on best in a place, from an estimator that counts steps.
 
-        g(m) = (rate(m) + h·its spread) · m/m0 · (φ + m0)/(φ + m)
+        g(m) = (rate(m) ± h·its spread) · m/m0 · (φ + m0)/(φ + m)
 
-    Each batch is at most `growth` times the one before, up or down, and the one a job has, taken without its spread,
-    stays until another is believed to be `trust` times better. So a batch that was never measured is tried where it
-    may be much better, and left again where it is not.
+    Each batch is at most `growth` times the one before, up or down, and the one a job has stays until another is
+    believed to be `trust` times better. The spread counts in favour of what is only guessed, so that it is tried where
+    it may be much better, and against what was measured: rates that jump about let nobody go back and forth.
     """
     spec, own = job.spec, own_batch(estimates, job.spec)
     has = own if job.desired is None else job.desired.batch_size or own
 
     def speed(size: int, hope: float) -> float:
-        rate = estimates.rate(spec, replace(place, batch_size=size))
-        return (rate.mean + hope * rate.std) * worth_of_step(estimates, spec, size)
+        mean, spread = estimates.rate(spec, replace(place, batch_size=size))
+        if spread < _GUESS * mean:
+            hope = -hope
+        return (mean + hope * spread) * worth_of_step(estimates, spec, size)
 
-    near = [m for m in _sizes(estimates, job, _SIZES[4], capacity) if m != has <= growth * m and m <= growth * has]
+    sizes = _sizes(estimates, job, _SIZES[4], capacity)
+    near = [m for m in sizes if _APART <= max(m / has, has / m) <= growth]
     best = max(near, key=lambda size: (speed(size, _HOPE), -size), default=has)
     return best if speed(best, _HOPE) > trust * speed(has, 0.0) else has
 
