@@ -55,7 +55,7 @@ SCENES: dict[str, tuple[str, str, bool]] = {  # models of the older and the youn
 }
 NUM_LANES = 4
 WARM = 2  # processes kept ready on each lane: starts take as long as many steps
-WARM_S = 10.0
+WARM_S = 8.0
 
 
 class Table:
