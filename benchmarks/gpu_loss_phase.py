@@ -1,9 +1,9 @@
 """An older and a younger training over four equal lanes of one GPU, under fixed splits and policies, within minutes.
 
-Usage: python benchmarks/gpu_loss_phase.py [--devices cuda|cpu:4x1] [--steps N] [--budget S] [--pixels FILE]
+Usage: python benchmarks/gpu_loss_phase.py [--devices cuda|cpu:4x1] [--alone S] [--budget S] [--pixels FILE]
        python benchmarks/gpu_loss_phase.py --keep-pixels FILE --cifar10 NPZ
 As published: the older trains alone on all lanes; the younger is submitted after two thirds of the time that a lone
-training takes; both end at the loss (mean of ten steps) that a lone training reaches after N steps. Lanes are caps of a
+training takes; both end at the loss (mean of ten steps) that a lone training reaches in S seconds. Lanes are caps of a
 quarter of the multiprocessors each (MPS), a device each to the scheduler, with processes kept warm; their gradients
 meet in host memory. Policies come last and begin with the speeds that the fixed splits have shown. No row is begun that
 would not fit into the budget; what is measured is written after every row.
@@ -54,6 +54,7 @@ SCENES: dict[str, tuple[str, str, bool]] = {  # models of the older and the youn
     "mixed": ("resnet50", "vgg16", False),
 }
 NUM_LANES = 4
+_FIRST = 10  # steps that show how fast a training is
 WARM = 2  # processes kept ready on each lane: starts take as long as many steps
 WARM_S = 8.0
 
@@ -86,7 +87,7 @@ class Table:
         steps = {f"{job['name']}_steps": account.done for job, account in zip(jobs, accounts, strict=True)}
         moves = float(sum(len(account.decisions) for account in accounts))
         total = max(account.ended_at or 0.0 for account in accounts)
-        return took | steps | {"total": total, "decisions": moves, "loss": _last_loss(folder, rows[0]["name"])}
+        return took | steps | {"total": total, "decisions": moves} | _at_the_end(folder, rows[0]["name"])
 
     def job(self, name: str, entry: str, args: Mapping[str, Any], *, per_device: bool) -> dict[str, Any]:
         """A job of a job file: elastic from one lane to all."""
@@ -106,11 +107,11 @@ class Table:
         return time.monotonic() + 1.2 * self.longest_s < self.until
 
 
-def _last_loss(folder: RunFolder, job: str) -> float:
-    """The mean of the last few losses that a job has reported."""
+def _at_the_end(folder: RunFolder, job: str) -> dict[str, float]:
+    """The mean of the last few losses that a job has reported, and its speed then."""
     lines = (folder.job(job) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    losses = [row["loss"] for row in map(json.loads, lines) if row.get("loss") is not None]
-    return sum(losses[-5:]) / len(losses[-5:])
+    rows = [row for row in map(json.loads, lines) if row.get("loss") is not None][-5:]
+    return {key: sum(row[key] for row in rows) / len(rows) for key in ("loss", "steps_per_s")}
 
 
 def policy_of(row: str) -> Policy:
@@ -124,8 +125,8 @@ def policy_of(row: str) -> Policy:
 class Play:
     """The rows of all scenes, as far as they are known."""
 
-    def __init__(self, table: Table, steps: int, *, is_cuda: bool) -> None:
-        self._table, self._steps, self._is_cuda = table, steps, is_cuda
+    def __init__(self, table: Table, alone_s: float, *, is_cuda: bool) -> None:
+        self._table, self._alone_s, self._is_cuda = table, alone_s, is_cuda
         self._alone: dict[tuple[str, bool], dict[str, float]] = {}
         self.scenes: dict[str, dict[str, Any]] = {}
 
@@ -151,12 +152,17 @@ class Play:
         print(f"{scene:7} {row:18} {'  '.join(words)}  {found['decisions']:.0f} decisions", flush=True)
 
     async def _lone(self, entry: str, *, per_device: bool) -> dict[str, float]:
-        """One training on all lanes: how long it takes, and the loss it reaches."""
+        """One training on all lanes, after a few steps that show its speed: how long it takes, the loss it reaches."""
         key = (entry, per_device)
         if key not in self._alone:
-            jobs = [self._table.job("older", entry, {"steps": self._steps}, per_device=per_device)]
-            self._alone[key] = found = await self._table.run(policy_of("4-0"), jobs)
-            print(f"        {entry} alone: {found['total']:.1f} s to a loss of {found['loss']:.3f}", flush=True)
+            steps = _FIRST
+            for _ in range(2):
+                jobs = [self._table.job("older", entry, {"steps": steps}, per_device=per_device)]
+                found = await self._table.run(policy_of("4-0"), jobs)
+                steps = max(2 * _FIRST, round(self._alone_s * found["steps_per_s"]))
+            self._alone[key] = found
+            told = f"{found['older_steps']:.0f} steps in {found['total']:.1f} s to a loss of {found['loss']:.3f}"
+            print(f"        {entry} alone: {told}, {found['steps_per_s']:.1f} steps/s", flush=True)
         return self._alone[key]
 
 
@@ -183,7 +189,7 @@ async def measure(options: argparse.Namespace, environment: dict[str, str], root
     if warm:
         await asyncio.sleep(WARM_S)  # the first row shall find them like the others
     table = Table(devices, root, lender, 512 if is_cuda else 256, options.budget)
-    play = Play(table, options.steps, is_cuda=is_cuda)
+    play = Play(table, options.alone, is_cuda=is_cuda)
     images = ("CIFAR-10, the first 10,240" if options.pixels else "made up") if is_cuda else "digits, paced"
     results = {"devices": options.devices, "caps": bool(environment), "images": images, "scenes": play.scenes}
     try:
@@ -205,7 +211,7 @@ def main() -> None:
     """Measure and save."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--devices", default="cuda", help="one GPU, or four cpu devices to try it out")
-    parser.add_argument("--steps", type=int, default=60, help="of a lone training, whose loss is the target")
+    parser.add_argument("--alone", type=float, default=4.0, help="seconds of a lone training, whose loss is the target")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds for all rows")
     parser.add_argument("--pixels", default="", help="decoded images, as --keep-pixels writes them")
     parser.add_argument(
