@@ -135,6 +135,8 @@ def test_batches_are_the_best_alone_and_halved_until_they_fit_together(
     held = [job.desired for job in scheduler.jobs.values()]
     assert {found.batch_size for found in held if found is not None} == batches
     assert None not in held
+    told = [scheduler.policy.why(scheduler.snapshot(), job) for job in scheduler.jobs.values()]
+    assert any("its batch is 128" in words for words in told) == (128 in batches)
 
 
 def test_an_exact_job_keeps_its_devices_to_itself() -> None:

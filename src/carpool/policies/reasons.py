@@ -63,6 +63,8 @@ def about(menu: Menu, market: Market, worths: Floats, prices: Floats, job: Job) 
     if job.desired is None:
         return waits(menu, worths, prices, row)
     told = holds(menu, market, prices, row, shape_of(menu.cluster, job.desired))
+    if job.desired.batch_size not in (0, job.spec.batch_size):
+        told += f"; its batch is {job.desired.batch_size}"
     return told if job.desired.fractions == (1.0,) else f"{told}; it shares them"
 
 
