@@ -1,10 +1,11 @@
 """IADeep's setting: completion times and makespan of `iadeep` and its halves against sharing baselines, and its tuner.
 
-Usage: PYTHONPATH=src python benchmarks/iadeep.py [--table FILE] [--data FOLDER] [--seeds 3]
+Usage: PYTHONPATH=src python benchmarks/iadeep.py [--table FILE] [--data FOLDER] [--seeds 3] [--bounds]
 
 First the tuner on 50 random problems with known optimum, measured with 3 % noise; then streams of 300 jobs on 20
 devices (grounds/iadeep.py) at three arrival rates, every policy from the same start. `competitive`, which searches for
-long, has one stream only. Two processes; about six minutes.
+long, has one stream only. Two processes; about six minutes. With --bounds only what nobody can be below: the mean
+completion time if every job had a device to itself at once, with its own batch and with its best one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from measured import RESULTS, ROOT, save
 from carpool.core.messages import Record
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.topology import Placement
 from carpool.policies.registry import POLICIES, parse_policy
 from carpool.policies.tuner import Tuner, batch_grid
 from carpool.sim.run import simulate
@@ -83,6 +85,25 @@ def tuner(problems: int = 50) -> dict[str, Any]:
 def _degradation(size: np.ndarray, a: float, b: float, noise: float) -> np.ndarray:
     """IF·DT/EFF up to a factor that no batch changes."""
     return np.asarray((a + b * size) / size * (noise + size))
+
+
+# ------------------------------------------------------------------------------------------------------------- bounds
+def bounds(table: Path, data: Path, seeds: int) -> list[dict[str, Any]]:
+    """For each seed; arrivals do not matter."""
+    world = ColocationWorld.load(table)
+    rows = []
+    for seed in range(seeds):
+        arrivals, _ = world.prepare(ground.jobs(world, seed, 1.0, data), ground.cluster())
+        rate, own, best = world.estimator().rate, [], []
+        for _, spec in arrivals:
+            sizes = batch_grid(*spec.batch_range, spec.batch_size, 25) if spec.batch_range else [spec.batch_size]
+            rates = [rate(spec, Placement(((ground.KIND, 1),), batch_size=size)).mean for size in (0, *sizes)]
+            assert spec.work is not None
+            own.append(spec.work / rates[0])
+            best.append(spec.work / max(rates))
+        rows.append({"seed": seed, "own_batch_s": round(mean(own), 1), "best_batch_s": round(mean(best), 1)})
+        print(f"seed {seed}: alone with the own batch {mean(own):.0f} s, with the best {mean(best):.0f} s", flush=True)
+    return rows
 
 
 # ------------------------------------------------------------------------------------------------------------ streams
@@ -222,7 +243,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
+    parser.add_argument("--bounds", action="store_true", help="only what nobody can be below")
     options = parser.parse_args()
+    if options.bounds:
+        print(f"wrote {save('iadeep_bounds', bounds(options.table, options.data, options.seeds))}")
+        return
     searched = tuner()
     for rows in streams(options.table, options.data, options.seeds, tuple(options.loads)):
         kept = save("iadeep", {"tuner": searched, "streams": rows})
