@@ -260,6 +260,16 @@ def test_what_remains_is_counted_with_the_own_batch() -> None:
     assert live.remaining(job, 0.0).mean == pytest.approx(4 * (96 + 32) / (96 + 128) * steps.mean)
 
 
+def test_without_a_profile_batches_are_bounded_by_the_memory_that_was_held() -> None:
+    live = Live(CLUSTER)
+    job, report = tuned(10.0)
+    live.learn(1.0, job, replace(report, memory_bytes=1000))
+    assert live.memory(TUNED, 64) == 2000
+    assert live.memory(TUNED) == 0  # what a neighbour leaves free is not judged by it
+    unnamed = replace(TUNED, batch_size=0)
+    assert live.progress(unnamed, 64) == 1.0  # as long as its own batch is not known
+
+
 def test_the_default_finds_a_good_batch_by_measuring() -> None:
     """Steps take 0.1 s and 0.0002 s for each sample, which nobody knows before; φ is 300 samples."""
 

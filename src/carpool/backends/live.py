@@ -141,10 +141,10 @@ class Live:
         return Belief(Estimate(scaled, scaled * _UNSURE), "guessed from another kind")
 
     def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
-        """Bytes on each of its devices, from its profile, else from what it has held so far; 0: unknown."""
-        profile, batch_size = self._profiles.get(spec.id), batch_size or self.own_batch(spec)
-        known = 0 if profile is None else profile.memory(replace(spec, batch_size=batch_size))
-        return known or self._batches.memory(spec.id, batch_size)
+        """Bytes on each of its devices, from its profile, else for a batch from what it has held so far; 0: unknown."""
+        profile = self._profiles.get(spec.id)
+        known = 0 if profile is None else profile.memory(replace(spec, batch_size=batch_size or self.own_batch(spec)))
+        return known or (self._batches.memory(spec.id, batch_size) if batch_size else 0)
 
     def noise(self, job: JobId) -> float | None:
         """The gradient noise scale φ in samples: as last reported, else as its profile says; None: unknown."""
@@ -160,7 +160,7 @@ class Live:
         While nobody knows the noise no batch is better than the job's own: what more samples bring is not known.
         """
         own, noise = self.own_batch(spec), self.noise(spec.id)
-        if batch_size == own:
+        if not own or batch_size == own:
             return 1.0
         if noise is None:
             return min(1.0, batch_size / own) * _UNSURE
