@@ -70,7 +70,7 @@ def best_step(estimates: Estimator, job: Job, place: Placement, capacity: int, *
             hope = -hope
         return (mean + hope * spread) * worth_of_step(estimates, spec, size)
 
-    sizes = _sizes(estimates, job, _SIZES[4], capacity)
+    sizes = _sizes(estimates, job, _SIZES[2], capacity)
     near = [m for m in sizes if _APART <= max(m / has, has / m) <= growth]
     best = max(near, key=lambda size: (speed(size, _HOPE), -size), default=has)
     return best if speed(best, _HOPE) > trust * speed(has, 0.0) else has
