@@ -1,6 +1,7 @@
 """An older and a younger training over four equal lanes of one GPU, under fixed splits and policies, within minutes.
 
-Usage: python benchmarks/gpu_loss_phase.py [--devices cuda|cpu:4x1] [--alone S] [--budget S] [--repeats N] [--pixels FILE]
+Usage: python benchmarks/gpu_loss_phase.py [--devices cuda|cpu:4x1] [--alone S] [--budget S] [--repeats N]
+                                           [--pixels FILE]
        python benchmarks/gpu_loss_phase.py --keep-pixels FILE --cifar10 NPZ
 As published: the older trains alone on all lanes; the younger is submitted after two thirds of the time that a lone
 training takes; both end at the loss (mean of ten steps) that a lone training reaches in S seconds. Lanes are caps of a
