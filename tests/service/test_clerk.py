@@ -1,81 +1,33 @@
 """People see and touch what is theirs, a wish is granted once, and what they are shown is what holds."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from carpool.backends.ledger import Ledger
 from carpool.core.errors import InputError
-from carpool.core.estimates import Declared
 from carpool.core.journal import Header
-from carpool.core.model import JobId, JobSpec, Phase
-from carpool.core.scheduler import Scheduler
-from carpool.core.topology import Cluster
-from carpool.policies.fifo import Fifo
-from carpool.runtime.jobfile import Listed
+from carpool.core.model import JobId, Phase
 from carpool.runtime.jobfolder import JobFolder
-from carpool.runtime.program import Program
-from carpool.service.chronicle import Chronicle
-from carpool.service.clerk import Clerk, NotThere, Premises, Refused
-from carpool.service.daemon import Daemon
-from carpool.service.feed import Feed
+from carpool.service.allowances import Allowance, Allowances, Exhausted
+from carpool.service.clerk import NotThere, Refused
+from carpool.service.papers import read_log
 from carpool.service.people import Forbidden, Person, Role
-from carpool.service.showing import Calendar
-from carpool.service.spans import Spans
 from carpool.service.store import Store
-from carpool.testing.fake_link import FakeMachine
+from carpool.testing.office import TWO_CORES, listed, open_office
 
-CLUSTER = Cluster.build([(1, 2, "cpu")])
-CALENDAR = Calendar(1_000_000.0)
 ADA, BEN = Person("ada"), Person("ben")
 ADMIN, READER = Person("root", Role.ADMIN), Person("screen", Role.READER)
 
 
-def job(name: str, **fields: object) -> Listed:
-    spec = JobSpec(JobId(name), **fields)  # type: ignore[arg-type]
-    return Listed(spec, Program(entry=f"{name}.py:main"))
-
-
-async def inline(commit: Callable[[], None]) -> None:
-    commit()
-
-
-@asynccontextmanager
-async def office(folder: Path, **steps: int) -> AsyncIterator[tuple[Clerk, FakeMachine]]:
-    """A clerk over a daemon whose jobs need so many steps; at virtual instant 0."""
-    machine = FakeMachine(steps)
-    store = Store.open(folder / "store", Header("1", "fifo", CLUSTER))
-    ledger, spans, feed = Ledger(), Spans(CLUSTER), Feed()
-    chronicle = Chronicle(feed, CALENDAR.unix)
-    scheduler = Scheduler(CLUSTER, Fifo(), observers=(store, ledger, spans, chronicle))
-
-    def take(at: float, report: object) -> None:
-        chronicle.hear(at, report)  # type: ignore[arg-type]
-
-    daemon = Daemon(scheduler, store, machine, machine, take=take, commit=inline)
-    premises = Premises(
-        daemon, scheduler, ledger, Declared(), spans, chronicle, {}, lambda job: None, folder, {0: "cpu:0", 1: "cpu:1"},
-        CALENDAR, machine.now, "1", lambda: "fifo",
-    )  # fmt: skip
-    running = asyncio.create_task(daemon.run())
-    try:
-        yield Clerk(premises), machine
-    finally:
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError, AssertionError):
-            await running
-        store.close()
-
-
 def test_a_submitted_job_is_shown_to_its_owner_and_to_those_who_see_all(tmp_path: Path) -> None:
     async def play() -> None:
-        async with office(tmp_path, a=1000) as (clerk, _):
-            assert await clerk.submit(ADA, [job("a")]) == (JobId("a"),)
+        async with open_office(tmp_path, a=1000) as office:
+            clerk = office.clerk
+            assert await clerk.submit(ADA, [listed("a")]) == (JobId("a"),)
             shown = clerk.job(ADA, "a")
             assert (shown.user, shown.phase, shown.submitted_at) == ("ada", Phase.RUNNING, 1_000_000.0)
             assert [each.name for each in shown.holds] == ["cpu:0"]
@@ -95,14 +47,15 @@ def test_a_submitted_job_is_shown_to_its_owner_and_to_those_who_see_all(tmp_path
 
 def test_only_the_owner_and_the_admin_touch_a_job(tmp_path: Path) -> None:
     async def play() -> None:
-        async with office(tmp_path, a=1000) as (clerk, _):
-            await clerk.submit(ADA, [job("a")])
+        async with open_office(tmp_path, a=1000) as office:
+            clerk = office.clerk
+            await clerk.submit(ADA, [listed("a")])
             with pytest.raises(NotThere):
                 await clerk.cancel(BEN, "a")
             with pytest.raises(Forbidden, match="may only read"):
                 await clerk.cancel(READER, "a")
             with pytest.raises(Forbidden, match="may only read"):
-                await clerk.submit(READER, [job("b")])
+                await clerk.submit(READER, [listed("b")])
             await clerk.pause(ADA, "a")
             assert clerk.job(ADA, "a").phase is Phase.PAUSED
             with pytest.raises(Refused, match="is paused"):
@@ -118,9 +71,10 @@ def test_only_the_owner_and_the_admin_touch_a_job(tmp_path: Path) -> None:
 
 def test_a_taken_name_gets_a_number_and_those_after_it_follow(tmp_path: Path) -> None:
     async def play() -> None:
-        async with office(tmp_path, **{"a": 1000, "a-2": 1000, "b": 1000}) as (clerk, _):
-            await clerk.submit(ADA, [job("a")])
-            names = await clerk.submit(BEN, [job("a"), job("b", after=(JobId("a"),))])
+        async with open_office(tmp_path, **{"a": 1000, "a-2": 1000, "b": 1000}) as office:
+            clerk = office.clerk
+            await clerk.submit(ADA, [listed("a")])
+            names = await clerk.submit(BEN, [listed("a"), listed("b", after=(JobId("a"),))])
             assert names == ("a-2", "b")
             assert clerk.job(BEN, "b").after == ("a-2",)
 
@@ -129,37 +83,39 @@ def test_a_taken_name_gets_a_number_and_those_after_it_follow(tmp_path: Path) ->
 
 def test_the_same_key_is_the_same_wish(tmp_path: Path) -> None:
     async def play() -> None:
-        async with office(tmp_path, **{"a": 1000, "a-2": 1000}) as (clerk, _):
-            both = await asyncio.gather(*(clerk.submit(ADA, [job("a")], key="once") for _ in range(2)))
+        async with open_office(tmp_path, **{"a": 1000, "a-2": 1000}) as office:
+            clerk = office.clerk
+            both = await asyncio.gather(*(clerk.submit(ADA, [listed("a")], key="once") for _ in range(2)))
             assert both == [("a",), ("a",)]
-            assert await clerk.submit(BEN, [job("a")], key="once") == ("a-2",)
+            assert await clerk.submit(BEN, [listed("a")], key="once") == ("a-2",)
             with pytest.raises(InputError, match="used for other jobs"):
-                await clerk.submit(ADA, [job("b")], key="once")
+                await clerk.submit(ADA, [listed("b")], key="once")
 
     asyncio.run(play())
 
 
 def test_keys_are_known_after_a_restart(tmp_path: Path) -> None:
     async def play() -> None:
-        async with office(tmp_path, a=1000) as (clerk, _):
-            await clerk.submit(ADA, [job("a")], key="once")
-        store = Store.open(tmp_path / "store", Header("1", "fifo", CLUSTER))
+        async with open_office(tmp_path, a=1000) as office:
+            clerk = office.clerk
+            await clerk.submit(ADA, [listed("a")], key="once")
+        store = Store.open(tmp_path / "store", Header("1", "fifo", TWO_CORES))
         notes = {name: each["note"] for entry in store.entries() for name, each in entry.details.items()}
         store.close()
         assert notes[JobId("a")]["key"] == "once"
-        async with office(tmp_path / "second", a=1000) as (clerk, _):
-            after = Clerk(clerk._in, notes)
-            assert await after.submit(ADA, [job("a")], key="once") == ("a",)
-            assert after.jobs(ADA).total == 0
+        async with open_office(tmp_path / "second", notes=notes) as office:
+            assert await office.clerk.submit(ADA, [listed("a")], key="once") == ("a",)
+            assert office.clerk.jobs(ADA).total == 0
 
     asyncio.run(play())
 
 
 def test_what_cannot_run_is_refused_before_it_is_accepted(tmp_path: Path) -> None:
     async def play() -> None:
-        async with office(tmp_path) as (clerk, _):
+        async with open_office(tmp_path) as office:
+            clerk = office.clerk
             with pytest.raises(InputError, match="asks 9 devices"):
-                await clerk.submit(ADA, [job("a", devices=9)])
+                await clerk.submit(ADA, [listed("a", devices=9)])
             assert clerk.jobs(ADA).total == 0
 
     asyncio.run(play())
@@ -167,8 +123,9 @@ def test_what_cannot_run_is_refused_before_it_is_accepted(tmp_path: Path) -> Non
 
 def test_logs_are_read_in_pieces_and_curves_are_thinned(tmp_path: Path) -> None:
     async def play() -> None:
-        async with office(tmp_path, a=1000) as (clerk, _):
-            await clerk.submit(ADA, [job("a")])
+        async with open_office(tmp_path, a=1000) as office:
+            clerk = office.clerk
+            await clerk.submit(ADA, [listed("a")])
             assert clerk.log(ADA, "a").text == ""
             folder = JobFolder(tmp_path, "a").path
             folder.mkdir(parents=True)
@@ -189,18 +146,60 @@ def test_logs_are_read_in_pieces_and_curves_are_thinned(tmp_path: Path) -> None:
 
 def test_events_of_others_are_not_heard(tmp_path: Path) -> None:
     async def play() -> None:
-        async with office(tmp_path, a=1000, b=1000) as (clerk, _):
-            await clerk.submit(ADA, [job("a")])
-            await clerk.submit(BEN, [job("b")])
+        async with open_office(tmp_path, a=1000, b=1000) as office:
+            clerk = office.clerk
+            await clerk.submit(ADA, [listed("a")])
+            await clerk.submit(BEN, [listed("b")])
             heard: dict[str, list[str]] = {}
             for who in (ADA, READER):
                 stream = clerk.events(who, after=0)
                 heard[who.name] = []
                 async for event in stream:
                     heard[who.name].append(f"{event.kind} {event.job}".strip())
-                    if event.number == clerk._in.chronicle.feed.last or len(heard[who.name]) == 4:
+                    if event.number == office.premises.chronicle.feed.last or len(heard[who.name]) == 4:
                         break
             assert heard["ada"] == ["submitted a", "decision", "phase a", "decision"]
             assert heard["screen"] == ["submitted a", "decision", "phase a", "submitted b"]
 
     asyncio.run(play())
+
+
+def test_who_has_too_much_is_refused_until_some_of_it_is_over(tmp_path: Path) -> None:
+    async def play() -> None:
+        allowances = Allowances(Allowance(jobs=2), {"ben": Allowance(devices=1, weight=3.0)})
+        async with open_office(tmp_path, allowances=allowances) as office:
+            clerk = office.clerk
+            await clerk.submit(ADA, [listed("a"), listed("b")])
+            with pytest.raises(
+                Exhausted, match="'ada' would have 3 jobs in jobs that are not over; the allowance is 2"
+            ):
+                await clerk.submit(ADA, [listed("c")])
+            await clerk.cancel(ADA, "a")
+            await clerk.submit(ADA, [listed("c")])
+            with pytest.raises(Exhausted, match="2 devices"):
+                await clerk.submit(BEN, [listed("d", devices=2)])
+            await clerk.submit(BEN, [listed("e", weight=2.0)])
+            assert clerk.job(BEN, "e").weight == 6.0
+
+    asyncio.run(play())
+
+
+@given(text=st.text(), most=st.integers(1, 9))
+def test_a_log_read_in_pieces_is_the_log(tmp_path_factory: pytest.TempPathFactory, text: str, most: int) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    path.write_bytes(text.encode("utf-8", "replace"))
+    most = max(most, 4)  # the longest character
+    for is_over in (True, False):
+        start, read = 0, ""
+        while (piece := read_log(path, start, most, is_over=is_over)).text:
+            assert piece.next > start
+            start, read = piece.next, read + piece.text
+        assert read == path.read_bytes().decode()
+        assert piece.is_over == is_over
+
+
+def test_a_character_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes("ä".encode() + "ö".encode()[:1])
+    assert read_log(path, 0, 99, is_over=False).text == "ä"
+    assert read_log(path, 0, 99, is_over=True).text == "ä\N{REPLACEMENT CHARACTER}"

@@ -56,7 +56,7 @@ class Chronicle:
         self.decisions: deque[Decision] = deque(maxlen=_KEPT)
         self._unix = unix
         self._owners: dict[JobId, str] = {}  # of jobs that are not over
-        self._number = 0
+        self.count = 0  # decisions
 
     def record(self, record: Record) -> None:
         """Take in one record."""
@@ -66,9 +66,9 @@ class Chronicle:
         planned = record.planned
         if planned is None or not planned.changes:
             return
-        self._number += 1
-        self.decisions.append(Decision(self._number, record.at, planned))
-        self.feed.add(at, "decision", number=self._number, reason=planned.reason, changes=len(planned.changes))
+        self.count += 1
+        self.decisions.append(Decision(self.count, record.at, planned))
+        self.feed.add(at, "decision", number=self.count, reason=planned.reason, changes=len(planned.changes))
         for change in planned.changes:
             phase = "waiting" if change.allocation is None else "running"
             self._tell(at, "phase", change.job, phase=phase)

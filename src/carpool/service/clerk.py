@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import count
@@ -16,14 +17,16 @@ from carpool.core.errors import CarpoolError, InputError
 from carpool.core.estimates import Estimator
 from carpool.core.journal import spec_to_json
 from carpool.core.messages import JobCancelled, JobPaused, JobResumed
-from carpool.core.model import JobId, Phase
+from carpool.core.model import JobId, JobSpec, Phase
 from carpool.core.scheduler import Scheduler
 from carpool.runtime.jobfile import Listed, check_fit
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
+from carpool.service.allowances import Allowances
 from carpool.service.chronicle import Chronicle
 from carpool.service.daemon import Daemon
 from carpool.service.feed import Event
+from carpool.service.papers import read_curve, read_log
 from carpool.service.people import Person
 from carpool.service.showing import Calendar, expected_end, show_changes, show_job, tell, what_runs
 from carpool.service.spans import Spans
@@ -38,6 +41,7 @@ from carpool.service.views import (
     Resident,
     SpanView,
     Summary,
+    Vitals,
 )
 
 _LONGEST_PIECE = 1 << 18  # bytes of a log that are given at once
@@ -75,8 +79,15 @@ class Premises:
 class Clerk:
     """Answers people: each sees what their role lets them see, and touches what it lets them touch."""
 
-    def __init__(self, premises: Premises, notes: Mapping[JobId, Mapping[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        premises: Premises,
+        notes: Mapping[JobId, Mapping[str, Any]] | None = None,
+        allowances: Allowances | None = None,
+    ) -> None:
         self._in = premises
+        self._allowances = allowances or Allowances()
+        self._names: dict[str, int] = {}  # name: the highest number that it got
         self._keys: dict[tuple[str, str], tuple[str, list[JobId]]] = {}  # (user, key): what was asked, and its jobs
         for job, note in (notes or {}).items():
             if "key" in note:
@@ -99,7 +110,9 @@ class Clerk:
                 )
             await self._in.daemon.settle()
             return tuple(names)
-        named = self._with_free_names(who, jobs)
+        allowance = self._allowances.of(who.name)
+        allowance.check(who.name, self._active(who.name), jobs)
+        named = [allowance.weigh(job) for job in self._with_free_names(who, jobs)]
         names = [job.spec.id for job in named]
         note = {"user": who.name, "key": key, "body": body} if key else None
         granted = self._in.daemon.submit(named, note)
@@ -134,12 +147,11 @@ class Clerk:
         await self._in.daemon.wish(fact)
 
     def _with_free_names(self, who: Person, jobs: Sequence[Listed]) -> list[Listed]:
-        taken = set(self._in.ledger.accounts)
         new: dict[JobId, JobId] = {}
+        taken: set[JobId] = set()
         for spec, _ in jobs:
-            name = next(n for n in _numbered(spec.id) if n not in taken)
-            taken.add(name)
-            new[spec.id] = name
+            new[spec.id] = self._free_name(spec.id, taken)
+            taken.add(new[spec.id])
         return [
             Listed(
                 replace(spec, id=new[spec.id], user=who.name, after=tuple(new.get(each, each) for each in spec.after)),
@@ -147,6 +159,22 @@ class Clerk:
             )
             for spec, program in jobs
         ]
+
+    def _free_name(self, name: JobId, taken: Collection[JobId]) -> JobId:
+        """A name as it is, or with the first number that nobody has."""
+        accounts = self._in.ledger.accounts
+        if name not in accounts and name not in taken:
+            return name
+        for number in count(self._names.get(name, 1) + 1):
+            found = JobId(f"{name}-{number}")
+            if found not in accounts and found not in taken:
+                self._names[name] = number
+                return found
+        raise AssertionError("numbers do not end")
+
+    def _active(self, user: str) -> Iterator[JobSpec]:
+        """What somebody has that is not over."""
+        return (job.spec for job in self._in.scheduler.jobs.values() if job.spec.user == user)
 
     # ---------------------------------------------------------------------------------------------------------- jobs
     def jobs(
@@ -191,32 +219,12 @@ class Clerk:
 
     def measurements(self, who: Person, job: str, *, most: int = _MOST_POINTS) -> list[Measurement]:
         """A job's curve: what it has reported, thinned to so many points; the last is always there."""
-        path = JobFolder(self._in.state, self._account(who, job).spec.id).path / "metrics.jsonl"
-        rows = _json_lines(path)
-        every = max(1, -(-len(rows) // most))
-        chosen = rows[(len(rows) - 1) % every :: every] if rows else []
-        unix = self._in.calendar.unix
-        return [
-            Measurement(
-                unix(row["at_s"]), row["step"], row.get("loss"), row.get("steps_per_s"), row.get("metrics") or {}
-            )
-            for row in chosen
-        ]
+        return read_curve(self.folder(who, job) / "metrics.jsonl", self._in.calendar, most)
 
     def log(self, who: Person, job: str, start: int = 0, *, most: int = _LONGEST_PIECE) -> LogPiece:
         """A stretch of a job's log; a negative start counts from its end."""
         account = self._account(who, job)
-        path = JobFolder(self._in.state, account.spec.id).path / "log"
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-                start = max(0, size + start) if start < 0 else min(start, size)
-                file.seek(start)
-                found = file.read(most)
-        except FileNotFoundError:
-            size, start, found = 0, 0, b""
-        end = start + len(found)
-        return LogPiece(found.decode("utf-8", "replace"), start, end, account.phase.is_over and end >= size)
+        return read_log(self.folder(who, job) / "log", start, most, is_over=account.phase.is_over)
 
     def folder(self, who: Person, job: str) -> Path:
         """Where a job's checkpoints and figures are."""
@@ -300,9 +308,32 @@ class Clerk:
 
     async def events(self, who: Person, after: int | None = None) -> AsyncIterator[Event]:
         """What happens, as far as it is theirs to see, behind an event's number or from now on."""
-        async for event in self._in.chronicle.feed.listen(after):
-            if not event.job or who.may_see(event.owner):
-                yield event if who.may_see("") or event.kind != "decision" else replace(event, data={})
+        async with aclosing(self.news(who, after)) as batches:
+            async for batch in batches:
+                for event in batch:
+                    yield event
+
+    async def news(self, who: Person, after: int | None = None) -> AsyncGenerator[list[Event], None]:
+        """The same, as many events at once as there are."""
+        sees_all = who.may_see("")
+        async with aclosing(self._in.chronicle.feed.batches(after)) as batches:
+            async for batch in batches:
+                seen = [event for event in batch if not event.job or who.may_see(event.owner)]
+                yield (
+                    seen
+                    if sees_all
+                    else [replace(event, data={}) if event.kind == "decision" else event for event in seen]
+                )
+
+    def vitals(self) -> Vitals:
+        """What only counts, and is nobody's secret."""
+        jobs = self._in.scheduler.jobs.values()
+        return Vitals(
+            self._in.chronicle.count,
+            self._in.chronicle.feed.last,
+            self._in.chronicle.feed.listeners,
+            sum(self._in.ledger.accounts[job.id].rate for job in jobs if job.desired is not None),
+        )
 
     # --------------------------------------------------------------------------------------------------------- inside
     def _account(self, who: Person, job: str) -> Account:
@@ -331,22 +362,7 @@ class Clerk:
         )
 
 
-def _numbered(name: str) -> Iterator[JobId]:
-    yield JobId(name)
-    for number in count(2):
-        yield JobId(f"{name}-{number}")
-
-
 def _fingerprint(jobs: Sequence[Listed]) -> str:
     """What was asked, in a few bytes."""
     asked = [[spec_to_json(spec), asdict(program)] for spec, program in jobs]
     return sha256(json.dumps(asked, sort_keys=True, default=list).encode()).hexdigest()
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that may be being written."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

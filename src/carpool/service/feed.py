@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,7 @@ class Feed:
         self._events: deque[Event] = deque(maxlen=kept)
         self._news = asyncio.Event()
         self._closed = False
+        self.listeners = 0
 
     @property
     def last(self) -> int:
@@ -53,25 +55,37 @@ class Feed:
 
     async def listen(self, after: int | None = None) -> AsyncIterator[Event]:
         """Events behind a number, then those to come; from now on where no number is given."""
+        async with aclosing(self.batches(after)) as batches:
+            async for batch in batches:
+                for event in batch:
+                    yield event
+
+    async def batches(self, after: int | None = None) -> AsyncGenerator[list[Event], None]:
+        """The same, as many at once as there are: who reads slowly is woken seldom."""
         seen = self.last if after is None else min(after, self.last)
-        while True:
-            news = self._news
-            oldest = self._next - len(self._events)
-            if seen + 1 < oldest:
-                yield Event(oldest - 1, self._events[0].at if self._events else 0.0, "missed")
-                seen = oldest - 1
-            for event in self._behind(seen):
-                seen = event.number
-                yield event
-            if seen == self.last:
-                if self._closed:
+        self.listeners += 1
+        try:
+            while True:
+                news = self._news
+                if batch := self._behind(seen):
+                    seen = batch[-1].number
+                    yield batch
+                elif self._closed:
                     return
-                await news.wait()
+                else:
+                    await news.wait()
+        finally:
+            self.listeners -= 1
 
     def _behind(self, seen: int) -> list[Event]:
-        """Events behind a number; a copy, since listeners stop in the middle of it."""
+        """Events behind a number, a copy; ``missed`` in the place of those that are not kept any more."""
         missing = self._next - 1 - seen
-        return [] if missing <= 0 else list(self._events)[-missing:]
+        if missing <= 0:
+            return []
+        oldest = self._next - len(self._events)
+        if seen + 1 >= oldest:
+            return list(self._events)[-missing:]
+        return [Event(oldest - 1, self._events[0].at if self._events else 0.0, "missed"), *self._events]
 
     def _wake(self) -> None:
         self._news.set()

@@ -167,3 +167,13 @@ class Summary:
     devices: int
     lost_devices: int
     held: float  # devices held, each by the fractions given away, at most 1
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What a daemon has done so far, counted."""
+
+    decisions: int
+    events: int
+    listeners: int
+    steps_per_s: float  # of all running jobs together

@@ -1,0 +1,59 @@
+"""What a job leaves on disk, read in pieces while it may still be written: its log and its curve."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from carpool.service.showing import Calendar
+from carpool.service.views import LogPiece, Measurement
+
+
+def read_log(path: Path, start: int, most: int, *, is_over: bool) -> LogPiece:
+    """A stretch of a log; a negative start counts from its end. Characters are not torn apart while more may come."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            start = max(0, size + start) if start < 0 else min(start, size)
+            file.seek(start)
+            found = file.read(most)
+    except FileNotFoundError:
+        size, start, found = 0, 0, b""
+    if not is_over or start + len(found) < size:
+        found = whole_characters(found)
+    end = start + len(found)
+    return LogPiece(found.decode("utf-8", "replace"), start, end, is_over and end >= size)
+
+
+def read_curve(path: Path, calendar: Calendar, most: int) -> list[Measurement]:
+    """What a training has reported, thinned to so many points; the last is always there."""
+    rows = _json_lines(path)
+    every = max(1, -(-len(rows) // most))
+    chosen = rows[(len(rows) - 1) % every :: every] if rows else []
+    return [
+        Measurement(
+            calendar.unix(row["at_s"]), row["step"], row.get("loss"), row.get("steps_per_s"), row.get("metrics") or {}
+        )
+        for row in chosen
+    ]
+
+
+def whole_characters(text: bytes) -> bytes:
+    """A stretch of UTF-8 without the beginning of a character that is not all there."""
+    for back in range(1, min(4, len(text)) + 1):
+        byte = text[-back]
+        if byte >= 0xC0:  # the first byte of several
+            return text[:-back] if back < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) else text
+        if byte < 0x80:
+            return text
+    return text
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that may be being written."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

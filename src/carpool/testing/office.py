@@ -1,0 +1,131 @@
+"""A daemon at work without a machine: a clerk with everything behind it, in time that passes only when told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from carpool.backends.ledger import Ledger
+from carpool.core.estimates import Declared
+from carpool.core.journal import Header
+from carpool.core.model import JobId, JobSpec
+from carpool.core.policy import Policy
+from carpool.core.scheduler import Scheduler
+from carpool.core.topology import Cluster
+from carpool.policies.fifo import Fifo
+from carpool.runtime.jobfile import Listed
+from carpool.runtime.program import Program
+from carpool.runtime.reports import Outcome, Report, Told
+from carpool.service.allowances import Allowances
+from carpool.service.chronicle import Chronicle
+from carpool.service.clerk import Clerk, Premises
+from carpool.service.daemon import Commit, Daemon
+from carpool.service.feed import Feed
+from carpool.service.showing import Calendar
+from carpool.service.spans import Spans
+from carpool.service.store import Store
+from carpool.testing.fake_link import FakeMachine
+
+CALENDAR = Calendar(1_000_000.0)
+TWO_CORES = Cluster.build([(1, 2, "cpu")])
+_STEPS = 1000  # of a job of which nothing was said
+
+
+class StillMachine(FakeMachine):
+    """A fake machine on which time stands still until somebody lets it pass."""
+
+    def __init__(self, steps: Mapping[str, int] | None = None, **options: Any) -> None:
+        super().__init__(defaultdict(lambda: _STEPS, steps or {}), **options)
+        self._moved = asyncio.Event()
+
+    def let_pass(self, seconds: float) -> None:
+        """Let so much time pass; jobs that come to their end report it."""
+        self._at += seconds
+        for job in [job for job in self._running if self._end_of(job) <= self._at]:
+            self._finish(job)
+        self._moved.set()
+
+    async def wait(self, tasks: set[asyncio.Task[Any]], until: float | None) -> None:
+        """Wait for a task, or for time to pass."""
+        moved = asyncio.ensure_future(self._moved.wait())
+        try:
+            await asyncio.wait({*tasks, moved}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            moved.cancel()
+        self._moved.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """A clerk and what it stands on."""
+
+    clerk: Clerk
+    machine: StillMachine
+    daemon: Daemon
+    premises: Premises
+
+    async def settle(self, seconds: float = 0.0) -> None:
+        """Let time pass, and everything happen that follows from it."""
+        self.machine.let_pass(seconds)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await self.daemon.settle()
+
+
+def listed(name: str, **fields: Any) -> Listed:
+    """A job as a job file would have it, of a file that nobody reads."""
+    return Listed(JobSpec(JobId(name), **fields), Program(entry=f"{name}.py:main"))
+
+
+async def at_once(commit: Callable[[], None]) -> None:
+    """Commit where one stands: quick and in order, for tests."""
+    commit()
+
+
+@asynccontextmanager
+async def open_office(
+    folder: Path,
+    *,
+    cluster: Cluster = TWO_CORES,
+    policy: Policy | None = None,
+    commit: Commit = at_once,
+    allowances: Allowances | None = None,
+    notes: Mapping[JobId, Mapping[str, Any]] | None = None,
+    **steps: int,
+) -> AsyncIterator[Office]:
+    """A clerk over a running daemon whose jobs need so many steps; it is instant 0 until time is let pass."""
+    machine = StillMachine(steps)
+    store = Store.open(folder / "store", Header("1", "fifo", cluster))
+    ledger, spans = Ledger(), Spans(cluster)
+    chronicle = Chronicle(Feed(), CALENDAR.unix)
+    scheduler = Scheduler(cluster, policy or Fifo(), observers=(store, ledger, spans, chronicle))
+
+    def take(at: float, report: Report) -> None:
+        match report:
+            case Told(job=job, words=words):
+                ledger.tell(at, job, words)
+            case Outcome():
+                ledger.close(report)
+        chronicle.hear(at, report)
+
+    daemon = Daemon(scheduler, store, machine, machine, take=take, commit=commit)
+    names = {device: f"cpu:{device}" for device in range(cluster.num_devices)}
+    premises = Premises(
+        daemon, scheduler, ledger, Declared(), spans, chronicle, {}, lambda job: None, folder, names, CALENDAR,
+        machine.now, "1", lambda: "fifo",
+    )  # fmt: skip
+    running = asyncio.create_task(daemon.run())
+    try:
+        yield Office(Clerk(premises, notes, allowances), machine, daemon, premises)
+    finally:
+        chronicle.feed.close()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        store.close()
