@@ -71,7 +71,7 @@ def test_only_the_owner_and_the_admin_touch_a_job(tmp_path: Path) -> None:
 
 def test_a_taken_name_gets_a_number_and_those_after_it_follow(tmp_path: Path) -> None:
     async def play() -> None:
-        async with open_office(tmp_path, **{"a": 1000, "a-2": 1000, "b": 1000}) as office:
+        async with open_office(tmp_path) as office:
             clerk = office.clerk
             await clerk.submit(ADA, [listed("a")])
             names = await clerk.submit(BEN, [listed("a"), listed("b", after=(JobId("a"),))])
@@ -83,7 +83,7 @@ def test_a_taken_name_gets_a_number_and_those_after_it_follow(tmp_path: Path) ->
 
 def test_the_same_key_is_the_same_wish(tmp_path: Path) -> None:
     async def play() -> None:
-        async with open_office(tmp_path, **{"a": 1000, "a-2": 1000}) as office:
+        async with open_office(tmp_path) as office:
             clerk = office.clerk
             both = await asyncio.gather(*(clerk.submit(ADA, [listed("a")], key="once") for _ in range(2)))
             assert both == [("a",), ("a",)]

@@ -21,7 +21,7 @@ def check_entry(entry: str, args: Iterable[str], folder: Path, where: str) -> No
         raise InputError(
             f"entry is {entry!r}, which names no function", where=where, way_out='Write "digits.py:mlp": file:function.'
         )
-    path = folder / source if source.endswith(".py") else _module_file(source, folder, where)
+    path = folder / source if source.endswith(".py") else module_file(source, folder, where)
     if path is None:
         return
     _check_file("entry file", source, path, where)
@@ -43,11 +43,11 @@ def _check_file(what: str, name: str, path: Path, where: str) -> None:
 def source_digest(entry: str, folder: Path) -> str:
     """A digest of the file that holds an entry; empty where only an import can tell which it is."""
     source = entry.rpartition(":")[0]
-    path = folder / source if source.endswith(".py") else _module_file(source, folder, entry)
+    path = folder / source if source.endswith(".py") else module_file(source, folder, entry)
     return "" if path is None or not path.is_file() else hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _module_file(name: str, folder: Path, where: str) -> Path | None:
+def module_file(name: str, folder: Path, where: str) -> Path | None:
     """The file of ``package.module``, found without importing it; None where only an import can tell."""
     top, *rest = name.split(".")
     for base in (folder / top, *_package_folders(top, where)):

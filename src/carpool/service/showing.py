@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import hypot, inf
 
@@ -11,7 +12,7 @@ from carpool.core.estimates import Estimator
 from carpool.core.messages import Planned
 from carpool.core.model import Allocation, Job, JobId, Phase
 from carpool.runtime.program import Program
-from carpool.service.views import ChangeView, Expected, Holding, JobView, Moment
+from carpool.service.views import ChangeView, DeviceView, Expected, Holding, JobView, Moment, NodeView
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,23 @@ def holdings(allocation: Allocation | None, names: Mapping[int, str]) -> tuple[H
         for share in allocation.shares
         for device in share.devices
     )
+
+
+def nodes_of(devices: Iterable[DeviceView]) -> list[NodeView]:
+    """The machines that devices are on, in their order."""
+    by_node: dict[str, list[DeviceView]] = {}
+    for device in devices:
+        by_node.setdefault(device.node, []).append(device)
+    return [
+        NodeView(
+            name,
+            all(device.is_lost for device in members),
+            len(members),
+            dict(Counter(device.kind for device in members)),
+            sum(min(1.0, sum(each.fraction for each in device.residents)) for device in members),
+        )
+        for name, members in by_node.items()
+    ]
 
 
 def what_runs(program: Program | None) -> str:

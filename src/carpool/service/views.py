@@ -97,6 +97,17 @@ class DeviceView:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeView:
+    """A machine with its devices."""
+
+    name: str
+    is_lost: bool
+    devices: int
+    kinds: Mapping[str, int]  # devices of each
+    held: float  # devices held, each by the fractions given away, at most 1
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeView:
     """One line of a plan: what a job gets; nothing where it is taken off."""
 

@@ -42,7 +42,13 @@ class StillMachine(FakeMachine):
 
     def __init__(self, steps: Mapping[str, int] | None = None, **options: Any) -> None:
         super().__init__(defaultdict(lambda: _STEPS, steps or {}), **options)
+        self.programs: dict[JobId, Program] = {}
         self._moved = asyncio.Event()
+
+    def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
+        """Make a job known."""
+        self.programs[job] = program
+        super().introduce(job, program, resume=resume)
 
     def let_pass(self, seconds: float) -> None:
         """Let so much time pass; jobs that come to their end report it."""
@@ -117,8 +123,8 @@ async def open_office(
     daemon = Daemon(scheduler, store, machine, machine, take=take, commit=commit)
     names = {device: f"cpu:{device}" for device in range(cluster.num_devices)}
     premises = Premises(
-        daemon, scheduler, ledger, Declared(), spans, chronicle, {}, lambda job: None, folder, names, CALENDAR,
-        machine.now, "1", lambda: "fifo",
+        daemon, scheduler, ledger, Declared(), spans, chronicle, machine.programs, lambda job: None, folder, names,
+        CALENDAR, machine.now, "1", lambda: "fifo",
     )  # fmt: skip
     running = asyncio.create_task(daemon.run())
     try:

@@ -1,0 +1,236 @@
+"""The HTTP API, version 1: every question and every wish that the clerk knows."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query
+from fastapi import Path as InPath
+from fastapi.security import HTTPBearer
+from pydantic import TypeAdapter
+from starlette.responses import Response
+
+from carpool.core.model import Phase
+from carpool.service.desk import TheClerk, TheDesk, TheVisitor, Who
+from carpool.service.problems import Turned, responses
+from carpool.service.schemas import Accepted, Health, Me, Submission, Why
+from carpool.service.showing import nodes_of
+from carpool.service.submission import read_submission
+from carpool.service.views import (
+    DecisionView,
+    DeviceView,
+    JobView,
+    LogPiece,
+    Measurement,
+    Moment,
+    NodeView,
+    Page,
+    SpanView,
+    Summary,
+)
+
+_bearer = HTTPBearer(auto_error=False, description="A token, made with `carpool token add NAME`.")
+
+open_router = APIRouter(prefix="/v1", tags=["health"])
+router = APIRouter(
+    prefix="/v1", dependencies=[Depends(_bearer)], responses=responses(400, 401, 403, 421, 422, 429, 500)
+)
+
+Name = Annotated[str, InPath(description="A job's name.", max_length=120, examples=["mlp"])]
+_ONE = responses(404)
+_CHANGE = responses(404, 409, 408, 413, 503)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def answer(kind: Any, value: Any, status: int = 200) -> Response:
+    """A view as JSON, written in one go."""
+    return Response(_adapter(kind).dump_json(value), status, media_type="application/json")
+
+
+# ------------------------------------------------------------------------------------------------------------- wishes
+@router.post("/jobs", status_code=201, response_model=Accepted, responses=responses(408, 409, 413, 503), tags=["jobs"])
+async def submit(
+    body: Submission,
+    desk: TheDesk,
+    visitor: TheVisitor,
+    key: Annotated[
+        str,
+        Header(
+            alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$", description="The same key, the same wish."
+        ),
+    ] = "",
+) -> Response:
+    """Submit jobs, all or none; the answer comes when they can no longer be lost."""
+    visitor.person.check_submits()
+    data = body.model_dump(exclude_unset=True, exclude={"folder"})
+    roots = desk.roots_for(visitor)
+    jobs = await asyncio.to_thread(read_submission, data, Path(body.folder), roots, desk.limits.jobs_at_once)
+    names = await desk.clerk.submit(visitor.person, jobs, key)
+    return answer(Accepted, Accepted(jobs=[str(name) for name in names]), 201)
+
+
+@router.post("/plan", response_model=dict[str, Any], responses=responses(408, 413, 503), tags=["jobs"])
+async def plan(body: Submission, desk: TheDesk, visitor: TheVisitor) -> Response:
+    """Say what would happen to jobs, and when, without submitting them."""
+    visitor.person.check_submits()
+    if desk.planner is None:
+        raise Turned(503, "this daemon cannot foresee")
+    data = body.model_dump(exclude_unset=True, exclude={"folder"})
+    roots = desk.roots_for(visitor)
+    jobs = await asyncio.to_thread(read_submission, data, Path(body.folder), roots, desk.limits.jobs_at_once)
+    return answer(dict[str, Any], await asyncio.to_thread(desk.planner.foresee, visitor.person, jobs))
+
+
+@router.post("/jobs/{job}/cancel", response_model=JobView, responses=_CHANGE, tags=["jobs"])
+async def cancel(job: Name, clerk: TheClerk, who: Who) -> Response:
+    """Withdraw a job."""
+    await clerk.cancel(who, job)
+    return answer(JobView, clerk.job(who, job))
+
+
+@router.post("/jobs/{job}/pause", response_model=JobView, responses=_CHANGE, tags=["jobs"])
+async def pause(job: Name, clerk: TheClerk, who: Who) -> Response:
+    """Take a job off its devices until it is resumed."""
+    await clerk.pause(who, job)
+    return answer(JobView, clerk.job(who, job))
+
+
+@router.post("/jobs/{job}/resume", response_model=JobView, responses=_CHANGE, tags=["jobs"])
+async def resume(job: Name, clerk: TheClerk, who: Who) -> Response:
+    """Put a paused job back into the queue."""
+    await clerk.resume(who, job)
+    return answer(JobView, clerk.job(who, job))
+
+
+# --------------------------------------------------------------------------------------------------------------- jobs
+@router.get("/jobs", response_model=Page, tags=["jobs"])
+async def jobs(
+    clerk: TheClerk,
+    who: Who,
+    phase: Annotated[list[Phase] | None, Query(description="Only jobs in one of these.")] = None,
+    user: Annotated[str, Query(max_length=100, description="Only this person's.")] = "",
+    contains: Annotated[str, Query(max_length=100, description="Only names with this in them.")] = "",
+    newest_first: Annotated[bool, Query(description="Or in order of submission.")] = True,
+    offset: Annotated[int, Query(ge=0, le=1 << 31, description="How many to leave out.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="How many to tell.")] = 100,
+) -> Response:
+    """Jobs, as far as they are yours to see."""
+    found = clerk.jobs(
+        who,
+        phases=frozenset(phase or ()),
+        user=user,
+        contains=contains,
+        newest_first=newest_first,
+        offset=offset,
+        limit=limit,
+    )
+    return answer(Page, found)
+
+
+@router.get("/jobs/{job}", response_model=JobView, responses=_ONE, tags=["jobs"])
+async def job(job: Name, clerk: TheClerk, who: Who) -> Response:
+    """One job."""
+    return answer(JobView, clerk.job(who, job))
+
+
+@router.get("/jobs/{job}/story", response_model=list[Moment], responses=_ONE, tags=["jobs"])
+async def story(job: Name, clerk: TheClerk, who: Who) -> Response:
+    """What happened to a job, in words."""
+    return answer(list[Moment], clerk.story(who, job))
+
+
+@router.get("/jobs/{job}/why", response_model=Why, responses=_ONE, tags=["jobs"])
+async def why(job: Name, clerk: TheClerk, who: Who) -> Response:
+    """Why a job waits, or holds what it holds."""
+    return answer(Why, Why(job=job, why=clerk.why(who, job)))
+
+
+@router.get("/jobs/{job}/measurements", response_model=list[Measurement], responses=_ONE, tags=["jobs"])
+async def measurements(
+    job: Name,
+    clerk: TheClerk,
+    who: Who,
+    most: Annotated[int, Query(ge=1, le=10_000, description="How many points at most.")] = 2000,
+) -> Response:
+    """A job's curve: loss, rate and what it measured of itself."""
+    return answer(list[Measurement], clerk.measurements(who, job, most=most))
+
+
+@router.get("/jobs/{job}/log", response_model=LogPiece, responses=_ONE, tags=["jobs"])
+async def log(
+    job: Name,
+    clerk: TheClerk,
+    who: Who,
+    start: Annotated[int, Query(ge=-(1 << 53), le=1 << 53, description="First byte; below 0 from the end.")] = 0,
+    most: Annotated[int, Query(ge=1024, le=1 << 18, description="Bytes at most.")] = 1 << 18,
+) -> Response:
+    """A stretch of a job's log."""
+    return answer(LogPiece, clerk.log(who, job, start, most=most))
+
+
+# ----------------------------------------------------------------------------------------------------------- the rest
+@router.get("/me", response_model=Me, tags=["daemon"])
+async def me(who: Who) -> Response:
+    """Who you are here, and what you may do."""
+    return answer(Me, Me(name=who.name, role=who.role))
+
+
+@router.get("/summary", response_model=Summary, tags=["daemon"])
+async def summary(clerk: TheClerk, who: Who) -> Response:
+    """The whole in a few figures."""
+    return answer(Summary, clerk.summary(who))
+
+
+@router.get("/nodes", response_model=list[NodeView], tags=["daemon"])
+async def nodes(clerk: TheClerk, who: Who) -> Response:
+    """Every machine with its devices."""
+    return answer(list[NodeView], nodes_of(clerk.devices(who)))
+
+
+@router.get("/devices", response_model=list[DeviceView], tags=["daemon"])
+async def devices(clerk: TheClerk, who: Who) -> Response:
+    """Every device and who holds it."""
+    return answer(list[DeviceView], clerk.devices(who))
+
+
+@router.get("/timeline", response_model=list[SpanView], tags=["daemon"])
+async def timeline(
+    clerk: TheClerk,
+    who: Who,
+    since: Annotated[float, Query(description="Unix time.", ge=0, le=1e12, allow_inf_nan=False)],
+    until: Annotated[float, Query(description="Unix time.", ge=0, le=1e12, allow_inf_nan=False)],
+) -> Response:
+    """Who held which device between two instants."""
+    return answer(list[SpanView], clerk.timeline(who, since, until))
+
+
+@router.get("/decisions", response_model=list[DecisionView], tags=["daemon"])
+async def decisions(
+    clerk: TheClerk,
+    who: Who,
+    before: Annotated[int | None, Query(ge=0, le=1 << 53, description="Only older than this number.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """The newest plans that changed something, newest first."""
+    return answer(list[DecisionView], clerk.decisions(who, before=before, limit=limit))
+
+
+# -------------------------------------------------------------------------------------------------------------- health
+@open_router.get("/health/live", response_model=Health)
+async def live() -> Response:
+    """Whether the daemon answers at all."""
+    return answer(Health, Health(status="ok"))
+
+
+@open_router.get("/health/ready", response_model=Health, responses={503: {"model": Health, "description": "Not yet"}})
+async def ready(desk: TheDesk) -> Response:
+    """Whether it takes jobs."""
+    is_ready = desk.is_ready()
+    return answer(Health, Health(status="ok" if is_ready else "starting"), 200 if is_ready else 503)

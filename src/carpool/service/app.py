@@ -1,0 +1,69 @@
+"""The web application of a daemon: the API behind its door, with every error told as a problem."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from fastapi import FastAPI
+
+from carpool import __version__
+from carpool.service import api, told
+from carpool.service.bodies import Bodies
+from carpool.service.desk import Desk
+from carpool.service.door import Door
+from carpool.service.problems import ProblemDetails, tell_problems
+from carpool.service.streams import Streams
+
+_ABOUT = """Jobs are submitted, watched and steered here. All jobs run as one Unix user, the daemon's.
+
+Every error is a problem (RFC 9457, `application/problem+json`) with what is wrong, where, and the way out.
+Over the daemon's Unix socket its own user needs no token; everybody else sends one as `Authorization: Bearer TOKEN`."""
+
+
+def make_app(desk: Desk) -> FastAPI:
+    """The application; `desk` is what it stands on."""
+    app = FastAPI(
+        title="carpool",
+        version=__version__,
+        summary="Lets many deep-learning training jobs share GPUs.",
+        description=_ABOUT,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,  # those pages load scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.desk = desk
+    app.state.streams = Streams(desk.clerk, desk.limits)
+    app.include_router(api.open_router)
+    app.include_router(api.router)
+    app.include_router(told.router)
+    tell_problems(app)
+    _describe_problems(app)
+    app.add_middleware(Bodies, limits=desk.limits)
+    app.add_middleware(  # added last: it stands before everything else
+        Door,
+        tokens=desk.tokens,
+        owner=desk.owner,
+        uid=desk.uid,
+        hosts=desk.hosts,
+        limits=desk.limits,
+        now=monotonic,
+    )
+    return app
+
+
+def _describe_problems(app: FastAPI) -> None:
+    """Put the form of problems into the API's description: routes name it, but FastAPI does not see that."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = made()
+            schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+            form = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas.update(form.pop("$defs", {}))
+            schemas["ProblemDetails"] = form
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to change it

@@ -1,0 +1,189 @@
+"""Who comes in: the Host they asked for, the token or socket they come with, where a page that acts for them is from.
+
+- A Host header that is not one of ours is turned away: a page elsewhere cannot make a browser talk to us under its own
+  name (DNS rebinding).
+- Somebody on the daemon's Unix socket with the daemon's user id is that user, and governs. Everybody else needs a
+  token, in an Authorization header or, for pages, in a cookie.
+- A request that changes something and is signed by the cookie must come from a page of ours (its Origin).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from carpool.service.limits import Limits
+from carpool.service.people import Person
+from carpool.service.problems import Turned, of_error
+from carpool.service.rates import Buckets
+from carpool.service.tokens import Tokens
+
+COOKIE = "carpool_token"
+PEER = "peer_uid"  # in a scope's state: the user id at the other end of a Unix socket
+_VISITOR = "visitor"
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_OPEN = frozenset({"/sign-in"})  # where one who is not signed in may send something
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    # Not no-referrer: browsers then send "Origin: null" with our own forms.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class By(Enum):
+    """What somebody came in by."""
+
+    SOCKET = "the daemon's own socket"
+    TOKEN = "a token"
+    COOKIE = "a cookie"
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Somebody who came in."""
+
+    person: Person
+    by: By
+
+
+class Door:
+    """Lets requests in to an app, or turns them away."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        tokens: Tokens,
+        owner: Person,
+        uid: int,
+        hosts: Collection[str],
+        limits: Limits,
+        now: Callable[[], float],
+    ) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._owner = owner
+        self._uid = uid
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._asked = Buckets(limits.requests_per_s, limits.burst)
+        self._wrong = Buckets(limits.strangers_per_s, limits.strangers_burst)
+        self._now = now
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            visitor = self._let_in(scope, Headers(scope=scope))
+        except Turned as turned:
+            await of_error(turned)(scope, receive, guarded)
+            return
+        scope.setdefault("state", {})[_VISITOR] = visitor
+        await self._app(scope, receive, guarded)
+
+    def _let_in(self, scope: Scope, headers: Headers) -> Visitor | None:
+        peer = scope.get("state", {}).get(PEER)
+        if peer is None:
+            self._check_host(headers.get("host", ""))
+        visitor = self._visitor(scope, headers, peer)
+        if scope["method"] not in _SAFE:
+            self._check_unsafe(scope, headers, visitor)
+        if visitor is not None and visitor.by is not By.SOCKET:
+            wait_s = self._asked.take(visitor.person.name, self._now())
+            if wait_s:
+                raise _too_often(f"{visitor.person.name!r} asks too often", wait_s)
+        return visitor
+
+    def _visitor(self, scope: Scope, headers: Headers, peer: int | None) -> Visitor | None:
+        scheme, _, text = headers.get("authorization", "").partition(" ")
+        if scheme:
+            person = self._tokens.who(text.strip()) if scheme.lower() == "bearer" else None
+            if person is None:
+                raise self._stranger(scope)
+            return Visitor(person, By.TOKEN)
+        if peer == self._uid:
+            return Visitor(self._owner, By.SOCKET)
+        person = self._tokens.who(_cookie(headers))
+        return None if person is None else Visitor(person, By.COOKIE)
+
+    def _stranger(self, scope: Scope) -> Turned:
+        client = scope.get("client") or ("", 0)
+        wait_s = self._wrong.take(str(client[0]), self._now())
+        if wait_s:
+            return _too_often("too many wrong tokens from there", wait_s)
+        return Turned(401, "nobody has this token. Make one with: carpool token add NAME", headers=CHALLENGE)
+
+    def _check_host(self, given: str) -> None:
+        name = given.rpartition(":")[0] if given.rpartition(":")[2].isdigit() and not given.endswith("]") else given
+        if name.lower() not in self._hosts:
+            raise Turned(
+                421, f"this is not {name!r}. Ask for {' or '.join(sorted(self._hosts))}, or name it in 'hosts'."
+            )
+
+    def _check_unsafe(self, scope: Scope, headers: Headers, visitor: Visitor | None) -> None:
+        if visitor is None and scope["path"] not in _OPEN:
+            raise not_signed_in()
+        if visitor is not None and visitor.by is not By.COOKIE and scope["path"] not in _OPEN:
+            return
+        origin = headers.get("origin")
+        if origin != f"{scope.get('scheme', 'http')}://{headers.get('host', '')}":
+            raise Turned(403, f"this came from a page of {origin or 'unknown origin'}, which may not act for you")
+
+
+CHALLENGE = {"WWW-Authenticate": 'Bearer realm="carpool"'}
+
+
+def not_signed_in() -> Turned:
+    """What somebody without a token is told."""
+    return Turned(401, "this takes a token: send it as 'Authorization: Bearer TOKEN'.", headers=CHALLENGE)
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Who came in with a request; turned away where nobody did."""
+    visitor = request.scope.get("state", {}).get(_VISITOR)
+    if visitor is None:
+        raise not_signed_in()
+    assert isinstance(visitor, Visitor)
+    return visitor
+
+
+def person_of(request: Request) -> Person:
+    """Who asks."""
+    return visitor_of(request).person
+
+
+def _cookie(headers: Headers) -> str:
+    cookie: SimpleCookie = SimpleCookie()
+    try:
+        cookie.load(headers.get("cookie", ""))
+    except CookieError:
+        return ""
+    found: Any = cookie.get(COOKIE)
+    return "" if found is None else str(found.value)
+
+
+def _too_often(words: str, wait_s: float) -> Turned:
+    return Turned(429, f"{words}. Try again in {wait_s:.1f} s.", headers={"Retry-After": str(int(wait_s) + 1)})

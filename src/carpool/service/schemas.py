@@ -1,0 +1,131 @@
+"""What is sent to the API and what only the API answers with; the rest of its answers are the views."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+from carpool.service.people import Role
+
+_Name = Annotated[StrictStr, Field(min_length=1, max_length=100)]
+_Text = Annotated[StrictStr, Field(max_length=4096)]
+_Count = Annotated[StrictInt, Field(ge=0, le=1_000_000)]
+_Seconds = Annotated[StrictInt, Field(ge=0)] | Annotated[float, Field(ge=0)] | _Text
+Weight = Annotated[float, Field(gt=0, ge=1e-6, le=1e6, strict=True)]
+
+
+class JobTable(BaseModel):
+    """A job, as a ``[[job]]`` table of a job file has it; what is left out is as there."""
+
+    model_config = ConfigDict(
+        extra="allow",  # an unknown key is told with the nearest ones by whoever reads job files
+        json_schema_extra={"example": {"name": "mlp", "entry": "digits.py:mlp", "args": {"lr": 0.1}, "max_devices": 4}},
+    )
+
+    name: _Name
+    entry: _Text = Field("", description="file.py:function, or package.module:function.")
+    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the entry.")
+    sweep: dict[str, list[Any]] = Field(default_factory=dict, description="Lists of values to try, one job for each.")
+    command: list[_Text] = Field(default_factory=list, description="Any program, instead of an entry.")
+    python: _Text = Field("", description="Interpreter of a command that begins with python.")
+    folder: _Text = Field("", description="Where it runs, seen from the submission's folder.")
+    environment: dict[str, StrictStr | StrictInt | float] = Field(
+        default_factory=dict, description="Variables. They are kept in the daemon's store and never shown."
+    )
+    devices: _Count = 0
+    min_devices: _Count = 0
+    max_devices: _Count = 0
+    kinds: list[_Text] | _Text = Field(default_factory=list)
+    memory: Annotated[StrictInt, Field(ge=0)] | _Text = Field(0, description="On each device: bytes, or 6GiB.")
+    weight: Weight = 1.0
+    user: _Text = Field("", description="Ignored: a job belongs to whoever submits it.")
+    after: list[_Name] | _Name = Field(default_factory=list, description="Jobs of the same submission.")
+    batch: _Count | dict[str, Any] = Field(default_factory=dict)
+    exact: StrictBool = False
+    shards: Annotated[StrictInt, Field(ge=1, le=1 << 16)] = 8
+    sync_batchnorm: StrictBool = False
+    deterministic: StrictBool = True
+    graph: StrictBool = True
+    seed: Annotated[StrictInt, Field(ge=0, lt=1 << 63)] = 0
+    precision: Literal["", "float32", "tf32", "bf16"] = ""
+    channels_last: StrictBool = False
+    checkpoint_every: _Seconds = 60.0
+    keep: Annotated[StrictInt, Field(ge=1, le=1000)] = 2
+    time_limit: _Seconds = 0.0
+    retries: Annotated[StrictInt, Field(ge=0, le=1000)] = 3
+
+
+class Submission(BaseModel):
+    """Jobs that are accepted together or not at all."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "example": {
+                "folder": "/home/ada/digits",
+                "job": [{"name": "mlp", "entry": "digits.py:mlp", "args": {"lr": 0.1}}],
+            }
+        },
+    )
+
+    folder: Annotated[StrictStr, Field(max_length=4096, pattern="^/")] = Field(
+        description="The folder, on the daemon's machine, from which relative paths are looked up."
+    )
+    job: list[JobTable] = Field(min_length=1)
+    defaults: dict[str, Any] = Field(
+        default_factory=dict, description="What all of them have unless they say otherwise."
+    )
+
+
+class Accepted(BaseModel):
+    """Jobs that can no longer be lost."""
+
+    jobs: list[str] = Field(
+        description="Their names from now on: one that was taken has got a number.", examples=[["mlp"]]
+    )
+
+
+class Reweighed(BaseModel):
+    """A job's new weight."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"weight": 2.0}})
+
+    weight: Weight
+
+
+class Limited(BaseModel):
+    """How many devices a job may hold from now on."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"min_devices": 1, "max_devices": 4}})
+
+    min_devices: Annotated[StrictInt, Field(ge=1, le=1_000_000)]
+    max_devices: Annotated[StrictInt, Field(ge=1, le=1_000_000)]
+
+
+class PolicyText(BaseModel):
+    """A policy as the command line takes it."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"policy": "carpool:objective=makespan"}})
+
+    policy: Annotated[StrictStr, Field(min_length=1, max_length=1000)]
+
+
+class Me(BaseModel):
+    """Who asks."""
+
+    name: str
+    role: Role
+
+
+class Why(BaseModel):
+    """Why a job waits, or holds what it holds."""
+
+    job: str
+    why: str
+
+
+class Health(BaseModel):
+    """Whether the daemon works."""
+
+    status: Literal["ok", "starting"]

@@ -1,0 +1,297 @@
+"""Hostile requests, each with its outcome: nothing breaks, nothing leaks, nothing is done that was not allowed."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
+
+
+from carpool.service.bodies import json_depth
+from carpool.service.door import COOKIE
+from carpool.service.tokens import Tokens
+from carpool.testing.reception import BASE, GENEROUS, PEOPLE, Reception, open_reception
+
+
+def play(folder: Path, scene: Callable[[Reception], Awaitable[None]], **options: Any) -> None:
+    async def run() -> None:
+        async with open_reception(folder, **options) as reception:
+            await scene(reception)
+            untouched = (await reception["root"].get("/v1/jobs")).json()
+            assert untouched["total"] == 0, "a hostile request was granted"
+
+    asyncio.run(run())
+
+
+# -------------------------------------------------------------------------------------------------------------- bodies
+def test_a_large_body_is_not_read_to_its_end(tmp_path: Path) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1 << 16
+            yield b" " * (1 << 16)
+
+    async def scene(at: Reception) -> None:
+        announced = await at["ada"].post("/v1/jobs", content=b" " * ((1 << 20) + 1))
+        chunked = await at["ada"].post("/v1/jobs", content=endless())
+        assert [announced.status_code, chunked.status_code] == [413, 413]
+        assert "larger than 1048576 bytes" in chunked.json()["detail"]
+        assert sent <= 2 << 20
+
+    play(tmp_path, scene)
+
+
+def test_a_slow_body_is_given_up(tmp_path: Path) -> None:
+    never = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"{"
+        await never.wait()
+
+    async def scene(at: Reception) -> None:
+        answer = await at["ada"].post("/v1/jobs", content=slow())
+        assert (answer.status_code, answer.headers["connection"]) == (408, "close")
+
+    play(tmp_path, scene, limits=replace(GENEROUS, body_s=0.05))
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"a":' * 50_000, b'{"job": [{"args": ' + b"[" * 40 + b"]" * 40 + b"}]}"]
+)
+def test_deep_json_is_turned_away(tmp_path: Path, body: bytes) -> None:
+    async def scene(at: Reception) -> None:
+        answer = await at["ada"].post("/v1/jobs", content=body)
+        assert (answer.status_code, answer.json()["detail"]) == (
+            400,
+            "the body nests deeper than 32 levels. Send it flatter.",
+        )
+
+    play(tmp_path, scene)
+
+
+@given(st.recursive(st.text() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_depth_is_that_of_the_value(value: object) -> None:
+    def deep(each: object) -> int:
+        inner = each.values() if isinstance(each, dict) else each if isinstance(each, list) else None
+        return 0 if inner is None else 1 + max(map(deep, inner), default=0)
+
+    assert json_depth(json.dumps(value).encode()) == deep(value)
+
+
+IMPOSSIBLE: list[dict[str, Any]] = [
+    {"seed": 10**400},
+    {"memory": "9" * 400 + "GiB"},
+    {"time_limit": float("inf")},
+    {"weight": float("nan")},
+    {"weight": 1e308},
+    {"weight": -1},
+    {"devices": -5},
+    {"name": "a\x1b[2J"},
+    {"name": "../../etc/passwd"},
+    {"name": "a; DROP TABLE lines; --"},
+    {"name": "\ud800"},
+    {"args": {"lr": "\ud800"}},
+    {"entry": "train.py\x00:main"},
+    {"command": ["python\x00", "x"], "entry": ""},
+    {"environment": {"A=B": "1"}},
+    {"environment": {"A": "\x00"}},
+    {"sweep": {name: list(range(100)) for name in "abcd"}},
+    {"after": ["a"]},
+]
+
+
+def test_what_no_job_can_be_is_refused(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        for change in IMPOSSIBLE:
+            body = json.dumps(at.body("a") | {"job": [{"name": "a", "entry": "train.py:main", **change}]})
+            answer = await at["ada"].post("/v1/jobs", content=body)
+            assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), change
+            assert "\x1b" not in answer.text
+
+    play(tmp_path, scene)
+
+
+# --------------------------------------------------------------------------------------------------------------- paths
+OUTSIDE: list[dict[str, Any]] = [
+    {"entry": "../secret.py:main"},
+    {"entry": "link.py:main"},
+    {"entry": "os:system"},
+    {"entry": "sys:exit"},
+    {"folder": ".."},
+    {"folder": "/"},
+    {"folder": "out"},
+    {"entry": "", "command": ["/bin/sh", "-c", "true"]},
+    {"entry": "", "command": ["../run.sh"]},
+    {"entry": "", "command": ["python", "../secret.py"]},
+    {"entry": "", "command": ["python", "train.py"], "python": "/usr/bin/python3"},
+]
+
+
+def test_nothing_outside_the_roots_is_run_or_looked_at(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        (tmp_path / "secret.py").write_text("def main(): ...\nPASSWORD = 1\n", encoding="utf-8")
+        (at.folder / "link.py").symlink_to(tmp_path / "secret.py")
+        (at.folder / "out").symlink_to(tmp_path)
+        for who, table in product(("ada", "root"), OUTSIDE):
+            answer = await at[who].post("/v1/jobs", json=at.body("a", **table))
+            assert answer.status_code == 422, table
+            assert "outside the folders" in answer.json()["detail"] or "in no file" in answer.json()["detail"]
+            assert "roots" in answer.json()["way_out"] or "Name a file" in answer.json()["way_out"]
+
+    play(tmp_path, scene)
+
+
+def test_the_base_folder_must_be_a_root_too(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        for folder in ["/etc", "/", "relative", "", "/\x00", "/nowhere"]:
+            answer = await at["ada"].post("/v1/jobs", json=at.body("a") | {"folder": folder})
+            assert answer.status_code == 422, folder
+
+    play(tmp_path, scene)
+
+
+# --------------------------------------------------------------------------------------------------------------- doors
+def test_a_wrong_token_lets_nobody_in(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        nobody = at["nobody"]
+        for header in ["Bearer", "Bearer wrong", "Bearer carpool_", "Basic YTpi", "bearer \xff", "x"]:
+            wrong = {b"Authorization": header.encode("latin-1")}
+            answers = [
+                await nobody.get(path, headers=wrong) for path in ("/v1/jobs", "/v1/me", "/v1/events", "/metrics")
+            ]
+            answers.append(await nobody.post("/v1/jobs", json=at.body("a"), headers=wrong))
+            assert {each.status_code for each in answers} == {401}, header
+
+    play(tmp_path, scene)
+
+
+def test_who_tries_many_tokens_has_to_wait(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        answers = [await at["nobody"].get("/v1/me", headers={"Authorization": f"Bearer {n}"}) for n in range(6)]
+        assert [each.status_code for each in answers] == [401, 401, 401, 429, 429, 429]
+        assert int(answers[-1].headers["retry-after"]) >= 1
+        assert (await at["ada"].get("/v1/me")).status_code == 200
+
+    play(tmp_path, scene, limits=replace(GENEROUS, strangers_per_s=0.001, strangers_burst=3))
+
+
+def test_who_asks_too_often_has_to_wait_and_others_do_not(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        answers = [(await at["ada"].get("/v1/me")).status_code for _ in range(5)]
+        assert answers == [200, 200, 200, 429, 429]
+        assert (await at["ben"].get("/v1/me")).status_code == 200
+
+    play(tmp_path, scene, limits=replace(GENEROUS, requests_per_s=0.001, burst=3))
+
+
+def test_a_removed_token_lets_nobody_in_any_more(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        assert (await at["ada"].get("/v1/me")).status_code == 200
+        Tokens(tmp_path / "tokens.json").remove("ada-1")
+        assert (await at["ada"].get("/v1/me")).status_code == 401
+
+    play(tmp_path, scene)
+
+
+def test_another_host_is_turned_away(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        for host in ["evil.example", "localhost.evil.example", "evil.example:7637", "", "127.0.0.1.", "[::2]:7637"]:
+            assert (await at["ada"].get("/v1/jobs", headers={"Host": host})).status_code == 421, host
+        for ours in ("localhost", "LOCALHOST:7637", "127.0.0.1:80", "[::1]:7637", "[::1]"):
+            assert (await at["ada"].get("/v1/me", headers={"Host": ours})).status_code == 200
+
+    play(tmp_path, scene)
+
+
+def test_a_page_elsewhere_cannot_act_for_who_is_signed_in(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        token = at["ada"].headers["Authorization"].removeprefix("Bearer ")
+        signed = {"Cookie": f"{COOKIE}={token}"}
+        for origin in [None, "null", "http://evil.example", "https://localhost:7637", "http://localhost:1"]:
+            headers = signed | ({"Origin": origin} if origin else {})
+            forged = await at["nobody"].post("/v1/jobs", json=at.body("a"), headers=headers)
+            assert forged.status_code == 403, origin
+        assert (await at["nobody"].get("/v1/me", headers=signed)).json()["name"] == "ada"
+        own = await at["nobody"].post("/v1/jobs/none/cancel", headers=signed | {"Origin": BASE})
+        assert own.status_code == 404  # let in: there is no such job
+
+    play(tmp_path, scene)
+
+
+def test_another_user_at_the_socket_is_nobody(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        from carpool.testing.reception import _by_socket, _client
+
+        async with _client(_by_socket(at.app, 4712)) as other:
+            assert (await other.get("/v1/me")).status_code == 401
+            assert (await other.post("/v1/jobs", json=at.body("a"))).status_code == 401
+
+    play(tmp_path, scene)
+
+
+def test_others_jobs_are_not_there(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with open_reception(tmp_path) as at:
+            await at["ada"].post("/v1/jobs", json=at.body("a", environment={"KEY": "swordfish"}))
+            paths = ["", "/story", "/why", "/measurements", "/log", "/log/follow"]
+            missing = [await at["ben"].get(f"/v1/jobs/a{path}") for path in paths]
+            missing += [await at["ben"].post(f"/v1/jobs/a/{wish}") for wish in ("cancel", "pause", "resume")]
+            assert {each.status_code for each in missing} == {404}
+            unknown = await at["ben"].get("/v1/jobs/b")
+            assert missing[0].json()["detail"] == unknown.json()["detail"].replace("'b'", "'a'")
+            seen = [
+                await at["ben"].get(f"/v1/{path}") for path in ("devices", "decisions", "timeline?since=0&until=1e9")
+            ]
+            assert not any('"a"' in each.text for each in seen)
+            everything = [await at["root"].get(f"/v1/jobs{path}") for path in ("", "/a", "/a/story", "/a/why")]
+            assert not any("swordfish" in each.text for each in everything)
+
+    asyncio.run(run())
+
+
+def test_every_answer_forbids_framing_sniffing_and_foreign_scripts(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        for answer in [
+            await at["ada"].get("/v1/jobs"),
+            await at["nobody"].get("/v1/jobs"),
+            await at["ada"].get("/nowhere"),
+            await at["ada"].get("/v1/me", headers={"Host": "evil.example"}),
+            await at["ada"].post("/v1/jobs", content=b"[" * 99),
+        ]:
+            policy = answer.headers["content-security-policy"]
+            assert "frame-ancestors 'none'" in policy
+            assert "unsafe-inline" not in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["cache-control"] == "no-store"
+
+    play(tmp_path, scene)
+
+
+def test_one_person_has_so_many_streams_at_a_time(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(at["ada"].get("/v1/events")) for _ in range(4)]
+        assert sorted(task.result().status_code for task in asked) == [200, 200, 429, 429]
+        assert (await at["ada"].get("/v1/events")).status_code == 200
+
+    play(tmp_path, scene, limits=replace(GENEROUS, streams=2))
+
+
+def test_the_token_file_is_its_owners_alone_and_holds_no_token(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "deep" / "tokens.json")
+    secret = tokens.add(PEOPLE["ada"], 0.0)
+    assert tokens.path.stat().st_mode & 0o777 == 0o600
+    assert secret not in tokens.path.read_text(encoding="utf-8")
+    assert tokens.who(secret) == PEOPLE["ada"]
+    assert tokens.who(secret + "x") is tokens.who("") is None
