@@ -44,12 +44,12 @@ def command(
     Exit code 0 when every job would end, 1 when one would never be given a device, 2 for bad input.
     """
     from carpool.backends.shelf import Shelf
-    from carpool.cli.forecast import foresee
-    from carpool.cli.plan_table import as_document, print_plan
+    from carpool.cli.plan_table import print_plan
     from carpool.cli.run import default_policy
     from carpool.policies.registry import parse_policy
     from carpool.runtime.devices import as_cluster, overlap_note, parse_devices
     from carpool.runtime.jobfile import check_fit, read_jobs
+    from carpool.service.forecast import as_document, foresee
 
     listed = read_jobs(Path(jobs)).jobs
     found = parse_devices(devices, oversubscribe=oversubscribe)

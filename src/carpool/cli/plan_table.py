@@ -1,56 +1,20 @@
-"""A plan as JSON for programs, and as a table with a small timeline for people."""
+"""A plan as a table with a small timeline, for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import isfinite
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from carpool import __version__
 from carpool.backends.ledger import Account
 from carpool.cli.board import held
-from carpool.cli.forecast import USUAL, Forecast, Foreseen
-from carpool.cli.result import Json, as_allocation
-from carpool.runtime.devices import LocalDevice
+from carpool.service.forecast import Forecast, Foreseen
 from carpool.sim.report.units import duration
 
 _WIDTH, _TIMELINE = 140, 60
 _BUSY = " 123456789+"
-
-
-def as_document(forecast: Forecast, policy: str, devices: Sequence[LocalDevice]) -> Json:
-    """What ``plan --json`` prints."""
-    figures = forecast.summary
-    return {
-        "schema": 1,
-        "version": __version__,
-        "policy": policy,
-        "devices": [{"name": device.name, "kind": device.kind} for device in devices],
-        "makespan_s": _number(figures.makespan_s),
-        "avg_jct_s": _number(figures.avg_jct_s),
-        "weighted_jct_s": _number(figures.weighted_jct_s),
-        "utilisation": {"device": _number(figures.utilisation)},
-        "assumed": USUAL._asdict(),
-        "jobs": [_job(job, dict(forecast.names)) for job in forecast.jobs],
-    }
-
-
-def _job(job: Foreseen, names: dict[int, str]) -> Json:
-    account = job.account
-    return {
-        "name": account.spec.id,
-        "start_s": job.starts_at,
-        "end_s": account.ended_at,
-        "end_range_s": None if job.range_s is None else list(job.range_s),
-        "steps": job.steps,
-        "steps_per_s": job.steps_per_s,
-        "spread": job.spread,
-        "basis": job.basis,
-        "allocations": [as_allocation(given, account.spec.batch_size, names) for given in account.decisions],
-    }
 
 
 def print_plan(forecast: Forecast, policy: str) -> None:
@@ -114,8 +78,3 @@ def _strip(account: Account, end: float) -> str:
         count = 0 if now is None or now.allocation is None else now.allocation.num_devices
         cells.append(_BUSY[min(count, len(_BUSY) - 1)] if count else "·")
     return "".join(cells) or "▏"  # too short to be seen, but there
-
-
-def _number(value: float) -> float | None:
-    """JSON knows no NaN."""
-    return value if isfinite(value) else None

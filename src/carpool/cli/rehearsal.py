@@ -15,13 +15,13 @@ from carpool.backends.ledger import Ledger
 from carpool.backends.live import Live
 from carpool.backends.runfolder import RunFolder
 from carpool.backends.running import speeds_of
-from carpool.cli.forecast import USUAL
 from carpool.core.errors import InputError
 from carpool.core.messages import AssignApplied, JobSubmitted, NodeLost, Record
 from carpool.core.model import JobId, JobSpec, Phase
 from carpool.core.policy import Policy
 from carpool.predictors.belief import ProfileBelief
 from carpool.predictors.profile_file import read_profile
+from carpool.service.forecast import USUAL
 from carpool.sim.run import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.believed import BelievedWorld

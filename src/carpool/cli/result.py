@@ -8,13 +8,12 @@ from math import isfinite
 import click
 
 from carpool import __version__
-from carpool.backends.ledger import Account, Given
+from carpool.backends.documents import Json, as_allocation, finite
+from carpool.backends.ledger import Account
 from carpool.backends.local import Ending
 from carpool.backends.running import LocalRun
 from carpool.cli.board import ending
 from carpool.core.model import Phase
-
-Json = dict[str, object]
 
 
 def as_document(run: LocalRun) -> Json:
@@ -29,10 +28,10 @@ def as_document(run: LocalRun) -> Json:
             {"name": device.name, "kind": device.kind, "cores": list(device.cores), "memory_bytes": device.memory_bytes}
             for device in run.devices
         ],
-        "makespan_s": _number(figures.makespan_s),
-        "avg_jct_s": _number(figures.avg_jct_s),
-        "weighted_jct_s": _number(figures.weighted_jct_s),
-        "utilisation": {"device": _number(figures.utilisation), "memory": _memory(run, figures.makespan_s)},
+        "makespan_s": finite(figures.makespan_s),
+        "avg_jct_s": finite(figures.avg_jct_s),
+        "weighted_jct_s": finite(figures.weighted_jct_s),
+        "utilisation": {"device": finite(figures.utilisation), "memory": _memory(run, figures.makespan_s)},
         "jobs": [_job(account, run.names) for account in run.ledger.accounts.values()],
     }
 
@@ -63,28 +62,14 @@ def _job(account: Account, names: dict[int, str]) -> Json:
         "state": str(account.phase) if account.phase.is_over else "interrupted",
         "steps": outcome.steps if outcome is not None else int(account.done),
         "epochs": None if outcome is None else outcome.epochs,
-        "loss": _number(account.loss if outcome is None else outcome.loss),
-        "metrics": {} if outcome is None else {name: _number(value) for name, value in outcome.metrics.items()},
+        "loss": finite(account.loss if outcome is None else outcome.loss),
+        "metrics": {} if outcome is None else {name: finite(value) for name, value in outcome.metrics.items()},
         "jct_s": account.jct_s,
         "wait_s": account.wait_s,
-        "samples_per_s": None if outcome is None else _number(outcome.samples_per_s),
+        "samples_per_s": None if outcome is None else finite(outcome.samples_per_s),
         "digest": None if outcome is None else outcome.digest,
         "allocations": [as_allocation(given, account.spec.batch_size, names) for given in account.decisions],
         "error": account.error or None,
-    }
-
-
-def as_allocation(given: Given, batch_size: int, names: dict[int, str]) -> Json:
-    """One decision; no devices means that it was taken off them."""
-    held = given.allocation
-    fractions = [] if held is None else [share.fraction for share in held.shares for _ in share.devices]
-    return {
-        "at_s": given.at,
-        "devices": [] if held is None else [names.get(device, str(device)) for device in held.devices()],
-        "fractions": fractions,
-        "batch_size": (batch_size if held is None else held.batch_size or batch_size) or None,
-        "parts": [] if held is None else list(held.parts),
-        "reason": given.reason,
     }
 
 
@@ -104,8 +89,3 @@ def _memory(run: LocalRun, makespan_s: float) -> float | None:
     if not measured or not isfinite(makespan_s) or makespan_s * there <= 0.0:
         return None
     return sum(held * device_s for held, device_s in measured) / (there * makespan_s)
-
-
-def _number(value: float | None) -> float | None:
-    """JSON knows no NaN."""
-    return value if value is not None and isfinite(value) else None

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from carpool.core.journal import spec_to_json
 from carpool.core.messages import JobCancelled, JobPaused, JobResumed
 from carpool.core.model import JobId, JobSpec, Phase
 from carpool.core.scheduler import Scheduler
+from carpool.core.topology import Cluster
 from carpool.runtime.jobfile import Listed, check_fit
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
@@ -110,9 +112,8 @@ class Clerk:
                 )
             await self._in.daemon.settle()
             return tuple(names)
-        allowance = self._allowances.of(who.name)
-        allowance.check(who.name, self._active(who.name), jobs)
-        named = [allowance.weigh(job) for job in self._with_free_names(who, jobs)]
+        self._allowances.of(who.name).check(who.name, self._active(who.name), jobs)
+        named = self.as_submitted(who, jobs)
         names = [job.spec.id for job in named]
         note = {"user": who.name, "key": key, "body": body} if key else None
         granted = self._in.daemon.submit(named, note)
@@ -146,16 +147,22 @@ class Clerk:
             raise Refused(f"job {fact.job!r} is {phase}")
         await self._in.daemon.wish(fact)
 
-    def _with_free_names(self, who: Person, jobs: Sequence[Listed]) -> list[Listed]:
+    def as_submitted(self, who: Person, jobs: Sequence[Listed]) -> list[Listed]:
+        """Jobs as they would be accepted: with names that are free, their owner, and what they count for."""
+        weigh = self._allowances.of(who.name).weigh
         new: dict[JobId, JobId] = {}
         taken: set[JobId] = set()
         for spec, _ in jobs:
             new[spec.id] = self._free_name(spec.id, taken)
             taken.add(new[spec.id])
         return [
-            Listed(
-                replace(spec, id=new[spec.id], user=who.name, after=tuple(new.get(each, each) for each in spec.after)),
-                program,
+            weigh(
+                Listed(
+                    replace(
+                        spec, id=new[spec.id], user=who.name, after=tuple(new.get(other, other) for other in spec.after)
+                    ),
+                    program,
+                )
             )
             for spec, program in jobs
         ]
@@ -290,6 +297,22 @@ class Clerk:
             if len(found) == limit:
                 break
         return found
+
+    @property
+    def cluster(self) -> Cluster:
+        """All there is."""
+        return self._in.scheduler.cluster
+
+    def standing(self) -> tuple[list[Listed], dict[JobId, float]]:
+        """Jobs that wait or run, in order of submission, and the steps that are left of each, where that is known."""
+        at, found, left = self._in.now(), [], {}
+        for job in self._in.scheduler.jobs.values():
+            if job.phase is not Phase.PAUSED and job.id in self._in.programs:
+                found.append(Listed(job.spec, self._in.programs[job.id]))
+                remaining = self._in.estimates.remaining(job, at).mean
+                if 0.0 < remaining < inf:
+                    left[job.id] = remaining
+        return found, left
 
     def summary(self, who: Person) -> Summary:
         """The whole in a few figures."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from random import Random
 
+from carpool import __version__
+from carpool.backends.documents import Json, as_allocation, finite
 from carpool.backends.ledger import Account, Ledger
 from carpool.backends.live import Live
 from carpool.backends.running import speeds_of
@@ -58,14 +60,19 @@ def foresee(
     policy: Policy,
     profiles: Mapping[JobId, ProfileBelief],
     seed: int = 0,
+    *,
+    left: Mapping[JobId, float] | None = None,
+    draws: int = _DRAWS,
 ) -> Forecast:
     """Let the policy decide over all jobs as if each ran as fast as is believed; then again, with luck good and bad.
 
     A job's luck is drawn once for its whole length, log-normal with the spread of its belief; who plans does not know
-    of it. The draws tell how early and how late each job may end.
+    of it. The draws tell how early and how late each job may end. `left` has the steps that are left of jobs that have
+    begun.
     """
     cluster = as_cluster(devices)
     totals = {spec.id: profiles[spec.id].total_steps(spec) if spec.id in profiles else None for spec, _ in jobs}
+    totals |= left or {}
     specs = [
         _with_length(spec, program.time_limit_s, totals[spec.id], cluster, devices, profiles) for spec, program in jobs
     ]
@@ -83,7 +90,7 @@ def foresee(
     grounds = {spec.id: _grounds(ledger.accounts[spec.id], live, totals[spec.id]) for spec in specs}
     ends: dict[JobId, list[float]] = {spec.id: [] for spec in specs}
     chance = Random(seed)
-    for _ in range(_DRAWS):
+    for _ in range(draws):
         luck = {job: exp(chance.gauss(0.0, log(1.0 + spread))) for job, (_, spread, _) in grounds.items()}
         for job, account in run(luck)[0].accounts.items():
             if account.ended_at is not None:
@@ -132,3 +139,35 @@ def _foreseen(
         span = (min(low, account.ended_at), max(high, account.ended_at))
     is_guess = basis.startswith("guessed")
     return Foreseen(account, starts, span, total, None if is_guess else rate, spread, basis)
+
+
+def as_document(forecast: Forecast, policy: str, devices: Sequence[LocalDevice]) -> Json:
+    """What ``plan --json`` prints."""
+    figures = forecast.summary
+    return {
+        "schema": 1,
+        "version": __version__,
+        "policy": policy,
+        "devices": [{"name": device.name, "kind": device.kind} for device in devices],
+        "makespan_s": finite(figures.makespan_s),
+        "avg_jct_s": finite(figures.avg_jct_s),
+        "weighted_jct_s": finite(figures.weighted_jct_s),
+        "utilisation": {"device": finite(figures.utilisation)},
+        "assumed": USUAL._asdict(),
+        "jobs": [_job(job, forecast.names) for job in forecast.jobs],
+    }
+
+
+def _job(job: Foreseen, names: Mapping[int, str]) -> Json:
+    account = job.account
+    return {
+        "name": account.spec.id,
+        "start_s": job.starts_at,
+        "end_s": account.ended_at,
+        "end_range_s": None if job.range_s is None else list(job.range_s),
+        "steps": job.steps,
+        "steps_per_s": job.steps_per_s,
+        "spread": job.spread,
+        "basis": job.basis,
+        "allocations": [as_allocation(given, account.spec.batch_size, names) for given in account.decisions],
+    }

@@ -1,0 +1,72 @@
+"""What would become of jobs if they were submitted now: a forecast behind the jobs that are there already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from carpool.backends.documents import Json
+from carpool.core.errors import InputError
+from carpool.core.model import JobId
+from carpool.policies.registry import parse_policy
+from carpool.predictors.belief import ProfileBelief
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.jobfile import Listed, check_fit
+from carpool.service.clerk import Clerk
+from carpool.service.forecast import as_document, foresee
+from carpool.service.people import Person
+
+MOST = 400  # jobs that are looked at together
+_EFFORT = 4000  # jobs simulated for the ranges, over all draws
+_MOST_DRAWS = 40
+
+Beliefs = Callable[[Sequence[Listed]], Mapping[JobId, ProfileBelief]]
+
+
+class Foresight:
+    """Implements `Planner` with the scheduler's own policy; one forecast at a time, beside the daemon's work.
+
+    What runs is taken to begin anew with what is left of it, so an end may come out somewhat late, never early by
+    work that was forgotten. Jobs that are paused stay away.
+    """
+
+    def __init__(
+        self, clerk: Clerk, devices: Sequence[LocalDevice], policy: Callable[[], str], beliefs: Beliefs
+    ) -> None:
+        self._clerk = clerk
+        self._devices = devices
+        self._policy = policy
+        self._beliefs = beliefs
+        self._one_at_a_time = asyncio.Semaphore(1)
+
+    async def foresee(self, who: Person, jobs: Sequence[Listed]) -> Json:
+        """The plan of these jobs, as ``carpool plan --json`` prints it."""
+        check_fit(jobs, self._clerk.cluster)
+        async with self._one_at_a_time:
+            before, left = self._clerk.standing()
+            asked = self._clerk.as_submitted(who, jobs)
+            if len(before) + len(asked) > MOST:
+                raise InputError(
+                    f"{len(before)} jobs are there and {len(asked)} are asked for; the limit of a forecast is {MOST}",
+                    way_out="Submit them, and look at what the daemon expects of each.",
+                )
+            return await asyncio.to_thread(self._foresee, before, left, asked)
+
+    def _foresee(self, before: Sequence[Listed], left: Mapping[JobId, float], asked: Sequence[Listed]) -> Json:
+        there = [_without_ended(job, {other.spec.id for other in before}) for job in before]
+        together = [*there, *asked]
+        text = self._policy()
+        draws = min(_MOST_DRAWS, _EFFORT // len(together))
+        forecast = foresee(
+            together, self._devices, parse_policy(text), self._beliefs(together), left=left, draws=max(1, draws)
+        )
+        mine = {job.spec.id for job in asked}
+        wanted = tuple(job for job in forecast.jobs if job.account.spec.id in mine)
+        document = as_document(replace(forecast, jobs=wanted), text, self._devices)
+        return {**document, "behind": len(before)}
+
+
+def _without_ended(job: Listed, there: set[JobId]) -> Listed:
+    """The job without those it waits for that are over."""
+    return Listed(replace(job.spec, after=tuple(name for name in job.spec.after if name in there)), job.program)
