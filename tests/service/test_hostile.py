@@ -133,6 +133,7 @@ OUTSIDE: list[dict[str, Any]] = [
     {"folder": "out"},
     {"entry": "", "command": ["/bin/sh", "-c", "true"]},
     {"entry": "", "command": ["../run.sh"]},
+    {"notify": ["/bin/mail", "ada"]},
     {"entry": "", "command": ["python", "../secret.py"]},
     {"entry": "", "command": ["python", "train.py"], "python": "/usr/bin/python3"},
 ]

@@ -14,7 +14,9 @@ from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from carpool.core.model import Phase
-from carpool.service.desk import TheClerk, TheDesk, TheVisitor, Who
+from carpool.runtime.jobfile import Listed
+from carpool.service.desk import Desk, TheClerk, TheDesk, TheVisitor, Who
+from carpool.service.door import Visitor
 from carpool.service.problems import Turned, responses
 from carpool.service.schemas import Accepted, Health, Me, Submission, Why
 from carpool.service.showing import nodes_of
@@ -54,6 +56,14 @@ def answer(kind: Any, value: Any, status: int = 200) -> Response:
     return Response(_adapter(kind).dump_json(value), status, media_type="application/json")
 
 
+async def _jobs_of(body: Submission, desk: Desk, visitor: Visitor) -> tuple[Listed, ...]:
+    """The jobs that were sent; in a thread, since files are looked at."""
+    data = body.model_dump(exclude_unset=True, exclude={"folder"})
+    return await asyncio.to_thread(
+        read_submission, data, Path(body.folder), desk.roots_for(visitor), desk.limits.jobs_at_once
+    )
+
+
 # ------------------------------------------------------------------------------------------------------------- wishes
 @router.post("/jobs", status_code=201, response_model=Accepted, responses=responses(408, 409, 413, 503), tags=["jobs"])
 async def submit(
@@ -69,9 +79,7 @@ async def submit(
 ) -> Response:
     """Submit jobs, all or none; the answer comes when they can no longer be lost."""
     visitor.person.check_submits()
-    data = body.model_dump(exclude_unset=True, exclude={"folder"})
-    roots = desk.roots_for(visitor)
-    jobs = await asyncio.to_thread(read_submission, data, Path(body.folder), roots, desk.limits.jobs_at_once)
+    jobs = await _jobs_of(body, desk, visitor)
     names = await desk.clerk.submit(visitor.person, jobs, key)
     return answer(Accepted, Accepted(jobs=[str(name) for name in names]), 201)
 
@@ -82,10 +90,8 @@ async def plan(body: Submission, desk: TheDesk, visitor: TheVisitor) -> Response
     visitor.person.check_submits()
     if desk.planner is None:
         raise Turned(503, "this daemon cannot foresee")
-    data = body.model_dump(exclude_unset=True, exclude={"folder"})
-    roots = desk.roots_for(visitor)
-    jobs = await asyncio.to_thread(read_submission, data, Path(body.folder), roots, desk.limits.jobs_at_once)
-    return answer(dict[str, Any], await asyncio.to_thread(desk.planner.foresee, visitor.person, jobs))
+    jobs = await _jobs_of(body, desk, visitor)
+    return answer(dict[str, Any], await desk.planner.foresee(visitor.person, jobs))
 
 
 @router.post("/jobs/{job}/cancel", response_model=JobView, responses=_CHANGE, tags=["jobs"])

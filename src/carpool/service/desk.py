@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 
+from carpool.backends.documents import Json
 from carpool.runtime.jobfile import Listed
 from carpool.service.clerk import Clerk
 from carpool.service.door import By, Visitor, person_of, visitor_of
@@ -21,7 +22,7 @@ from carpool.service.tokens import Tokens
 class Planner(Protocol):
     """Says what would become of jobs if they were submitted now."""
 
-    def foresee(self, who: Person, jobs: Sequence[Listed]) -> dict[str, Any]:
+    async def foresee(self, who: Person, jobs: Sequence[Listed]) -> Json:
         """The plan, as ``carpool plan --json`` prints it; InputError where it cannot be told."""
         ...
 

@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from carpool.backends.local import ExecutorGone
 from carpool.core.errors import CarpoolError, InputError, InvalidTransition
@@ -118,7 +119,10 @@ def tell_problems(app: FastAPI) -> None:
 
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return problem(error.status_code, str(error.detail), headers=error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = ", ".join(sorted(_methods(request)))
+        return problem(error.status_code, str(error.detail), headers=headers)
 
     async def of_form(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -134,6 +138,16 @@ def tell_problems(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, of_http)
     app.add_exception_handler(RequestValidationError, of_form)
     app.add_exception_handler(Exception, of_bug)
+
+
+def _methods(request: Request) -> set[str]:
+    """What may be done at a path, by all of its routes together."""
+    return {
+        method
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+        for route in request.app.routes
+        if route.matches({**request.scope, "method": method})[0] is Match.FULL
+    }
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, object]]:

@@ -72,6 +72,10 @@ def _paths(table: Mapping[str, Any], home: Path, where: str) -> list[tuple[str, 
         found.append(("command", home / words[0]))
     if len(words) > 1 and words[1].endswith(".py"):
         found.append(("script", home / words[1]))
+    notify = table.get("notify")
+    program = notify[0] if isinstance(notify, list) and notify else notify
+    if isinstance(program, str) and "/" in program and "://" not in program:
+        found.append(("notify", home / program))
     return found
 
 

@@ -47,13 +47,14 @@ class JobTable(BaseModel):
     sync_batchnorm: StrictBool = False
     deterministic: StrictBool = True
     graph: StrictBool = True
-    seed: Annotated[StrictInt, Field(ge=0, lt=1 << 63)] = 0
+    seed: Annotated[StrictInt, Field(ge=0, le=1 << 53)] = 0
     precision: Literal["", "float32", "tf32", "bf16"] = ""
     channels_last: StrictBool = False
     checkpoint_every: _Seconds = 60.0
     keep: Annotated[StrictInt, Field(ge=1, le=1000)] = 2
     time_limit: _Seconds = 0.0
     retries: Annotated[StrictInt, Field(ge=0, le=1000)] = 3
+    notify: list[_Text] | _Text = Field(default_factory=list, description="What to do when it is over.")
 
 
 class Submission(BaseModel):

@@ -121,7 +121,7 @@ class _Counted(StreamingResponse):
 
 def as_sse(event: Event) -> bytes:
     """One event on the wire."""
-    data = {"number": event.number, "at": event.at, "kind": event.kind, "job": event.job, **event.data}
+    data = {"number": event.number, "at": event.at, "kind": event.kind, "job": event.job, "data": event.data}
     return f"id: {event.number}\nevent: {event.kind}\ndata: {json.dumps(_finite(data))}\n\n".encode()
 
 

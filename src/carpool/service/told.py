@@ -26,7 +26,17 @@ async def _streams(request: Request) -> Streams:
 
 
 TheStreams = Annotated[Streams, Depends(_streams)]
-_EVENT = 'id: 7\nevent: phase\ndata: {"number": 7, "at": 1.7e9, "kind": "phase", "job": "mlp", "phase": "running"}\n\n'
+_EVENT = {
+    "type": "object",
+    "description": "One event: its number, its kind, and as data a JSON object with number, at, kind, job and data.",
+    "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["id", "event", "data"],
+    "example": {
+        "id": "7",
+        "event": "phase",
+        "data": '{"number": 7, "at": 1.7e9, "kind": "phase", "job": "mlp", "data": {"phase": "running"}}',
+    },
+}
 
 
 @router.get(
@@ -37,7 +47,7 @@ _EVENT = 'id: 7\nevent: phase\ndata: {"number": 7, "at": 1.7e9, "kind": "phase",
         200: {
             "description": "Server-sent events: submitted, phase, progress, decision, told, evaluated, device, policy, "
             "missed. Comments keep a silent stream alive; it ends after an hour, and clients come back.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EVENT}},
+            "content": {"text/event-stream": {"schema": _EVENT}},
         }
     },
 )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+import asyncio
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from carpool.service.allowances import Allowances
 from carpool.service.app import make_app
@@ -18,6 +22,7 @@ from carpool.service.door import PEER
 from carpool.service.limits import Limits
 from carpool.service.people import Person, Role
 from carpool.service.roots import Roots
+from carpool.service.server import WebServer, listen_tcp, listen_unix
 from carpool.service.tokens import Tokens
 from carpool.testing.office import Office, open_office
 
@@ -37,7 +42,7 @@ ENTRY = "def main(lr=0.1):\n    ...\n"  # what train.py in the reception's folde
 class Reception:
     """An application and clients of it: one for each of PEOPLE, one by the socket, one who is nobody."""
 
-    app: FastAPI
+    app: ASGIApp
     office: Office
     desk: Desk
     folder: Path  # where jobs may be; it holds train.py
@@ -61,6 +66,7 @@ async def open_reception(
     limits: Limits = GENEROUS,
     allowances: Allowances | None = None,
     planner: Planner | None = None,
+    uid: int = UID,
 ) -> AsyncIterator[Reception]:
     """An application whose people have tokens."""
     (folder / "work").mkdir()
@@ -73,7 +79,7 @@ async def open_reception(
             office.clerk,
             tokens,
             owner=Person("owner", Role.ADMIN),
-            uid=UID,
+            uid=uid,
             roots=Roots((folder / "work",)),
             limits=limits,
             planner=planner,
@@ -81,10 +87,69 @@ async def open_reception(
         app = make_app(desk)
         clients = {name: _client(app, secrets[name]) for name in PEOPLE}
         clients["nobody"] = _client(app)
-        clients["owner"] = _client(_by_socket(app, UID))
+        clients["owner"] = _client(_by_socket(app, uid))
         for client in clients.values():
             await stack.enter_async_context(client)
         yield Reception(app, office, desk, folder / "work", clients)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A reception behind real sockets, in a thread of its own."""
+
+    url: str
+    socket: Path
+    tokens: Mapping[str, str]  # of PEOPLE
+    reception: Reception
+    loop: asyncio.AbstractEventLoop
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Have something done where the daemon runs, and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+
+@contextmanager
+def serve_reception(folder: Path, **options: Any) -> Iterator[Served]:
+    """Listen on a free port and on a Unix socket, whose owner is whoever runs this process."""
+    made: Future[Served] = Future()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        options.setdefault("uid", os.getuid())
+        async with open_reception(folder, **options) as reception:
+            tcp, unix = listen_tcp("127.0.0.1", 0), listen_unix(folder / "s")
+            server = WebServer(reception.app, [tcp, unix], reception.desk.limits)
+            serving = asyncio.create_task(server.run_until_stopped())
+            await server.up.wait()
+            tokens = {
+                name: client.headers["Authorization"][7:]
+                for name, client in reception.clients.items()
+                if name in PEOPLE
+            }
+            url = f"http://127.0.0.1:{tcp.getsockname()[1]}"
+            made.set_result(Served(url, folder / "s", tokens, reception, asyncio.get_running_loop()))
+            await stop.wait()
+            reception.office.premises.chronicle.feed.close()
+            server.stop()
+            await serving
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            if not made.done():
+                made.set_exception(error)
+            raise
+
+    thread = Thread(target=run, name="reception")
+    thread.start()
+    try:
+        served = made.result(30)
+        yield served
+    finally:
+        if made.done() and made.exception() is None:
+            made.result().loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
 
 
 def _client(app: Any, token: str = "") -> httpx.AsyncClient:
