@@ -14,7 +14,7 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 from carpool.runtime.jobfile import KEYS
 from carpool.runtime.jobfolder import JobFolder
 from carpool.service.schemas import JobTable
-from carpool.testing.reception import Reception, open_reception
+from carpool.testing.reception import BASE, Reception, open_reception
 
 
 def play(folder: Path, scene: Callable[[Reception], Awaitable[None]], **options: Any) -> None:
@@ -183,3 +183,44 @@ def test_the_owner_needs_no_token_at_the_socket(tmp_path: Path) -> None:
 
 def test_job_tables_have_the_keys_of_job_files() -> None:
     assert set(JobTable.model_fields) == set(KEYS)
+
+
+def test_figures_are_for_those_who_see_everything(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        await at["ada"].post("/v1/jobs", json=at.body("a", "b", "c"))
+        await at["ada"].get("/v1/jobs/a")
+        text = (await at["screen"].get("/metrics")).text
+        for line in (
+            'carpool_jobs{phase="running"} 2.0',
+            'carpool_jobs{phase="waiting"} 1.0',
+            "carpool_devices_held 2.0",
+            "carpool_decisions_total 1.0",
+            'carpool_http_seconds_count{method="POST",route="/v1/jobs",status="201"} 1.0',
+            'carpool_http_seconds_count{method="GET",route="/v1/jobs/{job}",status="200"} 1.0',
+        ):
+            assert line in text.splitlines(), line
+        assert (await at["ada"].get("/metrics")).status_code == 403
+
+    play(tmp_path, scene)
+
+
+def test_pages_are_signed_in_to_with_a_token(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        nobody, ours = at["nobody"], {"Origin": BASE}
+        token = at["ada"].headers["Authorization"].removeprefix("Bearer ")
+        form = await nobody.get("/sign-in?next=/jobs%22%3E")
+        assert 'value="/jobs&quot;&gt;"' in form.text
+        wrong = await nobody.post("/sign-in", data={"token": "wrong"}, headers=ours)
+        assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)
+        forged = await nobody.post("/sign-in", data={"token": token}, headers={"Origin": "http://evil.example"})
+        assert (forged.status_code, "set-cookie" in forged.headers) == (403, False)
+        elsewhere = await nobody.post("/sign-in", data={"token": token, "next": "//evil.example"}, headers=ours)
+        assert elsewhere.headers["location"] == "/"
+        right = await nobody.post("/sign-in", data={"token": token, "next": "/jobs"}, headers=ours)
+        assert (right.status_code, right.headers["location"]) == (303, "/jobs")
+        assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(right.headers["set-cookie"].split("; "))
+        assert (await nobody.get("/v1/me")).json()["name"] == "ada"  # the client keeps cookies
+        left = await nobody.post("/sign-out", headers=ours)
+        assert (left.status_code, (await nobody.get("/v1/me")).status_code) == (303, 401)
+
+    play(tmp_path, scene)

@@ -17,6 +17,8 @@ from carpool.core.model import Phase
 from carpool.runtime.jobfile import Listed
 from carpool.service.desk import Desk, TheClerk, TheDesk, TheVisitor, Who
 from carpool.service.door import Visitor
+from carpool.service.meters import MEDIA_TYPE
+from carpool.service.people import Forbidden
 from carpool.service.problems import Turned, responses
 from carpool.service.schemas import Accepted, Health, Me, Submission, Why
 from carpool.service.showing import nodes_of
@@ -34,12 +36,12 @@ from carpool.service.views import (
     Summary,
 )
 
-_bearer = HTTPBearer(auto_error=False, description="A token, made with `carpool token add NAME`.")
+bearer = HTTPBearer(auto_error=False, description="A token, made with `carpool token add NAME`.")
 
 open_router = APIRouter(prefix="/v1", tags=["health"])
-router = APIRouter(
-    prefix="/v1", dependencies=[Depends(_bearer)], responses=responses(400, 401, 403, 421, 422, 429, 500)
-)
+USUAL = responses(400, 401, 403, 421, 422, 429, 500)
+router = APIRouter(prefix="/v1", dependencies=[Depends(bearer)], responses=USUAL)
+metrics_router = APIRouter(dependencies=[Depends(bearer)], responses=USUAL)  # where Prometheus looks by itself
 
 Name = Annotated[str, InPath(description="A job's name.", max_length=120, examples=["mlp"])]
 _ONE = responses(404)
@@ -226,6 +228,24 @@ async def decisions(
 ) -> Response:
     """The newest plans that changed something, newest first."""
     return answer(list[DecisionView], clerk.decisions(who, before=before, limit=limit))
+
+
+@metrics_router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "Figures as Prometheus reads them.",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        }
+    },
+    tags=["daemon"],
+)
+async def metrics(desk: TheDesk, who: Who) -> Response:
+    """What the daemon counts and measures; for admins and readers."""
+    if not who.may_see(""):
+        raise Forbidden(f"{who.name!r} has the role {who.role}; figures of everybody take one that sees everything.")
+    return Response(desk.meters.text(), media_type=MEDIA_TYPE)
 
 
 # -------------------------------------------------------------------------------------------------------------- health

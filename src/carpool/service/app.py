@@ -8,10 +8,11 @@ from typing import Any
 from fastapi import FastAPI
 
 from carpool import __version__
-from carpool.service import api, told
+from carpool.service import api, sign_in, told
 from carpool.service.bodies import Bodies
 from carpool.service.desk import Desk
-from carpool.service.door import Door
+from carpool.service.door import Door, Strangers
+from carpool.service.meters import Metered
 from carpool.service.problems import ProblemDetails, tell_problems
 from carpool.service.streams import Streams
 
@@ -36,19 +37,25 @@ def make_app(desk: Desk) -> FastAPI:
     app.state.streams = Streams(desk.clerk, desk.limits)
     app.include_router(api.open_router)
     app.include_router(api.router)
+    app.include_router(api.metrics_router)
     app.include_router(told.router)
+    app.include_router(sign_in.router)
+    app.state.strangers = Strangers(desk.limits)
+    desk.meters.watch(desk.clerk)
     tell_problems(app)
     _describe_problems(app)
     app.add_middleware(Bodies, limits=desk.limits)
-    app.add_middleware(  # added last: it stands before everything else
+    app.add_middleware(  # what is added later stands before what was added before
         Door,
         tokens=desk.tokens,
         owner=desk.owner,
         uid=desk.uid,
         hosts=desk.hosts,
         limits=desk.limits,
+        strangers=app.state.strangers,
         now=monotonic,
     )
+    app.add_middleware(Metered, meters=desk.meters)
     return app
 
 

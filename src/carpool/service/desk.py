@@ -14,6 +14,7 @@ from carpool.runtime.jobfile import Listed
 from carpool.service.clerk import Clerk
 from carpool.service.door import By, Visitor, person_of, visitor_of
 from carpool.service.limits import Limits
+from carpool.service.meters import Meters
 from carpool.service.people import Person, Role
 from carpool.service.roots import Roots
 from carpool.service.tokens import Tokens
@@ -39,6 +40,7 @@ class Desk:
     hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
     limits: Limits = field(default_factory=Limits)
     planner: Planner | None = None
+    meters: Meters = field(default_factory=Meters)
     is_ready: Callable[[], bool] = lambda: True
 
     def roots_for(self, visitor: Visitor) -> Roots | None:

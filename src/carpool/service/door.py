@@ -60,6 +60,20 @@ class Visitor:
     by: By
 
 
+class Strangers:
+    """Who comes with wrong tokens, by address: after some they have to wait."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._buckets = Buckets(limits.strangers_per_s, limits.strangers_burst)
+
+    def note(self, scope: Scope, at: float) -> None:
+        """One more from there; turned away where it is too many."""
+        client = scope.get("client") or ("", 0)
+        wait_s = self._buckets.take(str(client[0]), at)
+        if wait_s:
+            raise _too_often("too many wrong tokens from there", wait_s)
+
+
 class Door:
     """Lets requests in to an app, or turns them away."""
 
@@ -72,6 +86,7 @@ class Door:
         uid: int,
         hosts: Collection[str],
         limits: Limits,
+        strangers: Strangers,
         now: Callable[[], float],
     ) -> None:
         self._app = app
@@ -80,7 +95,7 @@ class Door:
         self._uid = uid
         self._hosts = frozenset(host.lower() for host in hosts)
         self._asked = Buckets(limits.requests_per_s, limits.burst)
-        self._wrong = Buckets(limits.strangers_per_s, limits.strangers_burst)
+        self._strangers = strangers
         self._now = now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,19 +137,14 @@ class Door:
         if scheme:
             person = self._tokens.who(text.strip()) if scheme.lower() == "bearer" else None
             if person is None:
-                raise self._stranger(scope)
+                self._strangers.note(scope, self._now())
+                text = "nobody has this token. Make one with: carpool token add NAME"
+                raise Turned(401, text, headers=CHALLENGE)
             return Visitor(person, By.TOKEN)
         if peer == self._uid:
             return Visitor(self._owner, By.SOCKET)
         person = self._tokens.who(_cookie(headers))
         return None if person is None else Visitor(person, By.COOKIE)
-
-    def _stranger(self, scope: Scope) -> Turned:
-        client = scope.get("client") or ("", 0)
-        wait_s = self._wrong.take(str(client[0]), self._now())
-        if wait_s:
-            return _too_often("too many wrong tokens from there", wait_s)
-        return Turned(401, "nobody has this token. Make one with: carpool token add NAME", headers=CHALLENGE)
 
     def _check_host(self, given: str) -> None:
         name = given.rpartition(":")[0] if given.rpartition(":")[2].isdigit() and not given.endswith("]") else given

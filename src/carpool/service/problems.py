@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Match
 
 from carpool.backends.local import ExecutorGone
@@ -115,6 +116,8 @@ def tell_problems(app: FastAPI) -> None:
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, CarpoolError)
+        if isinstance(error, Turned) and error.status == HTTPStatus.UNAUTHORIZED and _is_page(request):
+            return RedirectResponse(f"/sign-in?next={quote(request.url.path)}", 303)
         return of_error(error)
 
     async def of_http(request: Request, error: Exception) -> Response:
@@ -138,6 +141,12 @@ def tell_problems(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, of_http)
     app.add_exception_handler(RequestValidationError, of_form)
     app.add_exception_handler(Exception, of_bug)
+
+
+def _is_page(request: Request) -> bool:
+    """Whether somebody with a browser looks at one of our pages."""
+    is_api = request.url.path.startswith(("/v1/", "/metrics"))
+    return not is_api and request.method == "GET" and "text/html" in request.headers.get("accept", "")
 
 
 def _methods(request: Request) -> set[str]:

@@ -168,10 +168,12 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     """A TCP socket at a host and port; port 0 takes a free one."""
     try:
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, number)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(256)
+        with contextlib.ExitStack() as failing:
+            listening = failing.enter_context(socket.socket(family, kind, number))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(256)
+            failing.pop_all()
     except OSError as error:
         raise InputError(f"cannot listen on {host}:{port}: {error}", way_out="Name another --host or --port.") from None
     return listening

@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request
-from fastapi.security import HTTPBearer
 from starlette.responses import StreamingResponse
 
-from carpool.service.api import Name
+from carpool.service.api import USUAL, Name, bearer
 from carpool.service.desk import Who
 from carpool.service.problems import responses
 from carpool.service.streams import Streams
 
-_bearer = HTTPBearer(auto_error=False, description="A token, made with `carpool token add NAME`.")
-router = APIRouter(
-    prefix="/v1", dependencies=[Depends(_bearer)], responses=responses(400, 401, 403, 421, 422, 429, 500)
-)
+router = APIRouter(prefix="/v1", dependencies=[Depends(bearer)], responses=USUAL)
 
 
 async def _streams(request: Request) -> Streams:
