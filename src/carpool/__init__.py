@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from carpool.runtime.goals import Stop
     from carpool.runtime.session import session
     from carpool.runtime.training import Training
+    from carpool.service.client import Client
 
 __version__ = "0.1.0"
-__all__ = ["Stop", "Training", "__version__", "datasets", "digest", "session"]
+__all__ = ["Client", "Stop", "Training", "__version__", "datasets", "digest", "session"]
 
-# Where the public names live that need torch: imported when first used, so that `import carpool` stays light.
+# Where the public names live: imported when first used, so that `import carpool` stays light. Client needs no torch.
 _LAZY = {
+    "Client": "carpool.service.client",
     "Stop": "carpool.runtime.goals",
     "Training": "carpool.runtime.training",
     "datasets": "carpool.runtime.datasets",

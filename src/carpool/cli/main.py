@@ -28,6 +28,16 @@ VERBS = {  # verb -> its help in a word or two; the module of that name holds th
     "explain": "tell a job's story from a journal",
     "doctor": "try what this machine can do for trainings",
     "why": "why a job waits, or holds what it holds",
+    "submit": "give jobs to the daemon, see what they print, and end as they end",
+    "ps": "list the daemon's jobs",
+    "top": "devices and jobs of the daemon, live",
+    "logs": "what a job of the daemon has printed, and goes on to print",
+    "cancel": "withdraw jobs of the daemon",
+    "pause": "take jobs of the daemon off their devices",
+    "resume": "put paused jobs back into the queue",
+    "token": "who may ask the daemon over the network",
+    "config": "what is set, and where each value came from",
+    "completion": "let the shell complete carpool's words",
     "demo": "four real trainings, one after another and shared: the gain, and a timeline to look at",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from carpool.core.messages import Planned
 from carpool.core.model import Allocation, Job, JobId, Phase
 from carpool.runtime.program import Program
 from carpool.service.views import ChangeView, DeviceView, Expected, Holding, JobView, Moment, NodeView
+
+_EXIT_CODE = re.compile(r"ended with exit code (\d{1,3})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +109,17 @@ def show_job(
         ends_in=ends_in,
         reason=account.decisions[-1].reason if account.decisions else "",
         error=account.error,
+        exit_code=exit_code(phase, account.error),
         digest=None if outcome is None else outcome.digest,
     )
+
+
+def exit_code(phase: Phase, error: str) -> int | None:
+    """What a shell would be told of a job that is over; who runs a command says its code in words."""
+    if not phase.is_over:
+        return None
+    said = _EXIT_CODE.search(error)
+    return int(said[1]) if said else 0 if phase is Phase.FINISHED else 1
 
 
 def expected_end(job: Job, at: float, estimates: Estimator) -> Expected | None:

@@ -54,6 +54,7 @@ class JobView:
     ends_in: Expected | None  # None: nobody knows, or it is over
     reason: str  # of the newest decision about it
     error: str
+    exit_code: int | None  # of a job that is over: its command's own, else 0 where it finished and 1 where it did not
     digest: str | None
 
     @property

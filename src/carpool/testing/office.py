@@ -77,11 +77,12 @@ class Office:
     premises: Premises
 
     async def settle(self, seconds: float = 0.0) -> None:
-        """Let time pass, and everything happen that follows from it."""
-        self.machine.let_pass(seconds)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        await self.daemon.settle()
+        """Let everything happen that is on its way, then time pass, and what follows from that."""
+        for passing in (0.0, seconds):
+            self.machine.let_pass(passing)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            await self.daemon.settle()
 
 
 def listed(name: str, **fields: Any) -> Listed:

@@ -1,0 +1,67 @@
+"""What verbs that ask a daemon share: where it is, how jobs are named and completed, and how answers are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from carpool.service.client import Client, Json
+
+server_option = click.option(
+    "--server", default="", metavar="URL", help="The daemon: http://HOST:PORT or unix:PATH. [default: the one here]"
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+
+
+def connect(server: str) -> Client:
+    """A line to the daemon."""
+    from carpool.service.client import Client
+
+    return Client(server)
+
+
+def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of jobs that begin so, for the shell; nothing where no daemon answers."""
+    from carpool.core.errors import CarpoolError
+    from carpool.service.client import Client
+
+    try:
+        with Client(str(ctx.params.get("server") or ""), timeout_s=1.0) as client:
+            page = client.jobs(contains=incomplete, limit=50)
+    except CarpoolError:
+        return []
+    return [job["id"] for job in page["jobs"] if job["id"].startswith(incomplete)]
+
+
+job_argument = click.argument("job", shell_complete=complete_jobs)
+jobs_argument = click.argument("jobs", nargs=-1, required=True, metavar="JOB…", shell_complete=complete_jobs)
+
+
+def wish(jobs: Sequence[str], server: str, as_json: bool, ask: Callable[[Client, str], Json]) -> int:
+    """Ask the same of several jobs; all are tried, and the first refusal decides the exit code."""
+    from carpool.service.client import Denied
+
+    code, rows = 0, []
+    with connect(server) as client:
+        for job in jobs:
+            try:
+                shown = ask(client, job)
+            except Denied as denied:
+                click.echo(f"carpool: {denied}", err=True)
+                code = code or 2
+                continue
+            rows.append(shown)
+            if not as_json:
+                click.echo(f"{job} is {shown['phase']}")
+    if as_json:
+        print_json({"jobs": rows})
+    return code
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """A document on stdout."""
+    click.echo(json.dumps({"schema": 1, **value}))

@@ -1,0 +1,16 @@
+"""``carpool cancel``: withdraw jobs for good."""
+
+from __future__ import annotations
+
+import click
+
+from carpool.cli.asking import jobs_argument, json_option, server_option, wish
+
+
+@click.command("cancel", epilog="Example: carpool cancel mlp-1 mlp-2")
+@jobs_argument
+@server_option
+@json_option
+def command(jobs: tuple[str, ...], server: str, as_json: bool) -> int:
+    """Withdraw jobs for good."""
+    return wish(jobs, server, as_json, lambda client, job: client.cancel(job))

@@ -1,0 +1,43 @@
+"""Jobs of a daemon as rows of a table, without anything that takes long to import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+HEADINGS = ("job", "user", "phase", "devices", "step", "loss", "steps/s", "left")
+
+
+def job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
+    """A job's cells, one for each of HEADINGS."""
+    total, loss, left = job["total_steps"], job["loss"], job["ends_in"]
+    step = f"{job['steps']:.0f}" + (f"/{total:.0f}" if total else "")
+    return (
+        job["id"],
+        job["user"],
+        job["phase"],
+        ",".join(map(_holding, job["holds"])),
+        step if job["steps"] or total else "",
+        "" if loss is None else f"{loss:.4f}",
+        f"{job['steps_per_s']:.1f}" if job["steps_per_s"] else "",
+        "" if left is None else f"{span(left['mean_s'])} ± {span(left['std_s'])}",
+    )
+
+
+def _holding(hold: Mapping[str, Any]) -> str:
+    return str(hold["name"]) + ("" if hold["fraction"] == 1.0 else f"@{hold['fraction']:.0%}")
+
+
+def span(seconds: float) -> str:
+    """A length of time in the largest unit that fits."""
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def as_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table: columns as wide as what is in them."""
+    table = [tuple(heading.upper() for heading in headings), *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

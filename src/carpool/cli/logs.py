@@ -1,0 +1,41 @@
+"""``carpool logs``: what a job has printed, and what it goes on to print."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from carpool.cli.asking import connect, job_argument, json_option, print_json, server_option
+
+_EPILOG = """\b
+Examples:
+  carpool logs mlp
+  carpool logs -f mlp
+"""
+
+
+@click.command("logs", epilog=_EPILOG)
+@job_argument
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job is over.")
+@click.option("--tail", default=0, metavar="BYTES", type=click.IntRange(0), help="Only so much of its end.")
+@server_option
+@json_option
+def command(job: str, follow: bool, tail: int, server: str, as_json: bool) -> None:
+    """Print JOB's log."""
+    with connect(server) as client:
+        start = -tail if tail else 0
+        if as_json:
+            print_json({"job": job, **client.log(job, start)})
+            return
+        if follow:
+            for piece in client.follow(job, start):
+                sys.stdout.buffer.write(piece)
+                sys.stdout.flush()
+            return
+        while True:
+            part = client.log(job, start)
+            click.echo(part["text"], nl=False)
+            if part["next"] == part["start"]:
+                return
+            start = part["next"]

@@ -1,0 +1,46 @@
+"""``carpool ps``: the jobs of the daemon, in a table."""
+
+from __future__ import annotations
+
+import click
+
+from carpool.cli.asking import connect, json_option, print_json, server_option
+from carpool.cli.job_rows import HEADINGS, as_columns, job_row
+
+_EPILOG = """\b
+Examples:
+  carpool ps
+  carpool ps --all --user ada
+  carpool ps --json | jq -r '.jobs[] | select(.phase == "running").id'
+"""
+_ACTIVE = ("blocked", "waiting", "running", "paused")
+
+
+@click.command("ps", epilog=_EPILOG)
+@click.option("--all", "-a", "everything", is_flag=True, help="Jobs that are over too.")
+@click.option("--phase", multiple=True, metavar="PHASE", help="Only jobs in this phase; may be repeated.")
+@click.option("--user", default="", help="Only this person's.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="How many, newest first.")
+@server_option
+@json_option
+def command(everything: bool, phase: tuple[str, ...], user: str, limit: int, server: str, as_json: bool) -> None:
+    """List jobs: where each stands, what it holds and how far it is."""
+    from carpool.core.errors import UnknownName
+    from carpool.core.model import Phase
+
+    for each in phase:
+        if each not in set(Phase):
+            raise UnknownName("phase", each, list(Phase), where="--phase")
+    with connect(server) as client:
+        phases = phase or (() if everything else _ACTIVE)
+        page = client.jobs(phase=list(phases), user=user, limit=limit)
+    if as_json:
+        print_json({"jobs": page["jobs"], "total": page["total"]})
+        return
+    if page["jobs"]:
+        for line in as_columns(HEADINGS, [job_row(job) for job in page["jobs"]]):
+            click.echo(line)
+    else:
+        click.echo("no jobs" if everything or phase else "no jobs; those that are over: carpool ps --all")
+    if page["total"] > len(page["jobs"]):
+        click.echo(f"… and {page['total'] - len(page['jobs'])} more: --limit")

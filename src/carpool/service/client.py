@@ -1,0 +1,318 @@
+"""A daemon from afar: ``carpool.Client`` asks over its Unix socket or a URL, with the standard library alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+from urllib.parse import quote, urlencode, urlsplit
+
+from carpool.core.errors import CarpoolError, InputError
+from carpool.service.config import read_settings
+
+Json = dict[str, Any]  # as the API's description has it
+_UNIX = "unix:"
+_BREATH_S = 0.5
+
+
+class Unreachable(InputError):
+    """Nobody answers where the daemon should be."""
+
+
+class Denied(InputError):
+    """The daemon refused what was asked; `status` is that of HTTP."""
+
+    def __init__(self, status: int, problem: str, *, where: str = "", way_out: str = "") -> None:
+        super().__init__(problem, where=where, way_out=way_out)
+        self.status = status
+
+
+class Faulty(CarpoolError):
+    """The daemon could not do what was asked, through no fault of who asked."""
+
+
+class Client:
+    """Asks a daemon. Not to be used from two threads at a time.
+
+    `server` is a URL or ``unix:PATH``; without it, and without `token`, the settings say (see `carpool config show`).
+    """
+
+    def __init__(self, server: str = "", token: str = "", *, timeout_s: float = 60.0) -> None:
+        settings = read_settings(os.environ)
+        self.server = server or settings["server"] or f"{_UNIX}{settings.socket}"
+        self._token = token or settings["token"]
+        self._timeout_s = timeout_s
+        self._line: http.client.HTTPConnection | None = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    # --------------------------------------------------------------------------------------------------------- wishes
+    def submit(self, jobs: Path | str | Mapping[str, Any], *, folder: Path | str = "", key: str = "") -> list[str]:
+        """Submit the jobs of a job file, or tables as in one; their names, once they can no longer be lost."""
+        headers = {"Idempotency-Key": key} if key else {}
+        names: list[str] = self.ask("POST", "/v1/jobs", body=submission(jobs, folder), headers=headers)["jobs"]
+        return names
+
+    def plan(self, jobs: Path | str | Mapping[str, Any], *, folder: Path | str = "") -> Json:
+        """What would become of jobs if they were submitted now."""
+        return self._object("POST", "/v1/plan", body=submission(jobs, folder))
+
+    def cancel(self, job: str) -> Json:
+        """Withdraw a job; how it stands then."""
+        return self._object("POST", f"{_at(job)}/cancel")
+
+    def pause(self, job: str) -> Json:
+        """Take a job off its devices until `resume`."""
+        return self._object("POST", f"{_at(job)}/pause")
+
+    def resume(self, job: str) -> Json:
+        """Put a paused job back into the queue."""
+        return self._object("POST", f"{_at(job)}/resume")
+
+    # ----------------------------------------------------------------------------------------------------------- jobs
+    def jobs(self, **filters: Any) -> Json:
+        """A page of jobs: `phase` (one or several), `user`, `contains`, `newest_first`, `offset`, `limit`."""
+        return self._object("GET", "/v1/jobs", **filters)
+
+    def all_jobs(self, **filters: Any) -> Iterator[Json]:
+        """Every job that matches, page by page."""
+        offset = 0
+        while page := self.jobs(**filters, offset=offset, limit=500)["jobs"]:
+            yield from page
+            offset += len(page)
+
+    def job(self, job: str) -> Json:
+        """One job."""
+        return self._object("GET", _at(job))
+
+    def story(self, job: str) -> list[Json]:
+        """What happened to a job, in words."""
+        return self._list("GET", f"{_at(job)}/story")
+
+    def why(self, job: str) -> str:
+        """Why a job waits, or holds what it holds."""
+        return str(self._object("GET", f"{_at(job)}/why")["why"])
+
+    def measurements(self, job: str, most: int = 2000) -> list[Json]:
+        """A job's curve."""
+        return self._list("GET", f"{_at(job)}/measurements", most=most)
+
+    def log(self, job: str, start: int = 0) -> Json:
+        """A stretch of a job's log: text, start, next, is_over."""
+        return self._object("GET", f"{_at(job)}/log", start=start)
+
+    def follow(self, job: str, start: int = 0) -> Iterator[bytes]:
+        """A job's log as it is written, until the job is over; on a line of its own."""
+        start = self.log(job, start)["start"]
+        while True:
+            with _whatever_breaks(), self._stream(f"{_at(job)}/log/follow", start=start) as answer:
+                while piece := answer.read1(1 << 16):
+                    start += len(piece)
+                    yield piece
+            last = self.log(job, start)  # a stream also ends because it has gone on for long
+            if last["is_over"] and not last["text"]:
+                return
+
+    # ------------------------------------------------------------------------------------------------------- the rest
+    def me(self) -> Json:
+        """Who asks, as the daemon sees it."""
+        return self._object("GET", "/v1/me")
+
+    def summary(self) -> Json:
+        """The whole in a few figures."""
+        return self._object("GET", "/v1/summary")
+
+    def devices(self) -> list[Json]:
+        """Every device and who holds it."""
+        return self._list("GET", "/v1/devices")
+
+    def nodes(self) -> list[Json]:
+        """Every machine with its devices."""
+        return self._list("GET", "/v1/nodes")
+
+    def decisions(self, **filters: Any) -> list[Json]:
+        """The newest plans: `before`, `limit`."""
+        return self._list("GET", "/v1/decisions", **filters)
+
+    def timeline(self, since: float, until: float) -> list[Json]:
+        """Who held which device between two instants, in Unix time."""
+        return self._list("GET", "/v1/timeline", since=since, until=until)
+
+    def events(self, after: int | None = None) -> Iterator[Json]:
+        """What happens, as it happens; a line that breaks is taken up again where it was."""
+        while True:
+            given = {} if after is None else {"after": after}
+            with _whatever_breaks(), self._stream("/v1/events", **given) as answer:
+                number, data = after, ""
+                while line := answer.readline().decode():
+                    name, _, value = line.rstrip("\n").partition(": ")
+                    if name == "id":
+                        number = int(value)
+                    elif name == "data":
+                        data = value
+                    elif not name and data:
+                        after = number
+                        yield json.loads(data)
+                        data = ""
+
+    # --------------------------------------------------------------------------------------------------------- inside
+    def ask(
+        self, method: str, path: str, *, body: Any = None, headers: Mapping[str, str] | None = None, **query: Any
+    ) -> Any:
+        """The answer to any question of the API; Denied, Unreachable or Faulty where there is none."""
+        try:
+            answer = self._send(method, path, body, headers, query)
+            text = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._fail(error)
+        if answer.status >= 400:
+            raise _error(answer.status, text)
+        return json.loads(text)
+
+    def _object(self, method: str, path: str, **given: Any) -> Json:
+        found: Json = self.ask(method, path, **given)
+        return found
+
+    def _list(self, method: str, path: str, **given: Any) -> list[Json]:
+        found: list[Json] = self.ask(method, path, **given)
+        return found
+
+    @contextmanager
+    def _stream(self, path: str, **query: Any) -> Iterator[http.client.HTTPResponse]:
+        """An answer that goes on, on a line of its own."""
+        line = self._connect(None)
+        try:
+            try:
+                line.request("GET", _address(path, query), headers=self._headers({}))
+                answer = line.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                self._fail(error)
+            if answer.status >= 400:
+                raise _error(answer.status, answer.read())
+            yield answer
+        finally:
+            line.close()
+
+    def _send(
+        self, method: str, path: str, body: Any, headers: Mapping[str, str] | None, query: Mapping[str, Any]
+    ) -> http.client.HTTPResponse:
+        """Ask on the line that stands; the daemon may have hung up meanwhile, so once more on a new one."""
+        content = None if body is None else json.dumps(body).encode()
+        given = self._headers(headers or {}) | ({} if body is None else {"Content-Type": "application/json"})
+        is_fresh = self._line is None
+        try:
+            return self._try(method, _address(path, query), content, given)
+        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+            if is_fresh:
+                raise
+            self.close()
+            return self._try(method, _address(path, query), content, given)
+
+    def _try(
+        self, method: str, address: str, content: bytes | None, headers: Mapping[str, str]
+    ) -> http.client.HTTPResponse:
+        if self._line is None:
+            self._line = self._connect(self._timeout_s)
+        self._line.request(method, address, content, headers)
+        return self._line.getresponse()
+
+    def _connect(self, timeout_s: float | None) -> http.client.HTTPConnection:
+        if self.server.startswith(_UNIX):
+            return _UnixConnection(self.server[len(_UNIX) :], timeout_s)
+        parts = urlsplit(self.server)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InputError(f"server is {self.server!r}", way_out="Give http://HOST:PORT, https://HOST, or unix:PATH.")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        return kind(parts.hostname, parts.port, timeout=timeout_s)
+
+    def _headers(self, more: Mapping[str, str]) -> dict[str, str]:
+        return {**({"Authorization": f"Bearer {self._token}"} if self._token else {}), **more}
+
+    def _fail(self, error: Exception) -> NoReturn:
+        self.close()
+        raise Unreachable(
+            f"no daemon answers at {self.server}: {error}", way_out="Start one with: carpool serve"
+        ) from error
+
+
+@contextmanager
+def _whatever_breaks() -> Iterator[None]:
+    """A line that breaks in the middle is taken up again, after a breath; one that cannot be is told."""
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        time.sleep(_BREATH_S)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float | None) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def submission(jobs: Path | str | Mapping[str, Any], folder: Path | str = "") -> Json:
+    """What is sent to submit a job file, or tables; relative paths are seen from the file, or from `folder`."""
+    if isinstance(jobs, Mapping):
+        return {**jobs, "folder": str(Path(folder).absolute())}
+    path = Path(jobs)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        json.dumps(data, allow_nan=False)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", where=str(path), way_out="Name a job file.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"is not TOML: {error}", where=str(path)) from None
+    except (TypeError, ValueError) as error:
+        raise InputError(f"has values that cannot be sent: {error}", where=str(path)) from None
+    return {**data, "folder": str(Path(folder or path.parent).absolute())}
+
+
+def _at(job: str) -> str:
+    return f"/v1/jobs/{quote(job, safe='')}"
+
+
+def _address(path: str, query: Mapping[str, Any]) -> str:
+    given = {name: str(value).lower() if isinstance(value, bool) else value for name, value in query.items()}
+    return f"{path}?{urlencode(given, doseq=True)}" if given else path
+
+
+def _error(status: int, text: bytes) -> CarpoolError:
+    try:
+        said = json.loads(text)
+        detail, where, way_out = str(said["detail"]), str(said.get("where", "")), str(said.get("way_out", ""))
+    except (ValueError, KeyError, TypeError):
+        detail, where, way_out = text.decode("utf-8", "replace")[:500] or f"answered {status}", "", ""
+    if status >= 500:
+        return Faulty(detail)
+    if way_out and detail.endswith(way_out):  # the sentence is put together again by who raises it
+        detail = detail[: -len(way_out)].rstrip()
+    if where and detail.startswith(f"{where}: "):
+        detail = detail[len(where) + 2 :]
+    return Denied(status, detail, where=where, way_out=way_out)

@@ -1,0 +1,180 @@
+"""Verbs that ask a daemon: what they print, and how they end."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
+
+from carpool.cli.main import run
+from carpool.core.messages import JobFailed
+from carpool.core.model import JobId
+from carpool.runtime.jobfolder import JobFolder
+from carpool.runtime.reports import Facts
+from carpool.testing.reception import Served, serve_reception
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("CARPOOL_CONFIG", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with serve_reception(tmp_path) as served:
+        monkeypatch.setenv("CARPOOL_SERVER", f"unix:{served.socket}")
+        yield served
+
+
+def job_file(served: Served, *names: str, more: str = "") -> str:
+    path = served.reception.folder / "jobs.toml"
+    tables = [f'[[job]]\nname = "{name}"\nentry = "train.py:main"\n{more}' for name in names]
+    path.write_text("\n".join(tables), encoding="utf-8")
+    return str(path)
+
+
+def write_log(served: Served, job: str, text: str) -> None:
+    folder = JobFolder(served.reception.office.premises.state, job).path
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "log").write_text(text, encoding="utf-8")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert run(list(words)) == code
+    return capsys.readouterr().out
+
+
+def test_jobs_are_submitted_listed_and_steered(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "submit", "-d", job_file(served, "a", "b", "c")) == "a\nb\nc\n"
+    lines = printed(capsys, "ps").splitlines()
+    assert lines[0].split() == ["JOB", "USER", "PHASE", "DEVICES", "STEP", "LOSS", "STEPS/S", "LEFT"]
+    assert [line.split()[:4] for line in lines[1:]] == [
+        ["c", "owner", "waiting"],
+        ["b", "owner", "running", "cpu:1"],
+        ["a", "owner", "running", "cpu:0"],
+    ]
+    assert printed(capsys, "pause", "a") == "a is paused\n"
+    assert printed(capsys, "resume", "a", "none", code=2) == "a is waiting\n"
+    assert json.loads(printed(capsys, "cancel", "a", "b", "--json"))["jobs"][0]["phase"] == "cancelled"
+    assert json.loads(printed(capsys, "ps", "--json"))["total"] == 1
+    assert len(printed(capsys, "ps", "--all").splitlines()) == 4
+    assert "unknown phase" in run_err(capsys, "ps", "--phase", "wating")
+
+
+def run_err(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert run(list(words)) == 2
+    return capsys.readouterr().err
+
+
+def test_top_shows_devices_and_jobs(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["submit", "-d", job_file(served, "mlp")])
+    text = printed(capsys, "top", "--once")
+    assert "1 running" in text
+    assert "cpu:0" in text
+    seen = json.loads(printed(capsys, "top", "--json"))
+    assert seen["active"] == len(seen["jobs"]) == 1
+
+
+def submitted_and_watched(
+    served: Served, capsys: pytest.CaptureFixture[str], *words: str, end: object
+) -> tuple[int, str]:
+    """Submit in a thread, let the jobs print and end, and see how the command ended."""
+    codes: list[int] = []
+    watching = Thread(target=lambda: codes.append(run(["submit", *words])))
+    watching.start()
+    feed = served.reception.office.premises.chronicle.feed
+
+    async def happen() -> None:
+        async for event in feed.listen(0):
+            if event.kind == "decision":
+                break
+        for name in ("a", "b"):
+            write_log(served, name, "one\ntwo\n")
+        if end is not None:
+            served.reception.office.machine.say(Facts((end,)))  # type: ignore[arg-type]
+        await served.reception.office.settle(1000.0)
+
+    served.do(happen())
+    watching.join(30)
+    return codes[0], capsys.readouterr().out
+
+
+def test_submit_shows_the_log_and_ends_as_the_job_ends(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submitted_and_watched(served, capsys, job_file(served, "a"), end=None) == (0, "one\ntwo\n")
+
+
+def test_a_failed_commands_code_is_submits_code(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    end = JobFailed(JobId("a"), 1, "the command ended with exit code 7")
+    assert submitted_and_watched(served, capsys, job_file(served, "a"), end=end) == (7, "one\ntwo\n")
+
+
+def test_several_jobs_are_told_apart(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = submitted_and_watched(served, capsys, job_file(served, "a", "b"), end=None)
+    assert (code, sorted(text.splitlines())) == (0, ["a | one", "a | two", "b | one", "b | two"])
+
+
+def test_logs_are_printed_and_followed(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["submit", "-d", job_file(served, "a")])
+    write_log(served, "a", "one\ntwo\n")
+    capsys.readouterr()
+    assert printed(capsys, "logs", "a") == "one\ntwo\n"
+    assert printed(capsys, "logs", "a", "--tail", "4") == "two\n"
+    served.do(served.reception.office.settle(1000.0))
+    assert json.loads(printed(capsys, "logs", "a", "--json"))["is_over"] is True
+
+
+def test_without_a_daemon_verbs_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARPOOL_SERVER", f"unix:{tmp_path}/none")
+    (tmp_path / "jobs.toml").write_text('[[job]]\nname = "a"\ncommand = ["true"]\n', encoding="utf-8")
+    assert run(["submit", str(tmp_path / "jobs.toml")]) == 125
+    assert run(["submit", str(tmp_path / "none.toml")]) == 2
+    assert run(["ps"]) == 2
+    assert "no daemon answers" in capsys.readouterr().err
+
+
+def test_tokens_are_made_listed_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = ("--state", str(tmp_path))
+    token = printed(capsys, "token", "add", "ada", "--role", "admin", *state).strip()
+    assert token.startswith("carpool_")
+    listed = printed(capsys, "token", "list", *state)
+    assert listed.splitlines()[1].split()[:3] == ["ada-1", "ada", "admin"]
+    assert token not in listed
+    assert printed(capsys, "token", "remove", "ada-1", *state) == "ada-1 is removed\n"
+    assert printed(capsys, "token", "list", *state) == "no tokens\n"
+    assert "unknown token" in run_err(capsys, "token", "remove", "ada-1", *state)
+
+
+def test_settings_are_shown_with_where_they_are_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CARPOOL_PORT", "8000")
+    monkeypatch.setenv("CARPOOL_TOKEN", "carpool_secret")
+    text = printed(capsys, "config", "show")
+    assert [line.split()[1:4] for line in text.splitlines() if line.startswith("port")] == [
+        ["8000", "environment", "CARPOOL_PORT"]
+    ]
+    shown = json.loads(printed(capsys, "config", "show", "--json"))
+    assert {row["name"]: row["from"] for row in shown["settings"]}["host"] == "default"
+    assert "carpool_secret" not in text + json.dumps(shown)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "_CARPOOL_COMPLETE" in printed(capsys, "completion", shell)
+
+
+def test_names_of_jobs_are_completed(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["submit", "-d", job_file(served, "mlp", "cnn")])
+    capsys.readouterr()
+    monkeypatch.setenv("_CARPOOL_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "carpool cancel m")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    run([])
+    assert capsys.readouterr().out == "plain,mlp\n"

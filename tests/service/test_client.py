@@ -1,0 +1,108 @@
+"""The client asks what the API answers, over both kinds of line, and tells what went wrong."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
+
+import carpool
+from carpool.core.errors import InputError
+from carpool.runtime.jobfolder import JobFolder
+from carpool.service.client import Denied, Unreachable, submission
+from carpool.testing.reception import Served, serve_reception
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serve_reception(tmp_path) as served:
+        yield served
+
+
+@pytest.fixture
+def ada(served: Served) -> Iterator[carpool.Client]:
+    with carpool.Client(served.url, served.tokens["ada"]) as client:
+        yield client
+
+
+def write_log(served: Served, job: str, text: str) -> None:
+    folder = JobFolder(served.reception.office.premises.state, job).path
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "log").write_text(text, encoding="utf-8")
+
+
+def test_jobs_are_submitted_and_steered(served: Served, ada: carpool.Client) -> None:
+    body = served.reception.body("a", "b")
+    names = ada.submit({"job": body["job"]}, folder=body["folder"], key="k")
+    assert names == ada.submit({"job": body["job"]}, folder=body["folder"], key="k") == ["a", "b"]
+    assert ada.job("a")["phase"] == "running"
+    assert [ada.pause("a")["phase"], ada.resume("a")["phase"], ada.cancel("a")["phase"]] == [
+        "paused",
+        "running",
+        "cancelled",
+    ]
+    assert [job["id"] for job in ada.all_jobs(newest_first=False)] == ["a", "b"]
+    assert ada.jobs(phase=["cancelled"])["total"] == 1
+    assert ada.me() == {"name": "ada", "role": "user"}
+    assert ada.summary()["jobs"]["running"] == 1
+    assert len(ada.devices()) == 2
+    assert [node["devices"] for node in ada.nodes()] == [2]
+    assert ada.story("a")[-1]["words"] == "was cancelled by its user"
+    assert ada.why("b")
+    assert ada.measurements("b") == []
+    assert ada.decisions(limit=1)[0]["number"] > 1
+    assert {span["job"] for span in ada.timeline(0, 2e6)} <= {"a", "b"}
+
+
+def test_a_job_file_is_sent_with_its_folder(served: Served, ada: carpool.Client) -> None:
+    file = served.reception.folder / "jobs.toml"
+    file.write_text('[defaults]\nweight = 2.0\n[[job]]\nname = "a"\nentry = "train.py:main"\n', encoding="utf-8")
+    assert ada.submit(file) == ["a"]
+    assert ada.job("a")["weight"] == 2.0
+    with pytest.raises(InputError, match=r"cannot be read.*Name a job file"):
+        submission(file.with_name("none.toml"))
+
+
+def test_the_daemons_own_socket_needs_no_token(served: Served) -> None:
+    with carpool.Client(f"unix:{served.socket}") as client:
+        assert client.me() == {"name": "owner", "role": "admin"}
+
+
+def test_refusals_say_why_and_what_to_do(served: Served, ada: carpool.Client) -> None:
+    with pytest.raises(Denied, match=r"there is no job 'none'") as denied:
+        ada.job("none")
+    assert denied.value.status == 404
+    body = served.reception.body("a", devices=9)
+    with pytest.raises(Denied, match=r"^job 'a' asks 9 devices; there are 2. Lower devices or min_devices"):
+        ada.submit(body, folder=body["folder"])
+    with carpool.Client(served.url) as nobody, pytest.raises(Denied, match="takes a token"):
+        nobody.me()
+    with pytest.raises(Unreachable, match=r"no daemon answers at unix:/nowhere.*carpool serve"):
+        carpool.Client("unix:/nowhere").me()
+    with pytest.raises(InputError, match=r"Give http://HOST:PORT"):
+        carpool.Client("localhost:80").me()
+
+
+def test_a_log_is_followed_to_its_end(served: Served, ada: carpool.Client) -> None:
+    body = served.reception.body("a")
+    ada.submit(body, folder=body["folder"])
+    write_log(served, "a", "one\n")
+    following = ada.follow("a")
+    assert next(following) == b"one\n"
+    write_log(served, "a", "one\ntwo\n")
+    served.do(served.reception.office.settle(1000.0))
+    assert b"".join(following) == b"two\n"
+    assert b"".join(ada.follow("a", -4)) == b"two\n"
+
+
+def test_events_go_on_where_a_line_broke(served: Served, ada: carpool.Client) -> None:
+    for name in "ab":  # streams of the reception end after a moment, so this takes several
+        body = served.reception.body(name)
+        ada.submit(body, folder=body["folder"])
+    heard = list(islice(ada.events(0), 6))
+    numbers = [event["number"] for event in heard]
+    assert numbers == sorted(set(numbers))
+    assert [event["job"] for event in heard if event["kind"] == "submitted"] == ["a", "b"]
