@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -35,8 +35,16 @@ class Program:
     retries: int = 3  # deaths without a completed step before the job fails
     notify: tuple[str, ...] = ()  # what a daemon does when it is over: run a command, or post to an address
 
+    def as_json(self) -> dict[str, Any]:
+        """What differs from the defaults, as plain values: thousands are kept in a daemon's store."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Program:
-        """The inverse of `asdict`, after JSON has made lists of tuples."""
+        """The inverse of `as_json`, and of `asdict`, after JSON has made lists of tuples."""
         lists = {key: tuple(value[key]) for key in ("command", "notify") if key in value}
         return cls(**{**value, **lists})
+
+
+_DEFAULTS = asdict(Program())

@@ -6,9 +6,9 @@ import json
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import count
+from itertools import count, islice
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ class Clerk:
         """
         who.check_submits()
         check_fit(jobs, self._in.scheduler.cluster)
-        body = _fingerprint(jobs)
+        body = _fingerprint(jobs) if key else ""
         if key and (who.name, key) in self._keys:
             before, names = self._keys[who.name, key]
             if before != body:
@@ -196,17 +196,20 @@ class Clerk:
         limit: int = 100,
     ) -> Page:
         """Jobs that match, in order of submission."""
-        found = [
-            account
-            for job, account in self._in.ledger.accounts.items()
-            if who.may_see(account.spec.user)
-            and (not phases or self._phase(account) in phases)
-            and (not user or account.spec.user == user)
-            and (not contains or contains in job)
-        ]
-        if newest_first:
-            found.reverse()
-        return Page(tuple(self._shown(account) for account in found[offset : offset + limit]), len(found), offset)
+        accounts = self._in.ledger.accounts
+        found: Collection[Account] = accounts.values()
+        if not who.may_see(user):  # without a name: everybody's
+            user = user or who.name
+            found = found if who.may_see(user) else ()
+        if user:
+            found = [account for account in found if account.spec.user == user]
+        if contains:
+            found = [account for account in found if contains in account.spec.id]
+        if phases:
+            found = [account for account in found if self._phase(account) in phases]
+        ordered = reversed(tuple(found)) if newest_first else iter(found)
+        page = islice(ordered, offset, offset + limit)
+        return Page(tuple(self._shown(account) for account in page), len(found), offset)
 
     def job(self, who: Person, job: str) -> JobView:
         """One job."""
@@ -387,5 +390,5 @@ class Clerk:
 
 def _fingerprint(jobs: Sequence[Listed]) -> str:
     """What was asked, in a few bytes."""
-    asked = [[spec_to_json(spec), asdict(program)] for spec, program in jobs]
+    asked = [[spec_to_json(spec), program.as_json()] for spec, program in jobs]
     return sha256(json.dumps(asked, sort_keys=True, default=list).encode()).hexdigest()

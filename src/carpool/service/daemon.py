@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from carpool.backends.local import ExecutorGone, Link, Pace
@@ -336,7 +335,7 @@ class Daemon:
 
 def _details(program: Program, note: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the store keeps of a job besides its spec."""
-    return {"program": asdict(program), **({"note": dict(note)} if note else {})}
+    return {"program": program.as_json(), **({"note": dict(note)} if note else {})}
 
 
 def _look_at(kept: asyncio.Future[None]) -> None:
