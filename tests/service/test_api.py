@@ -42,6 +42,31 @@ def test_a_job_is_submitted_shown_paused_resumed_and_cancelled(tmp_path: Path) -
     play(tmp_path, scene)
 
 
+def test_weight_limits_and_policy_are_changed_while_it_runs(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        ada = at["ada"]
+        await ada.post("/v1/jobs", json=at.body("a", max_devices=2))
+        assert (await ada.put("/v1/jobs/a/weight", json={"weight": 2.5})).json()["weight"] == 2.5
+        limited = (await ada.put("/v1/jobs/a/limits", json={"min_devices": 1, "max_devices": 1})).json()
+        assert (limited["min_devices"], limited["max_devices"]) == (1, 1)
+        refused = [
+            await ada.put("/v1/jobs/a/weight", json={"weight": 0}),
+            await ada.put("/v1/jobs/a/limits", json={"min_devices": 3, "max_devices": 9}),
+            await ada.put("/v1/jobs/a/limits", json={"min_devices": 2, "max_devices": 1}),
+            await at["root"].put("/v1/policy", json={"policy": "las:speed=2"}),
+            await at["root"].put("/v1/policy", json={"policy": "/etc/mine.py:Policy"}),
+        ]
+        assert [each.status_code for each in refused] == [422] * 5
+        assert (await at["ben"].put("/v1/jobs/a/weight", json={"weight": 2})).status_code == 404
+        assert (await ada.put("/v1/policy", json={"policy": "las"})).status_code == 403
+        assert (await at["root"].put("/v1/policy", json={"policy": "las"})).json() == {"policy": "las"}
+        assert (await ada.get("/v1/policy")).json() == {"policy": "las"}
+        await ada.post("/v1/jobs/a/cancel")
+        assert (await ada.put("/v1/jobs/a/weight", json={"weight": 2})).status_code == 409
+
+    play(tmp_path, scene)
+
+
 def test_lists_are_filtered_and_paged(tmp_path: Path) -> None:
     async def scene(at: Reception) -> None:
         await at["ada"].post("/v1/jobs", json=at.body(*"abcd"))

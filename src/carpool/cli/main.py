@@ -35,6 +35,8 @@ VERBS = {  # verb -> its help in a word or two; the module of that name holds th
     "cancel": "withdraw jobs of the daemon",
     "pause": "take jobs of the daemon off their devices",
     "resume": "put paused jobs back into the queue",
+    "weight": "let a job of the daemon count more or less",
+    "limit": "how many devices a job of the daemon may hold",
     "token": "who may ask the daemon over the network",
     "config": "what is set, and where each value came from",
     "completion": "let the shell complete carpool's words",

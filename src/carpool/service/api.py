@@ -20,7 +20,7 @@ from carpool.service.door import Visitor
 from carpool.service.meters import MEDIA_TYPE
 from carpool.service.people import Forbidden
 from carpool.service.problems import Turned, responses
-from carpool.service.schemas import Accepted, Health, Me, Submission, Why
+from carpool.service.schemas import Accepted, Health, Limited, Me, PolicyText, Reweighed, Submission, Why
 from carpool.service.showing import nodes_of
 from carpool.service.submission import read_submission
 from carpool.service.views import (
@@ -115,6 +115,36 @@ async def resume(job: Name, clerk: TheClerk, who: Who) -> Response:
     """Put a paused job back into the queue."""
     await clerk.resume(who, job)
     return answer(JobView, clerk.job(who, job))
+
+
+@router.put("/jobs/{job}/weight", response_model=JobView, responses=_CHANGE, tags=["jobs"])
+async def reweigh(job: Name, body: Reweighed, clerk: TheClerk, who: Who) -> Response:
+    """Let a job count more or less from now on."""
+    await clerk.reweigh(who, job, body.weight)
+    return answer(JobView, clerk.job(who, job))
+
+
+@router.put("/jobs/{job}/limits", response_model=JobView, responses=_CHANGE, tags=["jobs"])
+async def limit(job: Name, body: Limited, clerk: TheClerk, who: Who) -> Response:
+    """Let a job hold another number of devices from now on."""
+    await clerk.limit(who, job, body.min_devices, body.max_devices)
+    return answer(JobView, clerk.job(who, job))
+
+
+@router.get("/policy", response_model=PolicyText, tags=["daemon"])
+async def policy(clerk: TheClerk, who: Who) -> Response:
+    """The policy that decides."""
+    return answer(PolicyText, PolicyText(policy=clerk.policy))
+
+
+@router.put("/policy", response_model=PolicyText, responses=responses(408, 413, 503), tags=["daemon"])
+async def change_policy(body: PolicyText, desk: TheDesk, visitor: TheVisitor) -> Response:
+    """Let another policy decide from now on; for admins."""
+    visitor.person.check_governs()
+    if (roots := desk.roots_for(visitor)) is not None:
+        roots.check_policy(body.policy)
+    await desk.clerk.change_policy(visitor.person, body.policy)
+    return answer(PolicyText, PolicyText(policy=desk.clerk.policy))
 
 
 # --------------------------------------------------------------------------------------------------------------- jobs

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import count, islice
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from carpool.backends.ledger import Account, Ledger
 from carpool.core.errors import CarpoolError, InputError
 from carpool.core.estimates import Estimator
 from carpool.core.journal import spec_to_json
-from carpool.core.messages import JobCancelled, JobPaused, JobResumed
+from carpool.core.messages import JobCancelled, JobPaused, JobResumed, LimitsChanged, PolicyChanged, WeightChanged
 from carpool.core.model import JobId, JobSpec, Phase
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
@@ -28,6 +28,7 @@ from carpool.service.allowances import Allowances
 from carpool.service.chronicle import Chronicle
 from carpool.service.daemon import Daemon
 from carpool.service.feed import Event
+from carpool.service.names import Names
 from carpool.service.papers import read_curve, read_log
 from carpool.service.people import Person
 from carpool.service.showing import Calendar, expected_end, show_changes, show_job, tell, what_runs
@@ -45,6 +46,8 @@ from carpool.service.views import (
     Summary,
     Vitals,
 )
+
+_Wish = JobCancelled | JobPaused | JobResumed | WeightChanged | LimitsChanged
 
 _LONGEST_PIECE = 1 << 18  # bytes of a log that are given at once
 _MOST_POINTS = 2000  # of a curve
@@ -89,7 +92,7 @@ class Clerk:
     ) -> None:
         self._in = premises
         self._allowances = allowances or Allowances()
-        self._names: dict[str, int] = {}  # name: the highest number that it got
+        self._names = Names(premises.ledger.accounts)
         self._keys: dict[tuple[str, str], tuple[str, list[JobId]]] = {}  # (user, key): what was asked, and its jobs
         for job, note in (notes or {}).items():
             if "key" in note:
@@ -124,7 +127,7 @@ class Clerk:
 
     async def cancel(self, who: Person, job: str) -> None:
         """Withdraw a job."""
-        await self._wish(who, JobCancelled(JobId(job)), unless=())
+        await self._wish(who, JobCancelled(JobId(job)))
 
     async def pause(self, who: Person, job: str) -> None:
         """Take a job off its devices until `resume`."""
@@ -135,9 +138,31 @@ class Clerk:
         others = tuple(phase for phase in Phase if phase is not Phase.PAUSED)
         await self._wish(who, JobResumed(JobId(job)), unless=others)
 
-    async def _wish(
-        self, who: Person, fact: JobCancelled | JobPaused | JobResumed, *, unless: Collection[Phase]
-    ) -> None:
+    async def reweigh(self, who: Person, job: str, weight: float) -> None:
+        """Let a job count more or less from now on; its owner's factor stays."""
+        factor = self._allowances.of(self._account(who, job).spec.user).weight
+        await self._wish(who, WeightChanged(JobId(job), weight * factor))
+
+    async def limit(self, who: Person, job: str, min_devices: int, max_devices: int) -> None:
+        """Let a job hold another number of devices from now on; InputError where it cannot."""
+        account = self._account(who, job)
+        spec = replace(account.spec, devices=min_devices, min_devices=min_devices, max_devices=max_devices)
+        program = self._in.programs.get(account.spec.id, Program())
+        if program.command and min_devices != max_devices:
+            raise InputError(
+                f"job {job!r} runs a command, which cannot be resized", way_out="Give one number for both."
+            )
+        if program.exact and max_devices > program.shards:
+            raise InputError(f"job {job!r} has {program.shards} shards", way_out="Allow no more devices than that.")
+        check_fit([Listed(spec, program)], self.cluster)
+        await self._wish(who, LimitsChanged(JobId(job), min_devices, max_devices))
+
+    async def change_policy(self, who: Person, text: str) -> None:
+        """Let another policy decide from now on; InputError where there is no such policy."""
+        who.check_governs()
+        await self._in.daemon.wish(PolicyChanged(text))
+
+    async def _wish(self, who: Person, fact: _Wish, *, unless: Collection[Phase] = ()) -> None:
         account = self._account(who, fact.job)
         who.check_submits()
         if not who.may_touch(account.spec.user):
@@ -149,35 +174,8 @@ class Clerk:
 
     def as_submitted(self, who: Person, jobs: Sequence[Listed]) -> list[Listed]:
         """Jobs as they would be accepted: with names that are free, their owner, and what they count for."""
-        weigh = self._allowances.of(who.name).weigh
-        new: dict[JobId, JobId] = {}
-        taken: set[JobId] = set()
-        for spec, _ in jobs:
-            new[spec.id] = self._free_name(spec.id, taken)
-            taken.add(new[spec.id])
-        return [
-            weigh(
-                Listed(
-                    replace(
-                        spec, id=new[spec.id], user=who.name, after=tuple(new.get(other, other) for other in spec.after)
-                    ),
-                    program,
-                )
-            )
-            for spec, program in jobs
-        ]
-
-    def _free_name(self, name: JobId, taken: Collection[JobId]) -> JobId:
-        """A name as it is, or with the first number that nobody has."""
-        accounts = self._in.ledger.accounts
-        if name not in accounts and name not in taken:
-            return name
-        for number in count(self._names.get(name, 1) + 1):
-            found = JobId(f"{name}-{number}")
-            if found not in accounts and found not in taken:
-                self._names[name] = number
-                return found
-        raise AssertionError("numbers do not end")
+        allowance = self._allowances.of(who.name)
+        return [allowance.weigh(job) for job in self._names.rename(jobs, who.name)]
 
     def _active(self, user: str) -> Iterator[JobSpec]:
         """What somebody has that is not over."""
@@ -316,6 +314,11 @@ class Clerk:
                 if 0.0 < remaining < inf:
                     left[job.id] = remaining
         return found, left
+
+    @property
+    def policy(self) -> str:
+        """The policy that decides, as it was written."""
+        return self._in.policy()
 
     def summary(self, who: Person) -> Summary:
         """The whole in a few figures."""

@@ -89,6 +89,18 @@ class Client:
         """Put a paused job back into the queue."""
         return self._object("POST", f"{_at(job)}/resume")
 
+    def reweigh(self, job: str, weight: float) -> Json:
+        """Let a job count more or less from now on."""
+        return self._object("PUT", f"{_at(job)}/weight", body={"weight": weight})
+
+    def limit(self, job: str, min_devices: int, max_devices: int) -> Json:
+        """Let a job hold another number of devices from now on."""
+        return self._object("PUT", f"{_at(job)}/limits", body={"min_devices": min_devices, "max_devices": max_devices})
+
+    def change_policy(self, policy: str) -> str:
+        """Let another policy decide from now on."""
+        return str(self._object("PUT", "/v1/policy", body={"policy": policy})["policy"])
+
     # ----------------------------------------------------------------------------------------------------------- jobs
     def jobs(self, **filters: Any) -> Json:
         """A page of jobs: `phase` (one or several), `user`, `contains`, `newest_first`, `offset`, `limit`."""

@@ -38,6 +38,12 @@ class Roots:
                 way_out=f"Allowed: {allowed}. The setting 'roots' of the daemon says which.",
             )
 
+    def check_policy(self, text: str) -> None:
+        """The same of a policy that is a class in a file."""
+        file, dot, _ = text.partition(".py:")
+        if dot:
+            self.check(Path(f"{file}.py"), "policy", "policy")
+
     def check_tables(self, tables: Sequence[Mapping[str, Any]], base: Path) -> None:
         """The same of everything that job tables name, before anything of it is opened."""
         self.check(base, "folder", "folder")

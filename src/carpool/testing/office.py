@@ -19,6 +19,7 @@ from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.policies.fifo import Fifo
+from carpool.policies.registry import parse_policy
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Outcome, Report, Told
@@ -111,7 +112,9 @@ async def open_office(
     store = Store.open(folder / "store", Header("1", "fifo", cluster))
     ledger, spans = Ledger(), Spans(cluster)
     chronicle = Chronicle(Feed(), CALENDAR.unix)
-    scheduler = Scheduler(cluster, policy or Fifo(), observers=(store, ledger, spans, chronicle))
+    scheduler = Scheduler(
+        cluster, policy or Fifo(), observers=(store, ledger, spans, chronicle), find_policy=parse_policy
+    )
 
     def take(at: float, report: Report) -> None:
         match report:
@@ -125,7 +128,7 @@ async def open_office(
     names = {device: f"cpu:{device}" for device in range(cluster.num_devices)}
     premises = Premises(
         daemon, scheduler, ledger, Declared(), spans, chronicle, machine.programs, lambda job: None, folder, names,
-        CALENDAR, machine.now, "1", lambda: "fifo",
+        CALENDAR, machine.now, "1", lambda: scheduler.policy_text or "fifo",
     )  # fmt: skip
     running = asyncio.create_task(daemon.run())
     try:

@@ -1,0 +1,18 @@
+"""``carpool limit``: how many devices a job of the daemon may hold."""
+
+from __future__ import annotations
+
+import click
+
+from carpool.cli.asking import job_argument, json_option, server_option, wish
+
+
+@click.command("limit", epilog="Example: carpool limit mlp 1 4")
+@job_argument
+@click.argument("least", type=click.IntRange(1))
+@click.argument("most", type=click.IntRange(1))
+@server_option
+@json_option
+def command(job: str, least: int, most: int, server: str, as_json: bool) -> int:
+    """Let JOB hold LEAST to MOST devices from now on."""
+    return wish((job,), server, as_json, lambda client, name: client.limit(name, least, most))

@@ -1,0 +1,17 @@
+"""``carpool weight``: let jobs of the daemon count more or less."""
+
+from __future__ import annotations
+
+import click
+
+from carpool.cli.asking import job_argument, json_option, server_option, wish
+
+
+@click.command("weight", epilog="Example: carpool weight mlp 2.5")
+@job_argument
+@click.argument("weight", type=float)
+@server_option
+@json_option
+def command(job: str, weight: float, server: str, as_json: bool) -> int:
+    """Let JOB count WEIGHT times as much as a job of weight 1 from now on."""
+    return wish((job,), server, as_json, lambda client, name: client.reweigh(name, weight))
