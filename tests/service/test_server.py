@@ -15,7 +15,7 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 import httpx
 
 from carpool.core.errors import InputError
-from carpool.service.server import is_loopback, listen_tcp, listen_unix, peer_uid
+from carpool.service.sockets import is_loopback, listen_tcp, listen_unix, peer_uid
 from carpool.testing.reception import GENEROUS, Served, serve_reception
 
 

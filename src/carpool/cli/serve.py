@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from carpool import __version__
 from carpool.cli.run import PREFERRED, default_policy
+from carpool.core.errors import InputError
 
 if TYPE_CHECKING:
     from carpool.service.house import House
+    from carpool.service.meters import Meters
 
 _EPILOG = """\b
 Examples:
@@ -35,7 +37,7 @@ Examples:
 )
 @click.option(
     "--devices",
-    default="",
+    default=None,
     metavar="SPEC",
     help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1. [default: all GPUs, else all cores]",
 )
@@ -43,80 +45,88 @@ Examples:
 @click.option(
     "--lanes",
     type=click.Choice(["auto", "slice"]),
-    default="auto",
-    show_default=True,
+    default=None,
     help="auto: jobs that share a GPU compute at the same time where that can be; slice: they take turns.",
 )
 @click.option(
     "--warm",
     type=click.IntRange(0, 8),
-    default=1,
-    show_default=True,
-    help="Processes kept ready on each GPU, so that a job need not wait for CUDA; each takes up a context there.",
+    default=None,
+    help="Processes kept ready on each GPU, so that a job need not wait for CUDA; each takes up a context there. [default: 1]",
 )
 @click.option(
     "--memory-cap",
-    default="",
+    default=None,
     metavar="SIZE",
     help="Let the jobs on each device take no more than this together: they take turns, and park in host memory.",
 )
+@click.option("--socket", default=None, metavar="PATH", help="Its Unix socket. [default: api.sock in its folder]")
+@click.option("--host", default=None, help="Where it listens besides. [default: 127.0.0.1]")
+@click.option("--port", default=None, type=click.IntRange(0, 65535), help="The port there; 0: none. [default: 7637]")
 @click.option("--leave-running", is_flag=True, help="When it is stopped, leave the jobs at work for the next daemon.")
-def command(
-    state: str | None,
-    policy: str | None,
-    devices: str,
-    oversubscribe: bool,
-    lanes: str,
-    warm: int,
-    memory_cap: str,
-    leave_running: bool,
-) -> int:
+def command(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     """Serve jobs until SIGTERM or Ctrl-C.
 
     Everything accepted is on disk before it is answered. When the daemon is killed, its jobs stand still at the end of
     a step, checkpointed, and the next daemon on the same folder goes on with them. When it is stopped, all jobs are
     halted with checkpoints, and the next one resumes them.
+
+    People reach it over its Unix socket, as the daemon's own user, and over a port with a token. All jobs run as the
+    daemon's user. What is not given as a flag comes from the environment or the configuration file; see
+    `carpool config show`.
     """
     from carpool.core.units import parse_bytes
     from carpool.runtime.devices import overlap_note, parse_devices
     from carpool.runtime.link import ExecutorOptions
+    from carpool.service.config import read_settings
     from carpool.service.house import House, Setup
 
-    found = tuple(parse_devices(devices, oversubscribe=oversubscribe))
+    settings = read_settings(os.environ, flags)
+    meters = _meters()
+    found = tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe))
     if note := overlap_note(found):
         click.echo(f"carpool: {note}", err=True)
-    cap = parse_bytes(memory_cap, "--memory-cap") if memory_cap else 0
-    options = ExecutorOptions(mps=lanes == "auto", warm=warm, memory_cap=cap)
-    folder = Path(state) if state else default_state()
-    house = House.open(Setup(folder.absolute(), found, __version__, policy or "", default_policy(), options))
+    cap = parse_bytes(settings["memory_cap"], "memory_cap") if settings["memory_cap"] else 0
+    options = ExecutorOptions(mps=settings["lanes"] == "auto", warm=settings["warm"], memory_cap=cap)
+    policy, state = settings["policy"], settings.state
+    house = House.open(Setup(state, found, __version__, policy, default_policy(), options, meters.commit))
     try:
-        asyncio.run(_serve(house, leave_running=leave_running))
+        from carpool.cli.mounting import listening, mounted
+
+        with listening(settings) as ears:
+            around = partial(mounted, house, settings, meters, ears)
+            asyncio.run(_serve(house, around, leave_running=leave_running))
     finally:
         house.close()
     return 0
 
 
-def default_state() -> Path:
-    """Where a user's daemon keeps what it must not lose."""
-    root = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(root) / "carpool"
+def _meters() -> Meters:
+    """What measures the daemon; InputError where the packages that serve are not there."""
+    try:
+        from carpool.service.meters import Meters
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"serving needs {error.name}, which is not installed", way_out="pip install 'carpool[serve]'"
+        ) from None
+    return Meters()
 
 
-async def _serve(house: House, *, leave_running: bool) -> None:
+async def _serve(house: House, around: Callable[[], AbstractAsyncContextManager[str]], *, leave_running: bool) -> None:
     await house.start()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, _stop, house, leave_running)
-    async with mounted(house) as address:
+    async with around() as address:
         for words in house.told:
             click.echo(f"carpool: {words}", err=True)
         jobs = len(house.scheduler.jobs)
-        where = f", listens at {address}" if address else ""
         click.echo(
             f"carpool: serves {len(house.names)} device{'s' if len(house.names) != 1 else ''} from {house.setup.state}"
-            f" with policy {house.policy_text}{where}; {jobs} job{'s' if jobs != 1 else ''} to go on with",
+            f" with policy {house.policy_text}; {jobs} job{'s' if jobs != 1 else ''} to go on with",
             err=True,
         )
+        click.echo(f"carpool: listens at {address}", err=True)
         await house.run()
 
 
@@ -124,9 +134,3 @@ def _stop(house: House, leave_running: bool) -> None:
     words = "leaves its jobs at work for the next daemon" if leave_running else "halts all jobs with checkpoints"
     click.echo(f"carpool: {words}", err=True)
     house.stop(leave_running=leave_running)
-
-
-@asynccontextmanager
-async def mounted(house: House) -> AsyncIterator[str]:
-    """Where people reach the daemon: what listens begins and ends here, around the daemon's run; its address."""
-    yield ""

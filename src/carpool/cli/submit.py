@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -59,6 +60,20 @@ def command(jobs: str, detach: bool, key: str, server: str, as_json: bool) -> in
 
 
 def _submitted(client: Client, jobs: str, key: str, server: str) -> list[str]:
+    """Submit; where no daemon was named and none answers here, start one."""
+    from carpool.service.client import Unreachable
+    from carpool.service.config import read_settings
+
+    settings = read_settings(os.environ)
+    try:
+        return client.submit(Path(jobs), key=key)
+    except Unreachable:
+        if server or settings["server"]:
+            raise
+    from carpool.cli.starting import start_daemon
+
+    pid = start_daemon(settings)
+    click.echo(f"carpool: started a daemon in {settings.state}; stop it with: kill {pid}", err=True)
     return client.submit(Path(jobs), key=key)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -38,7 +39,7 @@ from carpool.runtime.link import Claim, ExecutorLink, ExecutorOptions, Refused
 from carpool.runtime.reports import Report
 from carpool.service.chronicle import Chronicle
 from carpool.service.clerk import Premises
-from carpool.service.daemon import Daemon
+from carpool.service.daemon import Commit, Daemon
 from carpool.service.feed import Feed
 from carpool.service.notices import Ending, Notices
 from carpool.service.reconciling import is_ahead, reconcile
@@ -63,6 +64,7 @@ class Setup:
     default_policy: str = "carpool"
     options: ExecutorOptions = field(default_factory=ExecutorOptions)
     retain: int = 100_000  # records that are kept when a balance stands for them: stories and figures go back so far
+    commit: Commit = asyncio.to_thread  # how the store's commits are run
 
 
 class House:
@@ -105,7 +107,7 @@ class House:
     @classmethod
     def open(cls, setup: Setup) -> House:
         """Hold the folder and bring everything to where its journal ends. InputError where another daemon holds it."""
-        setup.state.mkdir(mode=0o700, parents=True, exist_ok=True)  # what jobs are given may be nobody else's business
+        _make_private(setup.state)
         folder = RunFolder(setup.state)
         folder.hold(by="daemon")
         try:
@@ -238,6 +240,7 @@ class House:
             cut=self._cut,
             retain=self.setup.retain,
             renew=self._renew,
+            commit=self.setup.commit,
         )
 
     def _tell(self, job: JobId, words: str) -> None:
@@ -337,6 +340,20 @@ class House:
             for job in self.scheduler.jobs.values()
             if job.id not in self.recovered.programs
         ]
+
+
+def _make_private(state: Path) -> None:
+    """Make a folder that nobody else may look into: what jobs are given is in it, variables with secrets too."""
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if state.stat().st_mode & 0o077:
+        try:
+            state.chmod(0o700)
+        except PermissionError:
+            raise InputError(
+                "others may look into it, and it is not yours to change",
+                where=str(state),
+                way_out="Name another --state.",
+            ) from None
 
 
 def _facts_of(scheduler: Scheduler, back: Return) -> list[Fact]:

@@ -1,28 +1,21 @@
-"""The daemon's ears: a Unix socket for its own user and, where it is wanted, a TCP port; slow clients are let go."""
+"""The web server of a daemon: it knows who is at the other end of a Unix socket, and lets slow clients go."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
-import os
 import socket
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from carpool.core.errors import InputError
 from carpool.service.door import PEER
 from carpool.service.limits import Limits
-
-_CREDENTIALS = struct.Struct("3i")  # process, user and group at the other end
-_LONGEST_PATH = 107  # of a Unix socket, in bytes
+from carpool.service.sockets import peer_uid
 
 
 class PatientProtocol(H11Protocol):
@@ -123,66 +116,3 @@ class WebServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
-
-
-def peer_uid(sock: Any) -> int | None:
-    """The user id at the other end of a Unix socket, as the kernel knows it; None for any other socket."""
-    if sock is None or sock.family != socket.AF_UNIX:
-        return None
-    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(told)[1])
-
-
-def listen_unix(path: Path) -> socket.socket:
-    """A Unix socket of mode 0600; what a dead daemon left at its place is replaced."""
-    if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise InputError(
-            f"socket is {str(path)!r}, {len(os.fsencode(path))} bytes long; the limit is {_LONGEST_PATH}",
-            way_out="Name a shorter one with --socket.",
-        )
-    if path.is_socket():
-        if is_answering(path):
-            raise InputError(f"a daemon answers at {path} already", way_out="Stop it first, or name another --state.")
-        path.unlink()
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)  # never, not for an instant, open to others
-    try:
-        listening.bind(str(path))
-    finally:
-        os.umask(before)
-    listening.listen(256)
-    return listening
-
-
-def is_answering(path: Path) -> bool:
-    """Whether somebody listens at a Unix socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trying:
-        try:
-            trying.connect(str(path))
-        except OSError:
-            return False
-        return True
-
-
-def listen_tcp(host: str, port: int) -> socket.socket:
-    """A TCP socket at a host and port; port 0 takes a free one."""
-    try:
-        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with contextlib.ExitStack() as failing:
-            listening = failing.enter_context(socket.socket(family, kind, number))
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen(256)
-            failing.pop_all()
-    except OSError as error:
-        raise InputError(f"cannot listen on {host}:{port}: {error}", way_out="Name another --host or --port.") from None
-    return listening
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host; a name counts where all its addresses do."""
-    try:
-        found = {entry[4][0] for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return False
-    return bool(found) and all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)

@@ -22,7 +22,8 @@ from carpool.service.door import PEER
 from carpool.service.limits import Limits
 from carpool.service.people import Person, Role
 from carpool.service.roots import Roots
-from carpool.service.server import WebServer, listen_tcp, listen_unix
+from carpool.service.server import WebServer
+from carpool.service.sockets import listen_tcp, listen_unix
 from carpool.service.tokens import Tokens
 from carpool.testing.office import Office, open_office
 

@@ -1,0 +1,149 @@
+"""What people reach a daemon by: the API, and the dashboard where it is installed, on a Unix socket and a port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import importlib.util
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from carpool.backends.shelf import ROOT, Shelf
+from carpool.core.errors import InputError
+from carpool.core.model import JobId
+from carpool.predictors.belief import ProfileBelief
+from carpool.runtime.jobfile import Listed
+from carpool.service.allowances import Allowances
+from carpool.service.app import make_app
+from carpool.service.clerk import Clerk
+from carpool.service.config import Settings
+from carpool.service.desk import Desk
+from carpool.service.door import person_of
+from carpool.service.foresight import Foresight
+from carpool.service.house import House
+from carpool.service.limits import Limits
+from carpool.service.meters import Meters
+from carpool.service.people import Person, Role
+from carpool.service.roots import Roots
+from carpool.service.server import WebServer
+from carpool.service.sockets import is_loopback, listen_tcp, listen_unix
+from carpool.service.tokens import FILE, Tokens, write_secret
+
+OWN_TOKEN = "token"  # in the daemon's folder: its owner's, for browsers on this machine
+_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_SET = ("body_bytes", "jobs_at_once", "requests_per_s", "burst", "streams", "connections")
+
+
+class Ears(NamedTuple):
+    """Where a daemon can be reached before anything answers there; who asks meanwhile waits."""
+
+    unix: socket.socket
+    tcp: socket.socket | None
+
+
+@contextmanager
+def listening(settings: Settings) -> Iterator[Ears]:
+    """Open the socket and the port; InputError where that cannot or must not be."""
+    tokens = Tokens(settings.state / FILE)
+    with ExitStack() as stack:
+        tcp = _tcp(settings, tokens)
+        if tcp is not None:
+            stack.enter_context(tcp)
+        unix = stack.enter_context(listen_unix(settings.socket))
+        stack.callback(settings.socket.unlink, missing_ok=True)
+        yield Ears(unix, tcp)
+
+
+@asynccontextmanager
+async def mounted(house: House, settings: Settings, meters: Meters, ears: Ears) -> AsyncIterator[str]:
+    """Answer around the daemon's run; where, in words."""
+    owner = _owner()
+    tokens = Tokens(house.setup.state / FILE)
+    allowances = Allowances.read(settings.users, "users")
+    clerk = Clerk(house.premises, house.recovered.notes, allowances)
+    limits = replace(Limits(), **{name: settings[name] for name in _SET})
+    desk = Desk(
+        clerk,
+        tokens,
+        owner=owner,
+        uid=os.geteuid(),
+        roots=Roots(settings.roots),
+        hosts=_hosts(settings),
+        limits=limits,
+        planner=Foresight(clerk, house.setup.devices, lambda: house.policy_text, beliefs),
+        meters=meters,
+    )
+    app = make_app(desk)
+    if importlib.util.find_spec("carpool.dashboard") is not None:
+        routes = importlib.import_module("carpool.dashboard.routes")
+        routes.mount(app, clerk, person_of)
+    server = WebServer(app, [each for each in ears if each is not None], limits)
+    serving = asyncio.create_task(server.run_until_stopped())
+    serving.add_done_callback(lambda _: house.stop())  # a daemon that nobody can reach is none
+    try:
+        await server.up.wait()
+        yield where(settings, ears.tcp)
+    finally:
+        house.followers.chronicle.feed.close()
+        server.stop()
+        await serving
+
+
+def _owner() -> Person:
+    """Whoever runs the daemon."""
+    return Person(getpass.getuser(), Role.ADMIN)
+
+
+def _tcp(settings: Settings, tokens: Tokens) -> socket.socket | None:
+    """The port; InputError where others could reach it and nobody has a token."""
+    host, port = settings["host"], settings["port"]
+    if not port:
+        return None
+    if not is_loopback(host) and not tokens.all():
+        raise InputError(
+            f"host is {host!r}, which is reached from elsewhere, and nobody has a token",
+            way_out="Make one first: carpool token add NAME --role admin. Or listen on 127.0.0.1 only.",
+        )
+    try:
+        listening = listen_tcp(host, port)
+    except InputError:
+        if settings.origins["port"] == settings.origins["host"] == "default":
+            return None  # another user's daemon has it; the socket is enough
+        raise
+    if not tokens.all():
+        write_secret(tokens.path.with_name(OWN_TOKEN), tokens.add(_owner(), time.time()) + "\n")
+    return listening
+
+
+def where(settings: Settings, tcp: socket.socket | None) -> str:
+    """Where it listens, and what that takes, in words."""
+    words = f"unix:{settings.socket}"
+    if tcp is None:
+        return words
+    host = settings["host"]
+    words += f" and http://{f'[{host}]' if ':' in host else host}:{tcp.getsockname()[1]} (with a token)"
+    if not is_loopback(host):
+        words += "; that is reached from elsewhere: every request needs a token, and what is sent is not encrypted"
+    return words
+
+
+def _hosts(settings: Settings) -> tuple[str, ...]:
+    host = settings["host"]
+    own = (f"[{host}]" if ":" in host else host,) if host not in ("0.0.0.0", "::") else (socket.gethostname(),)
+    return (*_NAMES, *own, *settings["hosts"])
+
+
+def beliefs(jobs: Sequence[Listed]) -> Mapping[JobId, ProfileBelief]:
+    """What profiles in the folders of jobs tell of them."""
+    found: dict[JobId, ProfileBelief] = {}
+    for folder in {job.program.folder for job in jobs}:
+        with contextlib.suppress(OSError):
+            found |= Shelf(Path(folder) / ROOT).beliefs([job for job in jobs if job.program.folder == folder])
+    return found
