@@ -57,6 +57,19 @@ def test_plans_keep_their_distance() -> None:
     assert policy.at == [0.0, 10.0, 30.0]
 
 
+def test_whoever_runs_it_may_ask_for_a_breath_between_plans() -> None:
+    policy = Asked()
+    d = Desk(policy)
+    d.say(0.0, submit("a"))
+    d.scheduler.breath_s = 5.0
+    d.say(1.0, submit("b"))
+    assert (policy.at, d.wakes()) == ([0.0], 5.0)
+    d.say(5.0, Woke())
+    d.scheduler.breath_s = 0.0
+    d.say(6.0, submit("c"))
+    assert policy.at == [0.0, 5.0, 6.0]
+
+
 def test_a_policy_is_woken_when_it_wishes() -> None:
     policy = Asked([Plan((), "look again soon", 7.0), Plan((), "and again", 9.0), Plan.NOTHING])
     d = Desk(policy)

@@ -19,7 +19,7 @@ from carpool.core.topology import Cluster
 from carpool.policies.fifo import Fifo
 from carpool.service.accept_log import read_log
 from carpool.service.database import MIGRATIONS
-from carpool.service.store import DATABASE, LOG, Kept, Mark, Noted, Store
+from carpool.service.store import DATABASE, LOG, Kept, Mark, Noted, Store, balance_text
 
 HEADER = Header("1", "fifo", Cluster.build([(1, 2, "cpu")]))
 NUM_RECORDS = 12
@@ -273,6 +273,19 @@ def test_a_start_folds_only_what_follows_the_newest_balance(tmp_path: Path, open
     assert again.balance is not None
     assert (again.balance.number, len(again.balance.balance.jobs)) == (6, 6)
     assert [entry.number for entry in again.entries(after=6)] == [7]
+
+
+def test_a_balance_may_be_written_out_while_records_go_on(tmp_path: Path, opened: Opening) -> None:
+    store = opened(tmp_path)
+    store.record(submission(1))
+    closed = store.close_books(lived(store, 1).balance())
+    store.record(submission(2))
+    store.put_down(closed, balance_text(closed), 100)
+    assert store.balance is None  # not before what it stands for is durable
+    store.commit()
+    again = opened(tmp_path)
+    assert again.balance == closed
+    assert [entry.number for entry in again.entries(closed.number)] == [2]
 
 
 def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Opening) -> None:

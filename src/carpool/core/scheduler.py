@@ -55,6 +55,7 @@ class Scheduler:
         self._given_cadence = cadence
         self.at = 0.0
         self.wake_at: float | None = None
+        self.breath_s = 0.0  # a plan is put off so long after the last one at least, whatever the cadence says
         self._estimator: Estimator = estimator or Declared()
         self._observers = tuple(observers)
         self._books = Books(cluster, policy, self._estimator)
@@ -101,6 +102,11 @@ class Scheduler:
     def follow(self, observer: Observer) -> None:
         """Show an observer every record from now on, after those that were there before it."""
         self._observers = (*self._observers, observer)
+
+    @property
+    def planned_at(self) -> float | None:
+        """When the policy was asked last."""
+        return self._planned_at
 
     # --------------------------------------------------------------------------------------------------- handling
     def handle(self, at: float, facts: Sequence[Fact]) -> list[Order]:
@@ -243,14 +249,18 @@ class Scheduler:
             return True
         if not self._is_triggered:
             return False
-        return self._planned_at is None or at >= self._planned_at + self.cadence.min_interval_s
+        return self._planned_at is None or at >= self._planned_at + self._interval_s
+
+    @property
+    def _interval_s(self) -> float:
+        return max(self.cadence.min_interval_s, self.breath_s)
 
     def _next_wake(self, at: float) -> float | None:
         round_s = self.cadence.round_s
         if round_s:
             return (_round_at(at, round_s) + 1) * round_s if self._books.jobs else None
         if self._is_triggered and self._planned_at is not None:
-            put_off = self._planned_at + self.cadence.min_interval_s
+            put_off = self._planned_at + self._interval_s
             return put_off if self._plan_wake_at is None else min(put_off, self._plan_wake_at)
         return self._plan_wake_at
 

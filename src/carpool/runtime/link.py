@@ -129,7 +129,7 @@ class ExecutorLink:
 
     def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
         """Make a job known before its first order; with ``resume`` it goes on from what its folder holds."""
-        self._say({"do": "introduce", "job": job, "program": asdict(program), "resume": resume})
+        self._say({"do": "introduce", "job": job, "program": program.as_json(), "resume": resume})
 
     def carry(self, orders: Sequence[Order]) -> None:
         """Pass orders on."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from carpool.backends.local import ExecutorGone, Link, Pace
+from carpool.core.balance import Balance
 from carpool.core.errors import CarpoolError
 from carpool.core.messages import Fact, JobCancelled, JobFailed, JobFinished, JobSubmitted, Order, Record, Woke
 from carpool.core.model import JobId
@@ -17,13 +19,15 @@ from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Gone, Report, Told
 from carpool.runtime.wire import report_to_json
-from carpool.service.store import Mark, Store
+from carpool.service.store import Mark, Store, balance_text
 
 Commit = Callable[[Callable[[], None]], Awaitable[None]]
 Cut = Callable[[], Callable[[], None]]
 
-_RECORDS_PER_BALANCE = 1000  # folding so many takes a fraction of a second
 _RECORDS_RETAINED = 100_000  # for stories and figures; showing them to all who follow takes some seconds
+_RECORDS_PER_BALANCE = 1000  # folding so many takes a fraction of a second; with more jobs, as many as there are
+_SLOW_S = 0.02  # of computing: a policy that takes longer to decide is not asked at every fact
+_BREATHS = 4.0  # times as long as it took: deciding takes a fifth of the time at most
 
 
 class Line(Link, Protocol):
@@ -116,6 +120,7 @@ class Daemon:
         self._kept: asyncio.Future[None] | None = None  # resolved when all that was folded until now is durable
         self._committing: asyncio.Future[None] | None = None  # the same of what is just being written
         self._since_balance = 0
+        self._balancing: asyncio.Task[None] | None = None
         self._is_closing = False
         scheduler.follow(self)
 
@@ -227,7 +232,7 @@ class Daemon:
 
     def _handle(self, facts: Sequence[Fact], *, carry: bool = True) -> asyncio.Future[None]:
         """Fold facts; what follows from them waits for the commit. The future says when they are durable."""
-        orders = self._scheduler.handle(self._now(), facts)
+        orders = self._decide(facts)
         if carry:
             self._orders += orders
         self._dirty.set()
@@ -235,6 +240,15 @@ class Daemon:
             self._kept = asyncio.get_running_loop().create_future()
             self._kept.add_done_callback(_look_at)
         return self._kept
+
+    def _decide(self, facts: Sequence[Fact]) -> list[Order]:
+        """Fold facts and plan; after a plan that took long the next one waits, so that people are answered too."""
+        before, began = self._scheduler.planned_at, time.thread_time()
+        orders = self._scheduler.handle(self._now(), facts)
+        if self._scheduler.planned_at != before:
+            took_s = time.thread_time() - began
+            self._scheduler.breath_s = _BREATHS * took_s if took_s > _SLOW_S else 0.0
+        return orders
 
     def _now(self) -> float:
         """The time; never before what the scheduler has seen."""
@@ -274,8 +288,8 @@ class Daemon:
             raise
         if kept is not None and not kept.done():
             kept.set_result(None)
-        if self._since_balance >= _RECORDS_PER_BALANCE and not self._dirty.is_set():
-            self.keep_balance()
+        if self._since_balance >= max(_RECORDS_PER_BALANCE, len(self._scheduler.jobs)) and self._balancing is None:
+            self._balancing = asyncio.create_task(self._keep_balance_aside())
 
     def _carry(self, orders: Sequence[Order]) -> None:
         """Pass orders on; a job is made known with its first one, so that those that wait cost the executor nothing."""
@@ -302,16 +316,35 @@ class Daemon:
 
     def keep_balance(self) -> None:
         """Let the next start begin here."""
+        self._store.keep_balance(*self._balance())
+        self._store.retain(self._retain)
+
+    async def _keep_balance_aside(self) -> None:
+        """The same while the daemon goes on: it is written in a thread, and put down with the next commit."""
+        kept = self._store.close_books(*self._balance())
+        text = None
+
+        def write() -> None:
+            nonlocal text
+            text = balance_text(kept)
+
+        await self._run_commit(write)
+        assert text is not None
+        self._store.put_down(kept, text, self._retain)
+        self._balancing = None
+        self._dirty.set()
+
+    def _balance(self) -> tuple[Balance, dict[JobId, Mapping[str, Any]]]:
+        self._since_balance = 0
         jobs = self._scheduler.jobs
-        details: dict[JobId, Mapping[str, Any]] = {
+        return self._scheduler.balance(), {
             job: _details(program, self._notes.get(job)) for job, program in self._programs.items() if job in jobs
         }
-        self._store.keep_balance(self._scheduler.balance(), details)
-        self._store.retain(self._retain)
-        self._since_balance = 0
 
     async def _last_commit(self, committing: asyncio.Task[None]) -> None:
         """Make durable what is not yet, unless that is what failed; one that is under way comes to its end."""
+        if self._balancing is not None:
+            await self._balancing
         self._is_closing = True
         self._dirty.set()
         await committing

@@ -20,7 +20,7 @@ class Limits:
     streams: int = 20  # event streams and followed logs of one person at a time
     stream_s: float = 3600.0  # a stream ends after so long; whoever listens comes back with Last-Event-ID
     beat_s: float = 15.0  # a comment is sent into a silent stream so often
-    gather_s: float = 0.1  # events of so long go out together
+    gather_s: float = 0.25  # events of so long go out together
     headers_s: float = 10.0  # seconds in which a request's headers have to be there
     stalled_s: float = 60.0  # a client that takes nothing for so long is let go
     connections: int = 512

@@ -86,6 +86,7 @@ class Store:
         self._before = state.accepted  # by the newest record
         self._last_crc = log.last_crc
         self._pending: list[Line] = []
+        self._due: tuple[Kept, str, int] | None = None  # a balance for the next commit, and what to retain
         self._details: dict[JobId, Mapping[str, Any]] = {}
 
     @classmethod
@@ -157,8 +158,15 @@ class Store:
     def commit(self) -> None:
         """Make durable, in both copies or in none, what was taken in until now; `record` may go on meanwhile."""
         batch, self._pending = self._pending, []
-        if not batch:
-            return
+        if batch:
+            self._add(batch)
+        if self._due is not None:
+            kept, text, retained = self._due
+            self._due = None
+            self._write_balance(kept, text)
+            self.retain(retained)
+
+    def _add(self, batch: list[Line]) -> None:
         end = self._log.end
         try:
             self._log.add(batch)
@@ -174,9 +182,21 @@ class Store:
     def keep_balance(self, balance: Balance, details: Details | None = None) -> None:
         """Keep where everything stood after the last committed record, so that a start need not fold what is older."""
         assert not self._pending, "a balance is of what is committed"
-        self.balance = Kept(self._next - 1, balance, details or {}, self._marked)
-        body = _text(_kept_to_json(self.balance))
-        self._database.add_balance(self.balance.number, crc32(body.encode("ascii")), body, _BALANCES_KEPT)
+        self._due = None  # an older one
+        kept = self.close_books(balance, details)
+        self._write_balance(kept, balance_text(kept))
+
+    def close_books(self, balance: Balance, details: Details | None = None) -> Kept:
+        """A balance of all records taken in until now, to be put down once it is written out."""
+        return Kept(self._next - 1, balance, details or {}, self._marked)
+
+    def put_down(self, kept: Kept, text: str, retained: int) -> None:
+        """Keep a balance with the next commit, and of what is older so many records: what it stands for is durable."""
+        self._due = (kept, text, retained)
+
+    def _write_balance(self, kept: Kept, text: str) -> None:
+        self._database.add_balance(kept.number, crc32(text.encode("ascii")), text, _BALANCES_KEPT)
+        self.balance = kept
 
     def retain(self, records: int) -> None:
         """Drop what is older than so many records, in one go once it has become a quarter more."""
@@ -327,6 +347,11 @@ def _repaired(
     if is_whole:
         return AcceptLog.extend(path, ordered[-1].crc)
     return AcceptLog.write_anew(path, ordered)
+
+
+def balance_text(kept: Kept) -> str:
+    """A balance as it is kept; with many jobs this takes a while."""
+    return _text(_kept_to_json(kept))
 
 
 def _kept_to_json(kept: Kept) -> dict[str, Any]:
