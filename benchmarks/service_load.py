@@ -1,0 +1,199 @@
+"""A daemon under load on loopback: durable submissions per second, lists while many listen, memory over minutes.
+
+One real `carpool serve` with its real executor on two devices, `--queued` jobs in its queue, 50 who listen to events.
+Submissions are one job each, every one acknowledged only when it is on the disk. Beside it, what SQLite alone does on
+the same disk: one row per transaction, WAL, synchronous FULL.
+
+    python benchmarks/service_load.py                      the figures, about two minutes
+    python benchmarks/service_load.py --minutes 10         and memory over ten minutes
+    python benchmarks/service_load.py --policy carpool     with another policy
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import measured
+from service.wire import Target, quantile
+
+from carpool.service.client import Client
+from carpool.service.people import Person, Role
+from carpool.service.tokens import FILE, Tokens
+
+LISTENERS = 50
+_ENTRY = "import time\n\n\ndef main():\n    time.sleep(1e6)\n"
+
+
+def main() -> None:
+    """Measure and print as it goes."""
+    options = _options()
+    folder = Path(tempfile.mkdtemp(prefix="carpool-load-", dir=options.disk or None))
+    rows: dict[str, Any] = {"policy": options.policy, "queued": options.queued, "listeners": LISTENERS}
+    rows["sqlite_rows_per_s"] = _sqlite_alone(folder / "alone.sqlite", options.seconds)
+    print(f"SQLite alone, a row per commit: {rows['sqlite_rows_per_s']:.0f} rows/s", flush=True)
+    measured.save("service_load", rows)
+    token = Tokens(folder / "state" / FILE).add(Person("load", Role.ADMIN), time.time())
+    daemon, port = _start(folder, options.policy)
+    try:
+        asyncio.run(
+            _measure(Target(port, token), Client(f"http://127.0.0.1:{port}", token), daemon, folder, rows, options)
+        )
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        try:
+            daemon.wait(60)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+    print(measured.save("service_load", rows))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", default="fifo")
+    parser.add_argument("--queued", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement")
+    parser.add_argument("--minutes", type=float, default=0.0, help="how long to watch the memory")
+    parser.add_argument("--disk", default="", help="a folder on the disk to use")
+    return parser.parse_args()
+
+
+def _sqlite_alone(path: Path, seconds: float) -> float:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("CREATE TABLE lines (number INTEGER PRIMARY KEY, body TEXT)")
+    until, count, body = time.perf_counter() + min(5.0, seconds), 0, "x" * 400
+    began = time.perf_counter()
+    while time.perf_counter() < until:
+        connection.execute("INSERT INTO lines (body) VALUES (?)", (body,))
+        count += 1
+    took = time.perf_counter() - began
+    connection.close()
+    return count / took
+
+
+def _start(folder: Path, policy: str) -> tuple[subprocess.Popen[str], int]:
+    """A daemon, and the port it listens at."""
+    (folder / "train.py").write_text(_ENTRY, encoding="utf-8")
+    environment = {
+        **os.environ,
+        "CARPOOL_REQUESTS_PER_S": "1000000",
+        "CARPOOL_BURST": "1000000",
+        "CARPOOL_STREAMS": "1000",
+        "CARPOOL_ROOTS": str(folder),
+    }
+    with (folder / "daemon.log").open("w") as log:
+        port = _free_port()
+        words = ["--state", str(folder / "state"), "--devices", "cpu:2", "--policy", policy, "--port", str(port)]
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "carpool", "serve", *words], env=environment, stdout=log, stderr=log, text=True
+        )
+    until = time.monotonic() + 120.0
+    while "listens at" not in (folder / "daemon.log").read_text():
+        if daemon.poll() is not None or time.monotonic() > until:
+            daemon.kill()
+            raise SystemExit((folder / "daemon.log").read_text())
+        time.sleep(0.1)
+    return daemon, port
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as trying:
+        trying.bind(("127.0.0.1", 0))
+        return int(trying.getsockname()[1])
+
+
+async def _measure(
+    target: Target, client: Client, daemon: subprocess.Popen[str], folder: Path, rows: dict[str, Any], options: Any
+) -> None:
+    jobs = [{"name": f"q{number}", "command": ["sleep", "1000000"]} for number in range(500)]
+    began = time.perf_counter()
+    for _ in range(0, options.queued, 500):
+        await asyncio.to_thread(client.submit, {"job": jobs}, folder=folder)
+    rows["fill_s"] = time.perf_counter() - began
+    print(f"{options.queued} jobs queued in {rows['fill_s']:.1f} s", flush=True)
+    heard: list[int] = []
+    listening = [asyncio.create_task(target.listen(heard)) for _ in range(LISTENERS)]
+    one = target.request("POST /v1/jobs", {"folder": str(folder), "job": [{"name": "load", "entry": "train.py:main"}]})
+    page = target.request("GET /v1/jobs")
+    rows["submissions"], rows["memory"] = [], []
+    for clients in (1, 8, 32):
+        await _submissions(target, one, page, clients, options.seconds, rows)
+        measured.save("service_load", rows)
+    await _memory(target, one, page, daemon.pid, options.minutes, rows)
+    rows["heard_bytes_per_listener"] = min(heard)
+    for task in listening:
+        task.cancel()
+
+
+async def _submissions(
+    target: Target, one: bytes, page: bytes, clients: int, seconds: float, rows: dict[str, Any]
+) -> None:
+    """So many clients submit at the same time, as fast as they are answered, while another lists jobs."""
+    until = time.perf_counter() + seconds
+    submitted: list[float] = []
+    listed: list[float] = []
+    began = time.perf_counter()
+
+    def goes_on() -> bool:
+        return time.perf_counter() < until
+
+    await asyncio.gather(
+        *(target.ask(one, goes_on, submitted) for _ in range(clients)), target.ask(page, goes_on, listed, 0.05)
+    )
+    row = {
+        "clients": clients,
+        "per_s": len(submitted) / (time.perf_counter() - began),
+        "p50_ms": 1e3 * quantile(submitted, 0.5),
+        "p99_ms": 1e3 * quantile(submitted, 0.99),
+        "lists": len(listed),
+        "list_p50_ms": 1e3 * quantile(listed, 0.5),
+        "list_p99_ms": 1e3 * quantile(listed, 0.99),
+    }
+    rows["submissions"].append(row)
+    print(
+        f"{clients:3} clients: {row['per_s']:6.0f} submissions/s, p99 {row['p99_ms']:6.1f} ms; "
+        f"GET /v1/jobs p50 {row['list_p50_ms']:5.1f} ms, p99 {row['list_p99_ms']:6.1f} ms",
+        flush=True,
+    )
+
+
+async def _memory(target: Target, one: bytes, page: bytes, pid: int, minutes: float, rows: dict[str, Any]) -> None:
+    """Lists and listeners go on, and a submission every second; what the daemon holds, twice a minute."""
+    until = time.perf_counter() + 60.0 * minutes
+
+    def goes_on() -> bool:
+        return time.perf_counter() < until
+
+    async def watch() -> None:
+        while goes_on():
+            rows["memory"].append({"s": 60.0 * minutes - (until - time.perf_counter()), "bytes": _resident(pid)})
+            print(f"{rows['memory'][-1]['s']:6.0f} s: {rows['memory'][-1]['bytes'] / 2**20:.1f} MiB", flush=True)
+            measured.save("service_load", rows)
+            await asyncio.sleep(30.0)
+
+    if minutes:
+        took: list[float] = []
+        await asyncio.gather(watch(), target.ask(page, goes_on, took, 0.1), target.ask(one, goes_on, [], 1.0))
+        rows["list_p99_ms_over_minutes"] = 1e3 * quantile(took, 0.99)
+
+
+def _resident(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main()
