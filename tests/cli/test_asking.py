@@ -125,6 +125,21 @@ def test_logs_are_printed_and_followed(served: Served, capsys: pytest.CaptureFix
     assert json.loads(printed(capsys, "logs", "a", "--json"))["is_over"] is True
 
 
+def test_stories_reasons_and_files_come_from_the_daemon_where_it_has_the_job(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CARPOOL_STATE", str(served.reception.office.premises.state))
+    monkeypatch.chdir(tmp_path)
+    run(["submit", "-d", job_file(served, "a")])
+    write_log(served, "a", "one\n")
+    capsys.readouterr()
+    assert "was submitted" in printed(capsys, "explain", "a")
+    assert printed(capsys, "why", "a").startswith("now: a holds 1 device")
+    assert printed(capsys, "get", "a", "--out", "copy") == "copy/log\n"
+    assert (tmp_path / "copy" / "log").read_text(encoding="utf-8") == "one\n"
+    assert "there are no runs" in run_err(capsys, "explain", "none")
+
+
 def test_without_a_daemon_verbs_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,14 +26,17 @@ Examples:
 @click.argument("job")
 @click.option("--journal", default="", metavar="FILE", help="A journal, as written by simulate or run.")
 @click.option(
-    "--run", default="", metavar="RUN", help="A run by name or folder. [default: the newest that has the job]"
+    "--run",
+    default="",
+    metavar="RUN",
+    help="A run by name or folder. [default: the daemon, else the newest that has it]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
 def command(job: str, journal: str, run: str, as_json: bool) -> None:
     """Tell what happened to JOB: what was believed of it, what was decided and why, and what was measured."""
     if journal and run:
         raise InputError("--journal and --run are both given", way_out="Name one of them.")
-    told = _read(Path(journal), JobId(job)) if journal else _of_run(job, run)
+    told = _read(Path(journal), JobId(job)) if journal else (None if run else _of_daemon(job)) or _of_run(job, run)
     if not told:
         raise InputError(
             f"job {job!r} is not in it", where=journal or run, way_out="Check the id; ids are those of the trace."
@@ -43,6 +46,14 @@ def command(job: str, journal: str, run: str, as_json: bool) -> None:
         return
     for at, words in told:
         click.echo(f"{at:>14.3f} s  {words}")
+
+
+def _of_daemon(job: str) -> Story | None:
+    """The daemon's story of a job, in seconds since its submission; None where it has no such job."""
+    from carpool.cli.found import from_daemon
+
+    told = from_daemon(job, lambda client, name: client.story(name))
+    return [(moment["at"] - told[0]["at"], moment["words"]) for moment in told] if told else None
 
 
 def _of_run(job: str, run: str) -> Story:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,10 @@ PLAIN = ("metrics.jsonl", "outcome.json", "story.jsonl", "log")  # what is copie
 @click.command("get", epilog="Example: carpool get mlp-fast --run jobs --out weights")
 @click.argument("job")
 @click.option(
-    "--run", default="", metavar="RUN", help="Name or folder of the run. [default: the newest that has the job]"
+    "--run",
+    default="",
+    metavar="RUN",
+    help="Name or folder of the run. [default: the daemon, else the newest that has it]",
 )
 @click.option("--out", default="", metavar="DIR", help="Where the files go. [default: a folder named after the job]")
 @click.option("--json", "as_json", is_flag=True, help="Print what was copied as JSON and nothing else.")
@@ -23,13 +27,13 @@ def command(job: str, run: str, out: str, as_json: bool) -> None:
     from carpool.cli.runs import run_with
     from carpool.core.errors import InputError
 
-    folder = run_with(job, run)
+    folder = (None if run else _of_daemon(job)) or run_with(job, run).job(job)
     target = Path(out or job)
-    plain = {name: folder.job(job) / name for name in PLAIN if (folder.job(job) / name).is_file()}
-    weights = _checkpoints(folder.job(job))
+    plain = {name: folder / name for name in PLAIN if (folder / name).is_file()}
+    weights = _checkpoints(folder)
     if not plain and not weights:
         raise InputError(
-            f"job {job!r} has left nothing yet", where=str(folder.path), way_out="Wait until it has made a checkpoint."
+            f"job {job!r} has left nothing yet", where=str(folder), way_out="Wait until it has made a checkpoint."
         )
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -44,10 +48,22 @@ def command(job: str, run: str, out: str, as_json: bool) -> None:
         raise InputError(f"cannot be written: {error}", where=str(target), way_out="Name another with --out.") from None
     files = [str(target / name) for name in (*weights, *plain)]
     if as_json:
-        click.echo(json.dumps({"schema": 1, "job": job, "run": str(folder.path), "files": files}))
+        click.echo(json.dumps({"schema": 1, "job": job, "run": str(folder.parent.parent), "files": files}))
         return
     for file in files:
         click.echo(file)
+
+
+def _of_daemon(job: str) -> Path | None:
+    """The folder of a job of the daemon on this machine; None where it has no such job, or we may not look in."""
+    from carpool.cli.found import from_daemon
+    from carpool.runtime.jobfolder import JobFolder
+    from carpool.service.config import read_settings
+
+    if from_daemon(job, lambda client, name: client.job(name)) is None:
+        return None
+    folder = JobFolder(read_settings(os.environ).state, job).path
+    return folder if folder.is_dir() else None
 
 
 def _checkpoints(folder: Path) -> dict[str, Path]:

@@ -38,7 +38,10 @@ class Answer:
 @click.argument("job")
 @click.option("--journal", default="", metavar="FILE", help="A journal, as written by simulate or run.")
 @click.option(
-    "--run", default="", metavar="RUN", help="A run by name or folder. [default: the newest that has the job]"
+    "--run",
+    default="",
+    metavar="RUN",
+    help="A run by name or folder. [default: the daemon, else the newest that has it]",
 )
 @click.option("--at", type=float, default=None, metavar="S", help="The instant. [default: the last of the job's life]")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
@@ -51,6 +54,13 @@ def command(job: str, journal: str, run: str, at: float | None, as_json: bool) -
     if journal and run:
         raise InputError("--journal and --run are both given", way_out="Name one of them.")
     path = Path(journal)
+    if not journal and not run and at is None:
+        from carpool.cli.found import from_daemon
+
+        now = from_daemon(job, lambda client, name: client.why(name))
+        if now is not None:
+            click.echo(json.dumps({"schema": 1, "job": job, "why": now}) if as_json else f"now: {job} {now}")
+            return
     if not journal:
         from carpool.cli.runs import run_with
 
