@@ -1,0 +1,52 @@
+"""The page on the service and the Grafana file tell of what there is."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
+
+from carpool.cli.main import VERBS
+from carpool.service.allowances import Allowances
+from carpool.service.config import read_settings
+from carpool.testing.reception import open_reception
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "service.md").read_text(encoding="utf-8")
+
+
+def asked(folder: Path, path: str) -> str:
+    async def ask() -> str:
+        async with open_reception(folder) as reception:
+            await reception["ada"].get("/v1/me")
+            return (await reception["root"].get(path)).text
+
+    return asyncio.run(ask())
+
+
+def test_every_route_is_on_the_page(tmp_path: Path) -> None:
+    paths = json.loads(asked(tmp_path, "/v1/openapi.json"))["paths"]
+    for path in paths:
+        short = path.partition("{job}")[2] or "/" + path.rpartition("/")[2]
+        assert path.replace("{job}", "NAME") in PAGE or f"`{short}`" in PAGE, path
+
+
+def test_every_figure_of_the_dashboard_file_is_measured(tmp_path: Path) -> None:
+    measured = asked(tmp_path, "/metrics")
+    text = (DOCS / "grafana.json").read_text(encoding="utf-8")
+    panels = json.loads(text)["panels"]
+    names = set(re.findall(r"\b((?:carpool|process)_\w+)", " ".join(t["expr"] for p in panels for t in p["targets"])))
+    assert len(names) > 8
+    assert [name for name in names if name not in measured] == []
+
+
+def test_verbs_and_settings_on_the_page_exist(tmp_path: Path) -> None:
+    verbs = set(re.findall(r"^\$ carpool (\w+)", PAGE, re.MULTILINE))
+    assert verbs <= set(VERBS)
+    (tmp_path / "config.toml").write_text(PAGE.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
+    settings = read_settings({"HOME": str(tmp_path), "CARPOOL_CONFIG": str(tmp_path / "config.toml")})
+    assert Allowances.read(settings.users, "users").of("ada").jobs == 500

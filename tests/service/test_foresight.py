@@ -1,0 +1,46 @@
+"""A plan before submitting is behind what is there already, and changes nothing."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from carpool.core.errors import InputError
+from carpool.runtime.devices import parse_devices
+from carpool.service.foresight import MOST, Foresight
+from carpool.service.people import Person
+from carpool.testing.office import Office, listed, open_office
+
+ADA = Person("ada")
+
+
+def sight(office: Office) -> Foresight:
+    devices = parse_devices("cpu:2", cores=[0, 1])
+    return Foresight(office.clerk, devices, lambda: office.clerk.policy, lambda jobs: {})
+
+
+def test_jobs_wait_for_those_that_are_there(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with open_office(tmp_path) as office:
+            alone = await sight(office).foresee(ADA, [listed("c")])
+            await office.clerk.submit(ADA, [listed("a"), listed("b"), listed("c")])
+            behind = await sight(office).foresee(ADA, [listed("c")])
+            (first,), (later,) = alone["jobs"], behind["jobs"]  # type: ignore[misc]
+            assert (first["name"], later["name"]) == ("c", "c-2")  # type: ignore[has-type]
+            assert first["end_s"] < later["end_s"]  # type: ignore[has-type]
+            assert (alone["behind"], behind["behind"]) == (0, 3)
+            assert office.clerk.jobs(ADA).total == 3
+
+    asyncio.run(play())
+
+
+def test_what_cannot_be_foreseen_is_told(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with open_office(tmp_path) as office:
+            with pytest.raises(InputError, match="asks 9 devices"):
+                await sight(office).foresee(ADA, [listed("a", devices=9)])
+            many = [listed(f"j{number}") for number in range(MOST + 1)]
+            with pytest.raises(InputError, match=f"the limit of a forecast is {MOST}"):
+                await sight(office).foresee(ADA, many)
+
+    asyncio.run(play())
