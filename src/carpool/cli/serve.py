@@ -52,7 +52,8 @@ Examples:
     "--warm",
     type=click.IntRange(0, 8),
     default=None,
-    help="Processes kept ready on each GPU, so that a job need not wait for CUDA; each takes up a context there. [default: 1]",
+    help="Processes kept ready on each GPU, so that a job need not wait for CUDA; each takes up a context there. "
+    "[default: 1]",
 )
 @click.option(
     "--memory-cap",

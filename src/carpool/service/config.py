@@ -46,7 +46,7 @@ SETTINGS = {
         Setting("devices", Kind.TEXT, "", "what jobs run on, as for carpool run; empty: all GPUs, else all cores"),
         Setting("policy", Kind.TEXT, "", "who runs where; empty: as before, or the default"),
         Setting("lanes", Kind.TEXT, "auto", "auto or slice, as for carpool run"),
-        Setting("warm", Kind.WHOLE, 0, "processes kept ready on each GPU"),
+        Setting("warm", Kind.WHOLE, 1, "processes kept ready on each GPU"),
         Setting("memory_cap", Kind.TEXT, "", "what jobs on a device may take together; empty: all of it"),
         Setting("socket", Kind.TEXT, "", f"the daemon's Unix socket; empty: {SOCKET} in its folder"),
         Setting("host", Kind.TEXT, "127.0.0.1", "where it listens besides; beyond loopback there must be tokens"),

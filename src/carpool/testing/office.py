@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,13 +43,7 @@ class StillMachine(FakeMachine):
 
     def __init__(self, steps: Mapping[str, int] | None = None, **options: Any) -> None:
         super().__init__(defaultdict(lambda: _STEPS, steps or {}), **options)
-        self.programs: dict[JobId, Program] = {}
         self._moved = asyncio.Event()
-
-    def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
-        """Make a job known."""
-        self.programs[job] = program
-        super().introduce(job, program, resume=resume)
 
     def let_pass(self, seconds: float) -> None:
         """Let so much time pass; jobs that come to their end report it."""
@@ -111,10 +105,14 @@ async def open_office(
     machine = StillMachine(steps)
     store = Store.open(folder / "store", Header("1", "fifo", cluster))
     ledger, spans = Ledger(), Spans(cluster)
+    programs: dict[JobId, Program] = {}
     chronicle = Chronicle(Feed(), CALENDAR.unix)
     scheduler = Scheduler(
         cluster, policy or Fifo(), observers=(store, ledger, spans, chronicle), find_policy=parse_policy
     )
+
+    def accept(jobs: Sequence[Listed]) -> None:
+        programs.update({spec.id: program for spec, program in jobs})
 
     def take(at: float, report: Report) -> None:
         match report:
@@ -124,10 +122,10 @@ async def open_office(
                 ledger.close(report)
         chronicle.hear(at, report)
 
-    daemon = Daemon(scheduler, store, machine, machine, take=take, commit=commit)
+    daemon = Daemon(scheduler, store, machine, machine, accept=accept, take=take, commit=commit)
     names = {device: f"cpu:{device}" for device in range(cluster.num_devices)}
     premises = Premises(
-        daemon, scheduler, ledger, Declared(), spans, chronicle, machine.programs, lambda job: None, folder, names,
+        daemon, scheduler, ledger, Declared(), spans, chronicle, programs, lambda job: None, folder, names,
         CALENDAR, machine.now, "1", lambda: scheduler.policy_text or "fifo",
     )  # fmt: skip
     running = asyncio.create_task(daemon.run())
