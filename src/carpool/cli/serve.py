@@ -90,7 +90,7 @@ def command(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     cap = parse_bytes(settings["memory_cap"], "memory_cap") if settings["memory_cap"] else 0
     options = ExecutorOptions(mps=settings["lanes"] == "auto", warm=settings["warm"], memory_cap=cap)
     policy, state = settings["policy"], settings.state
-    house = House.open(Setup(state, found, __version__, policy, default_policy(), options, meters.commit))
+    house = House.open(Setup(state, found, __version__, policy, default_policy(), options, commit=meters.commit))
     try:
         from carpool.cli.mounting import listening, mounted
 
