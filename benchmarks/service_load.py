@@ -130,7 +130,7 @@ async def _measure(
     page = target.request("GET /v1/jobs")
     rows["submissions"], rows["memory"] = [], []
     for clients in (1, 8, 32):
-        await _submissions(target, one, page, clients, options.seconds, rows)
+        await _submissions(target, one, page, clients, options.seconds, daemon.pid, rows)
         measured.save("service_load", rows)
     await _memory(target, one, page, daemon.pid, options.minutes, rows)
     rows["heard_bytes_per_listener"] = min(heard)
@@ -139,13 +139,13 @@ async def _measure(
 
 
 async def _submissions(
-    target: Target, one: bytes, page: bytes, clients: int, seconds: float, rows: dict[str, Any]
+    target: Target, one: bytes, page: bytes, clients: int, seconds: float, pid: int, rows: dict[str, Any]
 ) -> None:
     """So many clients submit at the same time, as fast as they are answered, while another lists jobs."""
     until = time.perf_counter() + seconds
     submitted: list[float] = []
     listed: list[float] = []
-    began = time.perf_counter()
+    began, before_s = time.perf_counter(), _cpu_s(pid)
 
     def goes_on() -> bool:
         return time.perf_counter() < until
@@ -156,6 +156,7 @@ async def _submissions(
     row = {
         "clients": clients,
         "per_s": len(submitted) / (time.perf_counter() - began),
+        "daemon_cpu_ms": 1e3 * (_cpu_s(pid) - before_s) / max(1, len(submitted)),  # lists and listeners included
         "p50_ms": 1e3 * quantile(submitted, 0.5),
         "p99_ms": 1e3 * quantile(submitted, 0.99),
         "lists": len(listed),
@@ -164,7 +165,8 @@ async def _submissions(
     }
     rows["submissions"].append(row)
     print(
-        f"{clients:3} clients: {row['per_s']:6.0f} submissions/s, p99 {row['p99_ms']:6.1f} ms; "
+        f"{clients:3} clients: {row['per_s']:6.0f} submissions/s, p99 {row['p99_ms']:6.1f} ms, "
+        f"{row['daemon_cpu_ms']:.1f} ms of CPU each; "
         f"GET /v1/jobs p50 {row['list_p50_ms']:5.1f} ms, p99 {row['list_p99_ms']:6.1f} ms",
         flush=True,
     )
@@ -188,6 +190,11 @@ async def _memory(target: Target, one: bytes, page: bytes, pid: int, minutes: fl
         took: list[float] = []
         await asyncio.gather(watch(), target.ask(page, goes_on, took, 0.1), target.ask(one, goes_on, [], 1.0))
         rows["list_p99_ms_over_minutes"] = 1e3 * quantile(took, 0.99)
+
+
+def _cpu_s(pid: int) -> float:
+    used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(used[11]) + int(used[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _resident(pid: int) -> int:

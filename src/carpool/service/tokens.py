@@ -40,13 +40,14 @@ class Tokens:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._name = str(path)
         self._seen: tuple[int, int, int] | None = None
         self._tokens: tuple[Token, ...] = ()
 
     def all(self) -> tuple[Token, ...]:
         """Every token, oldest first."""
         try:
-            about = self.path.stat()
+            about = os.stat(self._name)  # noqa: PTH116  # at every request, and Path takes its time
         except FileNotFoundError:
             self._seen, self._tokens = None, ()
             return ()
