@@ -31,10 +31,10 @@ JOB = JobView(**_KNOWN)
 @pytest.mark.parametrize(
     ("phase", "verbs"),
     [
-        (Phase.RUNNING, ["pause", "cancel"]),
-        (Phase.WAITING, ["pause", "cancel"]),
-        (Phase.BLOCKED, ["cancel"]),
-        (Phase.PAUSED, ["resume", "cancel"]),
+        (Phase.RUNNING, ["weigh", "pause", "cancel"]),
+        (Phase.WAITING, ["weigh", "pause", "cancel"]),
+        (Phase.BLOCKED, ["weigh", "cancel"]),
+        (Phase.PAUSED, ["weigh", "resume", "cancel"]),
         (Phase.FINISHED, []),
         (Phase.CANCELLED, []),
     ],
@@ -47,11 +47,6 @@ def test_nothing_is_offered_to_others() -> None:
     assert not actions(JOB, Person("ben"))
     assert not actions(JOB, Person("screen", Role.READER))
     assert actions(JOB, Person("root", Role.ADMIN))
-    assert not actions(JOB, Person("ben"), weighs=True)
-
-
-def test_a_weight_is_offered_where_the_clerk_can_change_it() -> None:
-    assert [action.verb for action in actions(JOB, Person("ada"), weighs=True)] == ["weigh", "pause", "cancel"]
 
 
 def test_what_was_held_goes_up_and_down() -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from carpool.core.model import Phase
 from carpool.dashboard.changes import plans
 from carpool.dashboard.listing import PER_PAGE, Choice, Listing, order
-from carpool.dashboard.portrait import Weighs, actions, curves
+from carpool.dashboard.portrait import actions, curves
 from carpool.dashboard.reports import Reports
 from carpool.dashboard.timeline import draw
 from carpool.dashboard.window import Window
@@ -142,7 +142,7 @@ async def ask_head(asked: Asked) -> Show:
     """How a job stands, why, and what may be done about it."""
     job, now = asked.clerk.job(asked.who, asked.job), asked.clerk.now()
     why = asked.clerk.why(asked.who, asked.job)
-    offered = actions(job, asked.who, weighs=isinstance(asked.clerk, Weighs))
+    offered = actions(job, asked.who)
     return lambda: SimpleNamespace(job=job, why=why, now=now, actions=offered)
 
 

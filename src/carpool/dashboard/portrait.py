@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
-from typing import Protocol, runtime_checkable
 
 from carpool.core.model import Phase
 from carpool.dashboard.chart import Chart, Point, chart
@@ -38,21 +37,12 @@ _RESUME = Action("resume", "Resume", "Put it back into the queue?")
 _WEIGH = Action("weigh", "Weight", "Let it count more or less against other jobs from now on.", takes_weight=True)
 
 
-@runtime_checkable
-class Weighs(Protocol):
-    """A clerk who can change what a job counts."""
-
-    async def reweigh(self, who: Person, job: str, weight: float) -> None:
-        """Let a job count more or less from now on."""
-        ...
-
-
-def actions(job: JobView, who: Person, *, weighs: bool = False) -> tuple[Action, ...]:
-    """What somebody may wish of a job as it stands; `weighs`: its weight can be changed."""
+def actions(job: JobView, who: Person) -> tuple[Action, ...]:
+    """What somebody may wish of a job as it stands."""
     if job.phase.is_over or not who.may_touch(job.user):
         return ()
     turn = {Phase.PAUSED: (_RESUME,), Phase.BLOCKED: ()}.get(job.phase, (_PAUSE,))
-    return (*((_WEIGH,) if weighs else ()), *turn, _CANCEL)
+    return (_WEIGH, *turn, _CANCEL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from carpool.dashboard.colours import colour
 from carpool.dashboard.forms import check_token, read_form, read_weight, token_for
 from carpool.dashboard.listing import devices_asked, devices_held
 from carpool.dashboard.pages import PAGES, Asked, Page
-from carpool.dashboard.portrait import Weighs, held_in_words
+from carpool.dashboard.portrait import held_in_words
 from carpool.dashboard.reports import Reports
 from carpool.dashboard.stream import tell
 from carpool.dashboard.window import LENGTHS
@@ -134,7 +134,7 @@ class Desk:
         who, form = await self._form(request)
         verb, job = str(request.path_params["verb"]), form.get("job", "")
         wishes = {"cancel": self._clerk.cancel, "pause": self._clerk.pause, "resume": self._clerk.resume}
-        if isinstance(self._clerk, Weighs) and verb == "weigh":
+        if verb == "weigh":
             await self._clerk.reweigh(who, job, read_weight(form.get("weight", "")))
         elif verb in wishes:
             await wishes[verb](who, job)

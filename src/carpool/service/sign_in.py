@@ -15,7 +15,8 @@ from carpool.service.door import COOKIE, Strangers
 _MONTH_S = 30 * 24 * 3600
 _PAGE = """<!doctype html>
 <html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Sign in – carpool</title></head>
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Sign in – carpool</title>
+<link rel="stylesheet" href="/dashboard/dashboard.css"></head>
 <body><main>
 <h1>carpool</h1>
 <p>{words}</p>
