@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -54,6 +55,7 @@ def main() -> None:
             daemon.wait(60)
         except subprocess.TimeoutExpired:
             daemon.kill()
+        shutil.rmtree(folder, ignore_errors=True)
     print(measured.save("service_load", rows))
 
 
