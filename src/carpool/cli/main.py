@@ -39,6 +39,8 @@ VERBS = {  # verb -> its help in a word or two; the module of that name holds th
     "limit": "how many devices a job of the daemon may hold",
     "token": "who may ask the daemon over the network",
     "config": "what is set, and where each value came from",
+    "backup": "the daemon's state as one file, while it runs",
+    "restore": "put a backup in place",
     "completion": "let the shell complete carpool's words",
     "demo": "four real trainings, one after another and shared: the gain, and a timeline to look at",
 }
