@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from carpool.core.errors import InputError
-from carpool.core.messages import PolicyChanged, WeightChanged
+from carpool.core.messages import NodeLost, PolicyChanged, WeightChanged
 from carpool.core.model import JobId
 from carpool.runtime.devices import parse_devices
+from carpool.runtime.door import Door
 from carpool.runtime.entry import load_training
 from carpool.runtime.jobfile import read_jobs
 from carpool.runtime.link import ExecutorOptions
@@ -174,3 +175,33 @@ def test_executors_that_die_handovers_and_other_devices_change_no_weight(tmp_pat
     for number, (spec, _) in enumerate(jobs):
         training = load_training("jobs.py:tiny", {"seed": number, "step_s": 0.0}, folder=tmp_path)
         assert found[spec.id].digest == plain_loop(training).digest
+
+
+def test_a_daemon_that_died_while_it_replaced_an_executor_leaves_no_step_counted_twice(tmp_path: Path) -> None:
+    jobs = read_jobs(write_jobs(tmp_path, 1)).jobs
+    state = tmp_path / "state"
+
+    async def play() -> None:
+        async with opened(state, leave_running=True) as house:
+            await house.daemon.submit(jobs)
+            await until(house, lambda: steps(house, "job-0") >= 2)
+        await Door(state / "executor").evict()
+        died = House.open(house.setup)
+        try:
+            await (await died._started()).leave()  # it comes so far, and no further
+        finally:
+            died.close()
+        async with opened(state) as house:
+            assert house.told == []
+            await until(house, lambda: not house.scheduler.jobs)
+
+    asyncio.run(play())
+    assert len(lives(state)) == 2
+    entries = read(state)
+    check_journal(entries, [spec.id for spec, _ in jobs])
+    losses = [number for number, entry in enumerate(entries) if any(map(_is_loss, entry.record.facts))]
+    assert [entries[number].mark.life > entries[number - 1].mark.life for number in losses] == [True]
+
+
+def _is_loss(fact: object) -> bool:
+    return isinstance(fact, NodeLost)

@@ -181,6 +181,7 @@ class Daemon:
         stopping = asyncio.create_task(self._stopping.wait())
         receiving = asyncio.create_task(self._link.receive())
         try:
+            self._mark()
             if facts:
                 self._handle(facts)
             while not self._stopping.is_set() and not committing.done():
@@ -206,7 +207,7 @@ class Daemon:
         at = self._now()
         if isinstance(report, Gone):
             raise ExecutorGone(f"the executor has gone: {report.reason}")
-        self._store.mark = Mark(self._store.mark.epoch, self._link.life, self._link.heard)
+        self._mark()
         if isinstance(report, Facts):
             self._handle(report.facts, carry=carry)
         else:
@@ -217,8 +218,16 @@ class Daemon:
     async def _replace(self, gone: Gone, renew: Renew) -> None:
         link, facts = await renew(gone.reason)
         self.go_on_with(link)
+        self._mark()
         self._handle(facts)
         link.proceed()
+
+    def _mark(self) -> None:
+        """Let the next record say which executor is heard, and how far.
+
+        The first record with another executor's life holds the facts that the one before is gone.
+        """
+        self._store.mark = Mark(self._store.mark.epoch, self._link.life, self._link.heard)
 
     def go_on_with(self, link: Line) -> None:
         """Work with a new executor, which knows no job."""

@@ -171,8 +171,9 @@ class House:
         """Have an executor: the one that was left at work, or a new one; nothing goes on before `run`."""
         link = await self._found()
         if link is not None and self._fits(link):
-            self.daemon = self._daemon(link, self._tell_again(link))
-            self._first += self._lost_programs()
+            is_known = link.life == self.store.mark.life
+            self.daemon = self._daemon(link, self._tell_again(link) if is_known else ())
+            self._first += [*self._lost_programs(), *([] if is_known else self._return())]
             return
         if link is not None:
             self.told.append("The executor that was left at work does not fit any more; its jobs go on from the disk.")
@@ -185,9 +186,15 @@ class House:
         self._first += [*self._lost_programs(), *self._return()]
 
     def _fits(self, link: ExecutorLink) -> bool:
-        """Whether an executor has the devices that are asked for, and has heard nothing that the books do not know."""
+        """Whether an executor has the devices that are asked for, and has heard nothing that the books do not know.
+
+        One of which the books know nothing was started by a daemon that died before it could say what became of the
+        executor before: it has no jobs yet.
+        """
         found, is_whole = link.inventory, not self.store.findings.lost
-        return is_whole and found.devices == self._back.devices and not is_ahead(self.scheduler.jobs, found.jobs)
+        is_known = link.life == self.store.mark.life or not found.jobs
+        is_behind = is_known and not is_ahead(self.scheduler.jobs, found.jobs)
+        return is_whole and is_behind and found.devices == self._back.devices
 
     async def run(self) -> None:
         """Go on until `stop`; afterwards all is durable, and the next start begins here."""
