@@ -1,6 +1,7 @@
 """The pages behind the daemon's door: who is not signed in is shown where to, and pages elsewhere cannot act."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from carpool.dashboard.routes import mount
 from carpool.service.config import read_settings
 from carpool.service.door import person_of
 from carpool.service.sockets import listen_tcp
-from carpool.testing.reception import BASE, open_reception
+from carpool.testing.reception import BASE, GENEROUS, open_reception
 
 PAGE = {"Accept": "text/html"}
 
@@ -23,11 +24,12 @@ def test_pages_are_behind_the_door(tmp_path: Path) -> None:
     async def play() -> None:
         async with open_reception(tmp_path) as at:
             app: Any = at.app
-            mount(app, at.desk.clerk, person_of)
+            mount(app, at.desk.clerk, person_of, streams=app.state.streams)
             await at["ada"].post("/v1/jobs", json=at.body("a"))
             browser = at["nobody"]
             away = await browser.get("/jobs", headers=PAGE)
             assert (away.status_code, away.headers["location"]) == (303, "/sign-in?next=/jobs")
+            assert (await browser.get("/jobs?panel=jobs")).status_code == 401, "not a panel that says so"
             token = at["ada"].headers["Authorization"].removeprefix("Bearer ")
             await browser.post("/sign-in", data={"token": token}, headers={"Origin": BASE})
             shown = await browser.get("/jobs", headers=PAGE)
@@ -35,6 +37,17 @@ def test_pages_are_behind_the_door(tmp_path: Path) -> None:
             forged = await browser.post("/wish/cancel", data={"job": "a"}, headers={"Origin": "http://evil.example"})
             assert forged.status_code == 403
             assert (await at["ada"].get("/v1/jobs/a")).json()["phase"] == "running"
+
+    asyncio.run(play())
+
+
+def test_pages_that_follow_count_as_streams(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with open_reception(tmp_path, limits=replace(GENEROUS, streams=0)) as at:
+            app: Any = at.app
+            mount(app, at.desk.clerk, person_of, streams=app.state.streams)
+            refused = await at["ada"].get("/dashboard/events")
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
 
     asyncio.run(play())
 

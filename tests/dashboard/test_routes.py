@@ -212,7 +212,6 @@ def test_a_thousand_jobs_come_in_pages(open_room: Any) -> None:
 
 def test_curves_and_log_are_of_the_job(open_room: Any) -> None:
     async def act(room: Any) -> None:
-        await asyncio.sleep(0.01)
         page = (await room.client.get("/jobs/a")).text
         assert 'data-name="loss"' in page
         assert "steps/s" in page

@@ -9,10 +9,10 @@ from carpool.dashboard.stream import tell
 from carpool.service.people import Person, Role
 
 
-async def told(stream: AsyncIterator[str]) -> dict[str, Any]:
+async def told(stream: AsyncIterator[bytes]) -> dict[str, Any]:
     async for text in stream:
-        if text.startswith("data: "):
-            found: dict[str, Any] = json.loads(text.removeprefix("data: "))
+        if text.startswith(b"data: "):
+            found: dict[str, Any] = json.loads(text.removeprefix(b"data: "))
             return found
     raise AssertionError("the stream has ended")
 
@@ -21,7 +21,7 @@ def test_what_happens_meanwhile_is_told_at_once(open_room: Any) -> None:
     async def play() -> None:
         async with open_room() as room:
             stream = tell(room.clerk, Person("root", Role.ADMIN), rest_s=0.0)
-            assert await anext(stream) == "retry: 2000\n\n"
+            assert await anext(stream) == b"retry: 2000\n\n"
             listening = asyncio.create_task(told(stream))
             await asyncio.sleep(0)
             feed = room.clerk._in.chronicle.feed
@@ -59,6 +59,6 @@ def test_the_stream_ends_with_the_feed(open_room: Any) -> None:
             stream = tell(room.clerk, Person("root", Role.ADMIN), rest_s=0.0)
             await anext(stream)
             room.clerk._in.chronicle.feed.close()
-            assert [text async for text in stream if text.startswith("data")] == []
+            assert [text async for text in stream if text.startswith(b"data")] == []
 
     asyncio.run(play())

@@ -253,7 +253,9 @@ def test_handed_over_jobs_go_on_meanwhile_and_are_let_go_when_forgotten(
 
 
 def wait_for_log(path: Path, words: str) -> None:
+    until = time.monotonic() + PATIENCE_S
     while words not in path.read_text(encoding="utf-8"):
+        assert time.monotonic() < until, f"{path} does not say {words!r}"
         time.sleep(0.01)
 
 

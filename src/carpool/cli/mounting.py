@@ -1,11 +1,10 @@
-"""What people reach a daemon by: the API, and the dashboard where it is installed, on a Unix socket and a port."""
+"""What people reach a daemon by: the API, and the dashboard, on a Unix socket and a port."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import getpass
-import importlib.util
 import os
 import socket
 import time
@@ -18,6 +17,7 @@ from typing import NamedTuple
 from carpool.backends.shelf import ROOT, Shelf
 from carpool.core.errors import InputError
 from carpool.core.model import JobId
+from carpool.dashboard.routes import mount
 from carpool.predictors.belief import ProfileBelief
 from carpool.runtime.jobfile import Listed
 from carpool.service.allowances import Allowances
@@ -81,9 +81,7 @@ async def mounted(house: House, settings: Settings, meters: Meters, ears: Ears) 
         meters=meters,
     )
     app = make_app(desk)
-    if importlib.util.find_spec("carpool.dashboard") is not None:
-        routes = importlib.import_module("carpool.dashboard.routes")
-        routes.mount(app, clerk, person_of)
+    mount(app, clerk, person_of, streams=app.state.streams)
     server = WebServer(app, [each for each in ears if each is not None], limits)
     serving = asyncio.create_task(server.run_until_stopped())
     serving.add_done_callback(lambda _: house.stop())  # a daemon that nobody can reach is none

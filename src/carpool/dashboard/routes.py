@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from carpool.core.errors import CarpoolError, InputError
@@ -29,7 +29,10 @@ from carpool.dashboard.stream import tell
 from carpool.dashboard.window import LENGTHS
 from carpool.service.clerk import Clerk, NotThere, Refused
 from carpool.service.daemon import Unkept
+from carpool.service.limits import Limits
 from carpool.service.people import Forbidden, Person
+from carpool.service.problems import Turned
+from carpool.service.streams import Streams
 
 # All that a page needs; nothing in it is written inside the page, and nothing comes from elsewhere.
 CONTENT_SECURITY_POLICY = (
@@ -61,6 +64,7 @@ def mount(
     clerk: Clerk,
     person_of: Callable[[Request], Person],
     *,
+    streams: Streams | None = None,
     secret: bytes | None = None,
     reports: Path | None = None,
     zone: tzinfo | None = None,
@@ -69,9 +73,11 @@ def mount(
 
     `person_of` says who asks, and raises what the application answers for whoever may not. `secret` signs forms; where
     none is given it is drawn, and forms from before a restart are refused. `reports` is a folder of what ``carpool
-    simulate`` wrote. Times are told in `zone`, by default the machine's own.
+    simulate`` wrote. Times are told in `zone`, by default the machine's own. `streams` counts what each person follows,
+    pages included.
     """
-    desk = Desk(clerk, person_of, secret or secrets.token_bytes(32), Reports(reports), zone or _zone_here())
+    streams = streams or Streams(clerk, Limits())
+    desk = Desk(clerk, person_of, streams, secret or secrets.token_bytes(32), Reports(reports), zone or _zone_here())
     for page in PAGES:
         app.add_api_route(page.path, desk.guarded(partial(desk.page, page)), methods=["GET"], include_in_schema=False)
     for path, endpoint, method in (
@@ -88,10 +94,17 @@ class Desk:
     """Answers browsers with what the clerk says."""
 
     def __init__(
-        self, clerk: Clerk, person_of: Callable[[Request], Person], secret: bytes, reports: Reports, zone: tzinfo
+        self,
+        clerk: Clerk,
+        person_of: Callable[[Request], Person],
+        streams: Streams,
+        secret: bytes,
+        reports: Reports,
+        zone: tzinfo,
     ) -> None:
         self._clerk = clerk
         self._person_of = person_of
+        self._streams = streams
         self._secret = secret
         self._reports = reports
         self._zone = zone
@@ -104,6 +117,8 @@ class Desk:
         async def answer(request: Request) -> Response:
             try:
                 return await endpoint(request)
+            except Turned:
+                raise  # the application says itself whom it lets in, and how often
             except CarpoolError as error:
                 status = next((status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.BAD_REQUEST)
                 return self._refusal(request, status, str(error))
@@ -150,8 +165,10 @@ class Desk:
 
     async def events(self, request: Request) -> Response:
         """The feed, as pages want it."""
-        stream = tell(self._clerk, self._person_of(request))
-        return StreamingResponse(stream, media_type="text/event-stream", headers=_HEADERS | {"X-Accel-Buffering": "no"})
+        who = self._person_of(request)
+        answer = self._streams.opened(who, lambda: tell(self._clerk, who), "text/event-stream")
+        answer.headers.update(_HEADERS)
+        return answer
 
     async def static(self, request: Request) -> Response:
         """Style, script and icon: the same for everybody."""

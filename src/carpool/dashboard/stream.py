@@ -15,7 +15,7 @@ _HEARTBEAT_S = 15.0  # a comment, so that those in between do not take the silen
 _MOST_JOBS = 50  # named in a message; beyond, a page takes it that all of them are meant
 
 
-async def tell(clerk: Clerk, who: Person, *, rest_s: float = _REST_S) -> AsyncGenerator[str, None]:
+async def tell(clerk: Clerk, who: Person, *, rest_s: float = _REST_S) -> AsyncGenerator[bytes, None]:
     """Server-sent events: ``{"kinds": […], "jobs": […]}``, or ``"jobs": null`` for too many to name.
 
     However much happens, a page gets one message in `rest_s`, and however slow it is, no more than one is waiting.
@@ -33,18 +33,18 @@ async def tell(clerk: Clerk, who: Person, *, rest_s: float = _REST_S) -> AsyncGe
 
     listening = asyncio.create_task(listen())
     try:
-        yield "retry: 2000\n\n"
+        yield b"retry: 2000\n\n"
         while not listening.done() or news.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(_either(news, listening), _HEARTBEAT_S)
             if not news.is_set():
-                yield ": still here\n\n"
+                yield b": still here\n\n"
                 continue
             news.clear()
             told = {"kinds": sorted(kinds), "jobs": sorted(jobs) if len(jobs) <= _MOST_JOBS else None}
             kinds.clear()
             jobs.clear()
-            yield f"data: {json.dumps(told)}\n\n"
+            yield f"data: {json.dumps(told)}\n\n".encode()
             await asyncio.sleep(rest_s)
     finally:
         listening.cancel()

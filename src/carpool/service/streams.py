@@ -34,20 +34,20 @@ class Streams:
 
     def events(self, who: Person, after: int | None) -> StreamingResponse:
         """Everything that somebody may see, behind an event's number or from now on."""
-        return self._stream(who, lambda: self._tell(who, after), "text/event-stream")
+        return self.opened(who, lambda: self._tell(who, after), "text/event-stream")
 
     def log(self, who: Person, job: str, start: int) -> StreamingResponse:
         """A job's log from a byte on, until the job is over."""
         self._clerk.log(who, job, start, most=4)  # NotThere before anything is sent
-        return self._stream(who, lambda: self._follow(who, job, start), "text/plain; charset=utf-8")
+        return self.opened(who, lambda: self._follow(who, job, start), "text/plain; charset=utf-8")
 
-    def _stream(
+    def opened(
         self, who: Person, source: Callable[[], AsyncGenerator[bytes, None]], media_type: str
     ) -> StreamingResponse:
+        """What a source tells, counted as one of the person's streams; turned away where that is one too many."""
         if self._open[who.name] >= self._limits.streams:
             text = f"{who.name!r} has {self._limits.streams} streams open. Close one first."
             raise Turned(429, text, headers={"Retry-After": "5"})
-
         return _Counted(self._open, who.name, source(), media_type)
 
     async def _tell(self, who: Person, after: int | None) -> AsyncGenerator[bytes, None]:
