@@ -1,7 +1,7 @@
 """An older and a younger training over four equal lanes of one GPU, under fixed splits and policies, within minutes.
 
 Usage: python benchmarks/gpu_loss_phase.py [--devices cuda|cpu:4x1] [--alone S] [--budget S] [--repeats N]
-                                           [--pixels FILE]
+                                           [--scenes job,device,mixed] [--pixels FILE]
        python benchmarks/gpu_loss_phase.py --keep-pixels FILE --cifar10 NPZ
 As published: the older trains alone on all lanes; the younger is submitted after two thirds of the time that a lone
 training takes; both end at the loss (mean of ten steps) that a lone training reaches in S seconds. Lanes are caps of a
@@ -195,7 +195,7 @@ async def measure(options: argparse.Namespace, environment: dict[str, str], root
     results = {"devices": options.devices, "caps": bool(environment), "images": images, "scenes": play.scenes}
     try:
         for scene, row in ORDER * options.repeats:
-            if not is_cuda and scene == "mixed":
+            if scene not in options.scenes or (not is_cuda and scene == "mixed"):
                 continue
             try:
                 await play.row(scene, row)
@@ -213,6 +213,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--devices", default="cuda", help="one GPU, or four cpu devices to try it out")
     parser.add_argument("--alone", type=float, default=4.0, help="seconds of a lone training, whose loss is the target")
+    parser.add_argument(
+        "--scenes", type=lambda text: text.split(","), default=list(SCENES), help=f"some of {','.join(SCENES)}"
+    )
     parser.add_argument("--repeats", type=int, default=1, help="of all rows, one round after another")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds for all rows")
     parser.add_argument("--pixels", default="", help="decoded images, as --keep-pixels writes them")
