@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from carpool.runtime.passes import Gathered
 from carpool.runtime.protocol import Message, Published
 from carpool.runtime.publishing import Publisher
 from carpool.runtime.seeding import seed_entry
+from carpool.runtime.segment import Segment, contribution_bytes
+from carpool.runtime.slots import Slots
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.training import Training
 from carpool.testing import plain_loop
@@ -73,6 +76,22 @@ def test_owners_and_the_plain_loop_agree(case: dict[str, Any]) -> None:
             losses.append(trainer.advance(step, trainer.apply(step, total)).loss)
         assert (digest(trainer.training.model), losses) == (plain.digest, plain.losses)
         assert trainer.caveats.operations == []
+
+
+def test_ranks_that_meet_in_host_memory_learn_what_one_process_does() -> None:
+    plain = plain_loop(convolutional(stop=Stop(steps=9)), shards=8, device="cuda")
+    trainers = [Trainer(convolutional(stop=Stop(steps=9)), exact=True, device="cuda") for _ in range(2)]
+    slots = Slots(((0, 3), (3, 8)), contribution_bytes(trainers[0].layout))
+    fd = new_memory("test", slots.num_bytes)
+    segments = [Segment(fd, slots, trainer.layout) for trainer in trainers]
+    while not trainers[0].stopped:  # its pages are registered on the way
+        for segment, trainer, owned in zip(segments, trainers, slots.owners, strict=True):
+            segment.write(trainer.begin(), trainer.contribute(trainer.begin(), range(*owned)))
+        for segment, trainer in zip(segments, trainers, strict=True):
+            step = trainer.begin()
+            trainer.advance(step, trainer.apply(step, segment.total(step)))
+    os.close(fd)
+    assert [digest(trainer.training.model) for trainer in trainers] == [plain.digest] * 2
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

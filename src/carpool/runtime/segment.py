@@ -8,8 +8,11 @@ import torch
 
 from carpool.runtime.flat import Contribution, Layout
 from carpool.runtime.passes import Gathered, Step
+from carpool.runtime.pinning import pin
 from carpool.runtime.shards import Node, is_empty, maximal_nodes, root, tree_sum
 from carpool.runtime.slots import Slots, padded
+
+_PIN_AFTER = 4  # steps: a formation that ends sooner would not have its pains repaid
 
 
 def contribution_bytes(layout: Layout) -> int:
@@ -33,6 +36,8 @@ class Segment:
         self._num_values, self._num_integers = model.values.numel(), model.integers.numel()
         self._buffers = [[self._view(step, slot) for slot in range(slots.num_slots)] for step in (0, 1)]
         self._scratch: list[torch.Tensor] = []  # sums of subtrees; as many as the tree is deep
+        self._own: dict[Node, Contribution] = {}  # on a GPU: what this rank has given to the step, where it lay before
+        self._written = 0
 
     def clear(self, rank: int) -> None:
         """Wipe a rank's slots, where an earlier formation may have left anything."""
@@ -49,13 +54,24 @@ class Segment:
         return {node: buffer[self._index[node]] for node in maximal_nodes(range(*self._slots.owners[rank]))}
 
     def write(self, step: Step, gathered: Gathered) -> None:
-        """Put this rank's subtrees where the others read them; empty ones need no word, all know which they are."""
+        """Put this rank's subtrees where the others read them; empty ones need no word, all know which they are.
+
+        On a GPU the copies end here, and so do those by which the step before was read: others may write there next.
+        """
         buffer = self._buffers[step.number % 2]
+        is_cuda = self._layout.device.type == "cuda"
+        self._written += 1
+        if is_cuda and self._written == _PIN_AFTER:
+            pin(torch.frombuffer(self._memory, dtype=torch.uint8), self)
+        self._own = {}
         for node, made in gathered:
             place = buffer[self._index[node]]
             if made is not None and made is not place:
-                place.values.copy_(made.values)
-                place.integers.copy_(made.integers)
+                place.values.copy_(made.values, non_blocking=is_cuda)
+                place.integers.copy_(made.integers, non_blocking=is_cuda)
+                self._own[node] = made
+        if is_cuda:
+            torch.cuda.current_stream(self._layout.device).synchronize()
 
     @torch.no_grad()
     def total(self, step: Step) -> Contribution:
@@ -78,11 +94,12 @@ class Segment:
 
         buffer = self._buffers[step.number % 2]
         values = [
-            (node, None if is_empty(node, step.bounds) else self._near(buffer[slot]))
+            (node, None if is_empty(node, step.bounds) else self._near(node, buffer[slot]))
             for node, slot in self._index.items()
         ]
         total = tree_sum(values, root(len(step.bounds)), add)
         assert total is not None, "a step has samples"
+        self._own = {}  # the device's memory is wanted for the next pass
         return total
 
     def _view(self, step: int, slot: int) -> Contribution:
@@ -95,9 +112,12 @@ class Segment:
         integers = torch.frombuffer(self._memory, dtype=torch.int64, count=self._num_integers, offset=offset)
         return Contribution(values, integers)
 
-    def _near(self, contribution: Contribution) -> Contribution:
+    def _near(self, node: Node, contribution: Contribution) -> Contribution:
         """The contribution on the device that adds it up."""
         device = self._layout.device
         if device.type == "cpu":
             return contribution
-        return Contribution(contribution.values.to(device), contribution.integers.to(device))
+        if own := self._own.get(node):
+            return own
+        values, integers = (t.to(device, non_blocking=True) for t in (contribution.values, contribution.integers))
+        return Contribution(values, integers)
