@@ -199,7 +199,9 @@ def test_skip_invalid_counts_what_it_drops(tmp_path: Path, capsys: pytest.Captur
     path = tmp_path / "bad.csv"
     path.write_text("job,submit_s,gpus,work_s\na,0,1,5\nb,-1,1,5\nc,0,9,5\n", encoding="utf-8")
     assert simulate(path, "--skip-invalid", "--json") == 0
-    document = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert said.err.count("carpool: dropped 1 rows") == 2, "and says so beside the JSON"
     assert sum(document["dropped"].values()) == 2
     assert document["results"][0]["jobs"] == 1
 

@@ -10,7 +10,7 @@ from carpool.core.draft import Draft
 from carpool.core.errors import Overbooked
 from carpool.core.estimates import Estimator
 from carpool.core.messages import RUN, Change, JobSubmitted, Probe
-from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, NodeId
+from carpool.core.model import Allocation, DeviceId, Job, JobId, JobSpec, Kind, NodeId
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Bank, Cluster, Node, Placement
@@ -131,21 +131,47 @@ def test_virtual_shares_up_to_the_policys_limit() -> None:
         draft.assign(view.jobs[JobId("c")], Allocation.of(0, fraction=0.25))
 
 
+def test_a_refusal_leaves_what_an_earlier_policy_allowed() -> None:
+    """Two jobs at 0.75 each: more than this policy would let a device carry."""
+    crowd = {name: Allocation.of(0, fraction=0.75) for name in "ab"}
+    scheduler, _ = given([spec(name) for name in "abc"], {**crowd, "c": Allocation.of(1)})
+
+    class Strict(Told):
+        max_virtual = 1.0
+
+    view = Snapshot(
+        Strict([]),
+        scheduler.snapshot().occupancy,
+        scheduler.jobs,
+        scheduler.snapshot().waiting,
+        scheduler.snapshot().roster,
+        scheduler.snapshot().estimates,
+    )
+    draft = Draft(view)
+    with pytest.raises(Overbooked):
+        draft.assign(view.jobs[JobId("a")], Allocation.of(1))
+    assert [resident.job for resident in draft.occupancy.residents(DeviceId(0))] == ["b", "a"]
+
+
 def test_the_share_of_an_exact_job_is_fixed_for_life() -> None:
     half = Allocation.of(0, fraction=0.5)
     scheduler, view = given([spec("a", exact=True)], {"a": half})
     draft = Draft(view)
-    with pytest.raises(Overbooked, match=r"job 'a' is exact: its share stays 0\.5, not 1\. Move it with the same"):
-        draft.assign(view.jobs[JobId("a")], Allocation.of(1))
-    draft.assign(view.jobs[JobId("a")], Allocation.of(1, fraction=0.5))
+    with pytest.raises(Overbooked, match=r"job 'a' is exact: its share stays 0\.5, not 0\.25\. Move it with the same"):
+        draft.assign(view.jobs[JobId("a")], Allocation.of(1, fraction=0.25))
+    draft.assign(view.jobs[JobId("a")], Allocation.of(1))
+    assert draft.holding(view.jobs[JobId("a")]) == Allocation.of(1, fraction=0.5), "a whole device, at its share"
     assert isinstance(scheduler.policy, Told)
     scheduler.policy.plans.append(Plan((Change(JobId("a"), None),), "make room for b"))
     backend = FakeBackend()
     scheduler.handle(2.0, backend.apply(2.0, scheduler.handle(1.0, [JobSubmitted(spec("b"))])))
     draft = Draft(scheduler.snapshot())  # it holds nothing now, and still:
     with pytest.raises(Overbooked, match="is exact"):
-        draft.assign(scheduler.jobs[JobId("a")], Allocation.of(1))
-    draft.assign(scheduler.jobs[JobId("a")], Allocation.of(1, fraction=0.5))
+        draft.assign(scheduler.jobs[JobId("a")], Allocation.of(1, fraction=0.25))
+    assert draft.place(scheduler.jobs[JobId("a")])
+    held = draft.holding(scheduler.jobs[JobId("a")])
+    assert held is not None
+    assert held.fractions == (0.5,)
 
 
 def test_like_demands_are_refused_once() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.model import Allocation, DeviceId, Kind, NodeId, as_runs
-from carpool.core.topology import Bank, Cluster, Node, Placement
+from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId, as_runs
+from carpool.core.topology import Bank, Cluster, Neighbour, Node, Placement
 from carpool.testing.strategies import mixed_clusters
 
 V, K = Kind("V100"), Kind("K80")
@@ -37,6 +37,16 @@ def test_placement_of_unlike_shares_is_as_good_as_the_worst() -> None:
     assert MIXED.placement(plain) is MIXED.placement(Allocation.of(6, 7)), "usual placements are made once"
     both = Allocation((*Allocation.of(0, fraction=0.5).shares, *Allocation.of(5, fraction=0.25, turn=2).shares), 32)
     assert MIXED.placement(both) == Placement(((V, 1), (V, 1)), 0.25, 32, turn=2)
+
+
+def test_a_gang_is_as_crowded_as_its_fullest_device() -> None:
+    half = Neighbour(JobSpec(JobId("half")), 0.5)
+    gang = Placement(((V, 2),), 0.5)
+    assert gang.among([{}, {}]) is gang
+    everywhere = gang.among([{JobId("half"): half}, {JobId("half"): half}])
+    assert everywhere == Placement(((V, 2),), 0.5, neighbours=(half,))
+    apart = gang.among([{JobId("half"): half}, {JobId("other"): Neighbour(JobSpec(JobId("other")), 0.25)}])
+    assert (everywhere.load, apart.load, len(apart.neighbours)) == (1.0, 1.0, 2)
 
 
 @given(mixed_clusters(), st.data())

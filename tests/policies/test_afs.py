@@ -113,6 +113,12 @@ def test_widths_keep_to_what_jobs_accept(policy: Afs) -> None:
     assert first == {"rigid": 3, "up": 2, "gang": 3}
 
 
+def test_a_job_that_no_kind_can_hold_is_left_out() -> None:
+    cluster = Cluster.build([(1, 1, "K80"), (1, 1, "V100")])
+    run = drive(Afs(), cluster, [job("wide", 2), job("a", 1, 1.0), job("b", 1, 2.0)], ScalingWorld(), check=check_books)
+    assert {str(order.job) for _, order in run.orders} == {"a", "b"}
+
+
 def test_a_job_without_gain_gets_no_more() -> None:
     cluster = Cluster.build([(1, 8, "V100")])
     run = drive(Afs(), cluster, [job("flat", 1, 10.0, between=(1, 8))], ScalingWorld(exponent=0.0))

@@ -131,6 +131,12 @@ CASES: dict[str, dict[str, Any]] = {
         "schedule": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
         "schedule_every": "epoch",
     },
+    "schedule by what evaluations find": {
+        "schedule": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0, factor=0.1),
+        "schedule_every": "evaluation",
+        "evaluate": lambda model: {"loss": 1.0},  # never better than before
+        "best": "min loss",
+    },
     "bf16": {"autocast": "bf16"},
     "augmented": {"augment": lambda batch, chance: (batch[0] + chance.uniform(6), batch[1])},
     "float64": {

@@ -116,6 +116,7 @@ def command(
         bound_s = weighted_jct_bound_s(requests[0])
     if report:
         write_report(report, requests[0], results, bound_s)
+    _tell_drops(results[0])
     if as_json:
         click.echo(json.dumps(as_document(requests[0], results, bound_s)))
     else:
@@ -195,13 +196,17 @@ def write_report(path: str, request: Request, results: Sequence[Result], bound_s
     write_page(path, render(f"Policies on {request.trace}", setting, runs))
 
 
+def _tell_drops(result: Result) -> None:
+    """Say on stderr which rows of the trace were left out, and why."""
+    for reason, count in result.dropped.items():
+        rows = [str(row.row or row.job) for row in result.dropped_rows if row.reason == reason]
+        more = ", …" if count > _LISTED_ROWS else ""
+        click.echo(f"carpool: dropped {count} rows: {reason} (row {', '.join(rows[:_LISTED_ROWS])}{more})", err=True)
+
+
 def _print(results: Sequence[Result], report: str, bound_s: float | None) -> None:
     from carpool.cli.tables import print_comparison
 
-    for reason, count in results[0].dropped.items():
-        rows = [str(row.row or row.job) for row in results[0].dropped_rows if row.reason == reason]
-        more = ", …" if count > _LISTED_ROWS else ""
-        click.echo(f"carpool: dropped {count} rows: {reason} (row {', '.join(rows[:_LISTED_ROWS])}{more})", err=True)
     for note, count in results[0].notes.items():
         click.echo(f"carpool: {note}" + (f" ({count} times)" if count > 1 else ""), err=True)
     print_comparison(results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import merge
+from math import inf
 
 from carpool.core.errors import Overbooked
 from carpool.core.messages import RUN, Change, Probe, Run
@@ -60,8 +61,8 @@ class Draft:
         self, job: Job, count: int = 0, *, kinds: Sequence[Kind] = (), rule: Placing = consolidated, batch_size: int = 0
     ) -> Allocation | None:
         """Free devices for the job (as many as it asks for, unless `count` says otherwise), or None."""
-        if job.lane and job.lane != (1.0,):
-            return None  # whole devices are not its share
+        if len(job.lane) > 1:
+            return None  # unlike shares: only who gave them out can do it again
         allowed = self.kinds_for(job)
         kinds = [kind for kind in kinds if kind in allowed] if kinds else allowed
         runs = place(self.occupancy, kinds, count or job.spec.devices, rule)
@@ -73,8 +74,8 @@ class Draft:
         """Find free devices and assign them; remembers demands that did not fit."""
         allocation = self.find(job, count, kinds=kinds, rule=rule, batch_size=batch_size)
         if allocation is None:
-            if not count and not kinds and not job.spec.memory_bytes:  # memory is no part of a demand
-                self._refused.add(demand_of(job))
+            if not (count or kinds or job.spec.memory_bytes or len(job.lane) > 1):
+                self._refused.add(demand_of(job))  # of which neither memory nor shares are a part
             return False
         self.assign(job, allocation)
         return True
@@ -92,12 +93,12 @@ class Draft:
         for _, _, job_id in view.waiting.entries(refused):
             job = jobs[job_id]
             spec = job.spec
-            if job_id in changes or (job.lane and job.lane != (1.0,)):  # whole devices are not every job's share
+            if job_id in changes or len(job.lane) > 1:
                 continue
             allowed = self.kinds_for(job) if spec.memory_bytes else spec.kinds or kinds
             runs = place(free, allowed, spec.devices, rule)
             if runs is not None:
-                allocation = Allocation.exclusive(runs)
+                allocation = _in_lane(job, Allocation.exclusive(runs))
                 free = self._fork()
                 free.take(spec, allocation)
                 changes[job_id] = Change(job_id, allocation)
@@ -112,6 +113,7 @@ class Draft:
     def assign(self, job: Job, allocation: Allocation, purpose: Run | Probe = RUN) -> None:
         """Let a job hold an allocation; Overbooked, with nothing changed, when it cannot."""
         held = self.holding(job)
+        allocation = _in_lane(job, allocation)
         if allocation == held and purpose == RUN:
             return
         job.check_lane(allocation)
@@ -123,7 +125,7 @@ class Draft:
             free.take(job.spec, allocation, self.view.policy.max_virtual)
         except Overbooked:
             if held is not None:
-                free.take(job.spec, held, self.view.policy.max_virtual)
+                free.take(job.spec, held, inf)  # whoever allowed it, it was allowed
             raise
         if allocation == job.desired and purpose == RUN:
             self._changes.pop(job.id, None)
@@ -164,6 +166,13 @@ class Draft:
         if self._free is None:
             self._free = self.view.occupancy.fork()
         return self._free
+
+
+def _in_lane(job: Job, allocation: Allocation) -> Allocation:
+    """Whole devices at the share that an exact job keeps for life: it has them to itself all the same."""
+    if len(job.lane) != 1 or job.lane == (1.0,) or allocation.fractions != (1.0,):
+        return allocation
+    return allocation._replace(shares=tuple([share._replace(fraction=job.lane[0]) for share in allocation.shares]))
 
 
 def _is_assignment(change: Change) -> bool:

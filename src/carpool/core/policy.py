@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from carpool.core.estimates import Estimator
@@ -25,7 +25,7 @@ from carpool.core.messages import (
     PolicyChanged,
     WeightChanged,
 )
-from carpool.core.model import Allocation, Job, JobId, Kind
+from carpool.core.model import Allocation, DeviceId, Job, JobId, Kind
 from carpool.core.occupancy import Occupancy
 from carpool.core.queue import Queue, Roster
 from carpool.core.topology import Cluster, Neighbour, Placement
@@ -72,6 +72,11 @@ class Policy(ABC):
     max_virtual: ClassVar[float] = 1.0  # how far fractions on one device may sum
     shares_devices: ClassVar[bool] = False  # whether it ever puts two jobs on one device
     keeps_running_order: ClassVar[bool] = False  # whether `running_key` is to be maintained
+
+    @property
+    def may_share(self) -> bool:
+        """Whether it gives out less than whole devices, or one device twice."""
+        return self.shares_devices or self.max_virtual > 1.0
 
     @abstractmethod
     def plan(self, view: Snapshot) -> Plan:
@@ -168,19 +173,24 @@ def placement_of(
     alone = occupancy.cluster.placement(allocation)
     if not sharing:
         return alone
-    beside: dict[JobId, Neighbour] = {}
-    for device in allocation.devices():
-        for resident in occupancy.residents(device):
-            other = jobs.get(resident.job)
-            if resident.job != job.spec.id and other is not None:
-                held = other.desired
-                if held is None:
-                    beside[resident.job] = Neighbour(other.spec, resident.fraction)
-                    continue
-                groups = occupancy.cluster.groups_of(held)
-                turn = held.shares[0].turn
-                beside[resident.job] = Neighbour(other.spec, resident.fraction, held.batch_size, turn, groups)
-    return replace(alone, neighbours=tuple(beside.values())) if beside else alone
+    return alone.among([_beside(occupancy, jobs, job, device) for device in allocation.devices()])
+
+
+def _beside(occupancy: Occupancy, jobs: Mapping[JobId, Job], job: Job, device: DeviceId) -> dict[JobId, Neighbour]:
+    """Who else is on a device."""
+    found: dict[JobId, Neighbour] = {}
+    for resident in occupancy.residents(device):
+        other = jobs.get(resident.job)
+        if resident.job == job.spec.id or other is None:
+            continue
+        held = other.desired
+        if held is None:
+            found[resident.job] = Neighbour(other.spec, resident.fraction)
+            continue
+        groups = occupancy.cluster.groups_of(held)
+        turn = held.shares[0].turn
+        found[resident.job] = Neighbour(other.spec, resident.fraction, held.batch_size, turn, groups)
+    return found
 
 
 def service_at(cluster: Cluster, job: Job, at: float) -> Service:

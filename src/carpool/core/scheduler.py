@@ -10,6 +10,7 @@ from carpool.core.balance import Balance
 from carpool.core.books import Books
 from carpool.core.errors import CarpoolError, InputError, Overbooked
 from carpool.core.estimates import Declared, Estimator
+from carpool.core.inheriting import ousted
 from carpool.core.messages import (
     Change,
     Fact,
@@ -138,7 +139,8 @@ class Scheduler:
         planned = None
         try:
             if self._is_triggered or self._plan_wake_at is not None or self.cadence.round_s:
-                if self._is_due(at):
+                planned = None if self._has_taken_over else self._take_over(at, orders)
+                if planned is None and self._is_due(at):
                     planned = self._decide(at, orders)
                 self.wake_at = self._next_wake(at)
         finally:  # facts are kept even when a policy breaks over them
@@ -234,7 +236,7 @@ class Scheduler:
         """Let a policy decide from now on."""
         self.policy = policy
         self.cadence = self._given_cadence or policy.cadence
-        self._may_share = policy.shares_devices or policy.max_virtual > 1.0
+        self._has_taken_over = False
         books = self._books
         self._view = Snapshot(policy, books.occupancy, books.jobs, books.waiting, books.roster, self._estimator)
 
@@ -277,7 +279,7 @@ class Scheduler:
             self._planned_at = at
             self._plan_wake_at = None
             return None
-        if not self._may_share:
+        if not self.policy.may_share:
             self._refuse_sharing(plan.changes)
         if plan.drafted is not None:
             self._books.occupancy.absorb(plan.drafted)  # checked while it was drafted
@@ -290,10 +292,24 @@ class Scheduler:
         self._remember(at, planned)
         return planned
 
+    def _take_over(self, at: float, orders: list[Order]) -> Planned | None:
+        """Take jobs off devices that they hold in ways the policy does not know; it is asked right after that."""
+        self._has_taken_over = True
+        leaving = ousted(self._view)
+        if not leaving:
+            return None
+        changes = tuple([Change(job.id, None) for job in leaving])
+        self._books.occupy(changes)
+        reason = f"{len(leaving)} jobs shared devices as {self.policy!r} does not: they leave before it is asked"
+        planned = Planned(reason, changes, (0.0,) * len(changes), at, None)
+        self._books.adopt(at, planned, orders)
+        self._remember(at, planned)
+        return planned
+
     def _refuse_sharing(self, changes: Sequence[Change]) -> None:
         """A policy that shares devices must say so: backends look for neighbours only then."""
-        for _, allocation, _ in changes:
-            if allocation is not None and allocation.shares[0].fraction != 1.0:
+        for job, allocation, _ in changes:
+            if allocation is not None and allocation.fractions not in {(1.0,), self._books.jobs[job].lane}:
                 raise CarpoolError(
                     f"policy {self.policy!r} gives out {allocation.shares[0].fraction:g} of a device but does not set "
                     "shares_devices = True"

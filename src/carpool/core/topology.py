@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from carpool.core.model import Allocation, DeviceId, JobSpec, Kind, NodeId, Share
+from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ class Placement:
     batch_size: int = 0
     neighbours: tuple[Neighbour, ...] = ()
     turn: int = 0
+    beside: float = 0.0  # most that neighbours hold of one of the devices, where not all are on the same; else 0
 
     @property
     def num_devices(self) -> int:
@@ -73,13 +74,26 @@ class Placement:
 
     @property
     def load(self) -> float:
-        """Sum of the fractions of everybody there: above 1.0 the share is virtual."""
-        return self.fraction + sum([neighbour.fraction for neighbour in self.neighbours])
+        """Sum of the fractions of everybody on the fullest of its devices: above 1.0 the share is virtual."""
+        return self.fraction + (self.beside or sum([neighbour.fraction for neighbour in self.neighbours]))
 
     @property
     def kinds(self) -> frozenset[Kind]:
         """The kinds that take part."""
         return frozenset(kind for kind, _ in self.groups)
+
+    def among(self, others: Iterable[Mapping[JobId, Neighbour]]) -> Placement:
+        """The same with others beside it, as they are found on each of its devices in turn."""
+        found: dict[JobId, Neighbour] = {}
+        busiest = 0.0
+        for there in others:
+            found.update(there)
+            busiest = max(busiest, sum([neighbour.fraction for neighbour in there.values()]))
+        if not found:
+            return self
+        neighbours = tuple(found.values())
+        is_everywhere = busiest >= sum([neighbour.fraction for neighbour in neighbours])
+        return replace(self, neighbours=neighbours, beside=0.0 if is_everywhere else busiest)
 
 
 @dataclass(frozen=True, slots=True)

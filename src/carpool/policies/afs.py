@@ -36,7 +36,7 @@ class Afs(Policy):
 
     def plan(self, view: Snapshot) -> Plan:
         """Deal devices out, then let jobs shrink before others grow."""
-        stakes = [_Stake(view, job) for job in sorted(view.active(), key=lambda job: job.seq)]
+        stakes = [_Stake(view, place, job) for place, job in enumerate(sorted(view.active(), key=lambda job: job.seq))]
         left = all_there_is(view)
         if self.ahead and len(left) == 1:
             _look_ahead(stakes, left)
@@ -58,11 +58,11 @@ class Afs(Policy):
         """Hand devices out until nobody can use one more."""
         size = 1 << max(0, len(stakes) - 1).bit_length()
         tree: list[_Stake | None] = [None] * (2 * size)
-        tree[size : size + len(stakes)] = stakes
+        tree[size : size + len(stakes)] = [stake if stake.next_rate > 0.0 else None for stake in stakes]
         for place in range(size - 1, 0, -1):
             tree[place] = self._better(tree[2 * place], tree[2 * place + 1])
         while (winner := tree[1]) is not None:
-            place = size + stakes.index(winner)
+            place = size + winner.place
             if not winner.grow(left):
                 tree[place] = None
             while place > 1:
@@ -95,6 +95,7 @@ class _Stake:
         "kind",
         "next_count",
         "next_rate",
+        "place",
         "priority",
         "rate",
         "remaining",
@@ -102,7 +103,8 @@ class _Stake:
         "weight",
     )
 
-    def __init__(self, view: Snapshot, job: Job) -> None:
+    def __init__(self, view: Snapshot, place: int, job: Job) -> None:
+        self.place = place
         self.job = job
         self.weight = job.spec.weight
         self.held = 0 if job.desired is None else job.desired.num_devices

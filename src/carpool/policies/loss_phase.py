@@ -118,8 +118,6 @@ def _stakes(view: Snapshot) -> list[_Stake]:
     for job in sorted(view.active(), key=lambda job: (job.desired is None, job.seq)):
         kind = kind_held(view, job)
         if kind is None:
-            if job.lane and job.lane != (1.0,):
-                continue  # whole devices are not its share
             kinds = kinds_of(view, job.spec, job.spec.narrowest)
             if not kinds:
                 continue

@@ -132,8 +132,8 @@ def _divided(view: Snapshot, pair: Sequence[Job], older: str) -> dict[JobId, tup
     found: dict[JobId, tuple[Kind, int]] = {}
     for job in pair:
         kinds = kinds_of(view, job.spec, job.spec.narrowest)
-        whole = job.lane in ((), (1.0,))
-        kind = kind_held(view, job) or (max(kinds, key=lambda kind: there[kind]) if kinds and whole else None)
+        has_way = kinds and len(job.lane) < 2
+        kind = kind_held(view, job) or (max(kinds, key=lambda kind: there[kind]) if has_way else None)
         if kind is not None and (job.desired is not None or job.spec.narrowest <= there[kind]):
             found[job.id] = kind, min(job.spec.widest, there[kind])
     if len(found) < 2 or len({kind for kind, _ in found.values()}) == 2:

@@ -114,7 +114,8 @@ class Pollux(Policy):
         worth = max(age - moves * self.restart_s, 0.0) / (age + self.restart_s)
         worth = min(worth, self.trust) if job.desired is not None else max(worth, _LEAST_WORTH)
         held = _row(view, job)
-        kept = (options.spread if len(held) > 1 else options.local)[_width(held)]
+        speedups = options.spread if len(held) > 1 else options.local
+        kept = speedups[_width(held)] if _width(held) < len(speedups) else 0.0  # more than it may have by now
         local, spread = self._terms(options.local * worth), self._terms(options.spread * worth)
         local[1 : job.spec.narrowest] = spread[1 : job.spec.narrowest] = inf
         return Stake(local, spread, float(self._terms(np.array(kept))), held)
@@ -154,9 +155,10 @@ class _Goal(NamedTuple):
 
 
 def _pasts(view: Snapshot) -> dict[JobId, _Past]:
-    """What the last plan noted, for the jobs there are now."""
+    """What the last plan noted, for the jobs there are now; of others, what they hold from an earlier policy."""
     known = cast(dict[str, Any], view.note or {})
-    return {job: _Past(*known.get(job, ())) for job in view.jobs}
+    fresh = {name: (1, job.desired.num_devices) for name, job in view.jobs.items() if job.desired is not None}
+    return {job: _Past(*known.get(job, fresh.get(job, ()))) for job in view.jobs}
 
 
 def _sizes(view: Snapshot, kind: Kind) -> list[int]:

@@ -93,7 +93,7 @@ class ProfileBelief:
 
     def _derived(self, placement: Placement, batch: int) -> tuple[float, str, float]:
         """What was seen alone, or follows from it, and what neighbours leave of it."""
-        lonely = replace(placement, neighbours=())
+        lonely = replace(placement, neighbours=(), beside=0.0)
         mean, basis, spread = self._measured(lonely, batch) or self._alone(lonely, batch)
         beside = self._beside(placement)
         return (mean, basis, spread) if beside == 1.0 else (mean * beside, "scaled", max(spread, _SCALED))

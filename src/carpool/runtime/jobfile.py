@@ -99,8 +99,8 @@ def check_fit(jobs: Sequence[Listed], cluster: Cluster) -> list[str]:
             )
         if spec.narrowest > max(of_each):
             notes.append(
-                f"job {spec.id!r} asks {spec.narrowest} devices, and no kind has so many: no built-in policy mixes "
-                "kinds, so it will run only under one of your own that does"
+                f"job {spec.id!r} asks {spec.narrowest} devices, and no kind has so many: it will run only under a "
+                "policy that mixes kinds (carpool, elastic, hare, or one of your own)"
             )
         if spec.widest > there:
             notes.append(f"job {spec.id!r} could use {spec.widest} devices; there are {there}")

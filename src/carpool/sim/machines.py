@@ -19,7 +19,7 @@ from carpool.core.messages import (
     Release,
     ReleaseApplied,
 )
-from carpool.core.model import Allocation, JobId, JobSpec
+from carpool.core.model import Allocation, DeviceId, JobId, JobSpec
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.sim.timeline import MACHINES, Timeline
 from carpool.sim.world import World
@@ -280,7 +280,7 @@ class Machines:
         """What a probe measures while the neighbours stand still, and the rate beside them; it takes no time here."""
         if not stint.is_paced or stint.placement is None:
             return []  # it is not there yet, and is not measured
-        quiet = replace(stint.placement, neighbours=())
+        quiet = replace(stint.placement, neighbours=(), beside=0.0)
         rate = self._world.pace(stint.spec, stint.done, quiet).rate
         return [
             ProgressReported(stint.spec.id, stint.generation, stint.done, rate, alone=True),
@@ -312,15 +312,18 @@ class Machines:
         alone = self._cluster.placement(allocation)
         if not self._sharing:
             return alone
-        beside: dict[JobId, Stint] = {}
-        for device in allocation.devices():
-            beside.update(self._on_device[device])
-        beside.pop(stint.spec.id, None)
-        return replace(alone, neighbours=tuple(map(_neighbour, beside.values()))) if beside else alone
+        own = stint.spec.id
+        return alone.among(
+            [
+                {job: _neighbour(other, device) for job, other in self._on_device[device].items() if job != own}
+                for device in allocation.devices()
+            ]
+        )
 
 
-def _neighbour(stint: Stint) -> Neighbour:
+def _neighbour(stint: Stint, device: DeviceId) -> Neighbour:
     assert stint.allocation is not None
     assert stint.placement is not None
-    share = stint.allocation.shares[0]
+    shares = stint.allocation.shares
+    share = shares[0] if len(shares) == 1 else next(share for share in shares if device in share.devices)
     return Neighbour(stint.spec, share.fraction, stint.allocation.batch_size, share.turn, stint.placement.groups)

@@ -44,7 +44,7 @@ def simulate(
         report_every_s = world.report_every_s if isinstance(world, ReportsRegularly) else 0.0
     metrics = Metrics(cluster)
     timeline = Timeline()
-    sharing = policy.shares_devices or policy.max_virtual > 1.0
+    sharing = policy.may_share
     machines = Machines(cluster, world, timeline, sharing=sharing, report_every_s=report_every_s)
     estimator = estimator or world.estimator()
     follows = (estimator,) if isinstance(estimator, Observer) else ()  # one that learns from orders and their effect

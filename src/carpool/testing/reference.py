@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from carpool.runtime.digest import digest
+from carpool.runtime.goals import Best
 from carpool.runtime.order import DataOrder
 from carpool.runtime.precision import settle_training
 from carpool.runtime.samples import Chance, to_device
@@ -74,6 +76,7 @@ def _run(training: Training, shards: int, seed: int, device: torch.device, max_s
             due = ends_epoch and epochs_done % training.evaluate_every == 0
             if training.evaluate is not None and (due or reason):
                 metrics = _evaluate(training, seed, len(losses))
+                _schedule(training, metrics)
                 reason = reason or training.stop.by_metrics(metrics)
             if len(losses) == max_steps:
                 reason = "enough"
@@ -136,6 +139,16 @@ def _step(
         if training.after_update is not None:
             training.after_update(model, step + 1)
     return loss
+
+
+def _schedule(training: Training, metrics: dict[str, float]) -> None:
+    """The step of a schedule that goes by evaluations, some by what these have found."""
+    if training.schedule is None or training.schedule_every != "evaluation":
+        return
+    if isinstance(training.schedule, ReduceLROnPlateau):
+        training.schedule.step(metrics[Best.parse(training.best).metric])
+    else:
+        training.schedule.step()
 
 
 @dataclass(slots=True)

@@ -118,7 +118,7 @@ def drive(
     """Run a policy over arrivals to the end, calling `check` after every decision; what came of it."""
     world = world or PlainWorld()
     metrics, notes, timeline = Metrics(cluster), _Notes(check, max_records), Timeline()
-    sharing = policy.shares_devices or policy.max_virtual > 1.0
+    sharing = policy.may_share
     machines = _Noting(cluster, world, timeline, sharing=sharing, report_every_s=report_every_s)
     scheduler = Scheduler(cluster, policy, estimator=world.estimator(), observers=(metrics, notes, *observers))
     notes.scheduler = scheduler
