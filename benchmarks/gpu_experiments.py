@@ -51,6 +51,9 @@ def row(policy: str, jobs: str, devices: str) -> dict[str, Any]:
         done = subprocess.run(
             command, capture_output=True, text=True, env=env, cwd=work, timeout=LIMIT_S, check=False, process_group=0
         )
+        kept = {path.parent.name: path.parent for path in (work / "state").rglob("story.jsonl")}
+        stories = {job: _rows(folder / "story.jsonl") for job, folder in kept.items()}
+        curves = {job: _curve(folder / "metrics.jsonl") for job, folder in kept.items()}
     if done.returncode:
         return {"policy": policy, "error": done.stderr[-500:]}
     found = json.loads(done.stdout)
@@ -62,7 +65,18 @@ def row(policy: str, jobs: str, devices: str) -> dict[str, Any]:
         "jct_s": jcts,
         "digests": {job["name"]: job["digest"] for job in found["jobs"]},
         "allocations": {job["name"]: job["allocations"] for job in found["jobs"]},
+        "stories": {job: [[row["at_s"], row["what"]] for row in rows] for job, rows in stories.items()},
+        "curves": curves,  # by time: steps, steps/s
     }
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def _curve(path: Path) -> list[list[float]]:
+    rows = [row for row in _rows(path) if "steps_per_s" in row]
+    return [[round(row.get(key, 0.0), 2) for key in ("at_s", "step", "steps_per_s")] for row in rows]
 
 
 def main() -> None:
