@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -58,6 +59,7 @@ class Live:
         profiles: Mapping[JobId, ProfileBelief] | None = None,
     ) -> None:
         self._lessons = 0
+        self._lessons_of: Counter[JobId] = Counter()  # what was learned of a job itself
         self.cluster = cluster  # grows with the scheduler's
         self.curves = LossCurves()  # of jobs that end at a loss, when they will
         self.moves = MovesSeen()  # what changes of devices have cost
@@ -66,6 +68,7 @@ class Live:
         self._rates: dict[_Key, Measured] = {}
         self._of_job: dict[JobId, list[_Key]] = {}
         self._totals: dict[JobId, float] = {}
+        self._typical = (-1, _TYPICAL_S)  # see `_typical_s`, and the version it is of
         self._places: tuple[tuple[Cluster, int], Places] | None = None  # and what it was fitted to
         self.has_company: Callable[[Job], bool] = lambda job: False  # whether others hold some of its devices too
         self._batches = BatchesSeen()
@@ -85,11 +88,20 @@ class Live:
         """Take in what an executor says of a job's length and of its own batch."""
         if isinstance(report, Sized):
             self._batches.loaded(report.job, report.batch_size)
+            self._lessons_of[report.job] += 1
             self._lessons += 1
             if report.total_steps is not None:
                 self.expect(report.job, float(report.total_steps))
             if report.target_loss is not None:
                 self.curves.aim(report.job, Aim(report.target_loss, report.window))
+
+    def alike(self, spec: JobSpec) -> Hashable:
+        """Jobs of which nothing is known are; another is like itself until something is learned of it, or of places."""
+        job = spec.id
+        if job not in self._lessons_of and job not in self._profiles:
+            return spec.batch_size
+        widths = {sum([count for _, count in key[1]]) for key in self._of_job.get(job, ())}
+        return job, spec.batch_size, self._lessons_of[job], len(self._rates) if len(widths) > 1 else 0
 
     def own_batch(self, spec: JobSpec) -> int:
         """The batch size that its author gave a job; 0: not known yet."""
@@ -208,6 +220,7 @@ class Live:
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
         """Take one measured rate in, and the loss."""
+        self._lessons_of[job.id] += 1
         self.curves.learn(job.id, report.done, report.loss)
         self._batches.learn(job, report)
         if report.noise is not None:
@@ -286,10 +299,14 @@ class Live:
         return 1.0
 
     def _typical_s(self) -> float:
-        """Mean length alone, over the jobs of which it is known."""
-        known = self._of_job.keys() | self._profiles.keys()
-        lengths = [total / self._alone(job) for job, total in self._totals.items() if job in known]
-        return sum(lengths) / len(lengths) if lengths else _TYPICAL_S
+        """Mean length alone, over the jobs of which it is known: reckoned once, since a plan asks for every job."""
+        version, typical = self._typical
+        if version != self._lessons:
+            known = self._of_job.keys() | self._profiles.keys()
+            lengths = [total / self._alone(job) for job, total in self._totals.items() if job in known]
+            typical = sum(lengths) / len(lengths) if lengths else _TYPICAL_S
+            self._typical = self._lessons, typical
+        return typical
 
 
 def in_company(scheduler: Scheduler) -> Callable[[Job], bool]:

@@ -15,8 +15,9 @@ from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.experience import Experience
 from carpool.policies.knapsack import NONE, Choice, deal
+from carpool.policies.known import Known
 from carpool.policies.moves import moves_s
-from carpool.policies.options import Caution, Known, Menu, draw_up
+from carpool.policies.options import Caution, Menu, draw_up
 from carpool.policies.outlook import look_ahead
 from carpool.policies.parties import Party, join
 from carpool.policies.prices import Floats, Market, ends
@@ -123,7 +124,7 @@ class Carpool(Policy):
         jobs = sorted(view.active(), key=lambda job: job.seq)
         if not jobs:
             return None
-        self._memo.keep_for(view.estimates, view.cluster, len(jobs))
+        self._memo.keep_for(view.estimates, view.cluster)
         menu = draw_up(view, jobs, experience.tried, Caution(self.growth, self.trust, self.tunes), self._memo)
         if not menu.offers:
             return None

@@ -22,8 +22,8 @@ class KnowsMoves(Protocol):
 
 
 def moves_s(estimates: Estimator, jobs: Sequence[Job], otherwise: float) -> NDArray[np.float64]:
-    """What the estimator says of each job's moves, else a guess."""
+    """What the estimator says of the moves of each job that holds something, else a guess."""
     if not isinstance(estimates, KnowsMoves):
         return np.full(len(jobs), otherwise)
-    told = [estimates.move_s(job.spec) for job in jobs]
+    told = [None if job.desired is None else estimates.move_s(job.spec) for job in jobs]
     return np.array([otherwise if seconds is None else seconds for seconds in told])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -11,35 +11,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from carpool.core.estimates import Estimator
 from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Cluster, Placement
+from carpool.policies.alike import likenesses
 from carpool.policies.batch_tuning import best_alone, best_step, tunes_by_steps
 from carpool.policies.goodput import KnowsGoodput, worth_of_step
 from carpool.policies.knapsack import NONE, Floats
+from carpool.policies.known import Batches, Known, Offer, Row, Seat
 from carpool.policies.speeds import placed_on
-
-Batches = NDArray[np.int64]
 
 _FEW = 16  # devices in all, up to which jobs may also span unlike kinds
 _FINE = 12  # every number of devices up to this is an option, above it steps of an eighth
-
-
-class Offer(NamedTuple):
-    """Devices of each kind, in the order of the cluster's kinds, zeros left out."""
-
-    groups: tuple[tuple[Kind, int], ...]
-    width: int  # devices in all
-
-    @classmethod
-    def of(cls, *groups: tuple[Kind, int]) -> Offer:
-        """From (kind, count) pairs."""
-        return cls(groups, sum([count for _, count in groups]))
-
-    def words(self) -> str:
-        """Such as ``3 V100``."""
-        return " and ".join([f"{count} {kind}" for kind, count in self.groups])
 
 
 class Answer(NamedTuple):
@@ -48,26 +31,6 @@ class Answer(NamedTuple):
     rate: float
     batch_size: int = 0  # 0: the job's own
     is_sure: bool = True
-
-
-class Known:
-    """What the estimator has said, so that a plan asks only for what is new."""
-
-    def __init__(self) -> None:
-        self._asked: tuple[Estimator, int, Cluster] | None = None
-        self.offers: list[Offer] = []
-        self.rows: dict[JobId, tuple[Floats, Batches]] = {}  # by offer, of jobs that are sure of their rates
-        self.ratios: dict[object, float] = {}  # see `parties`
-
-    def keep_for(self, estimates: Estimator, cluster: Cluster, num_jobs: int) -> None:
-        """Begin anew if it is another estimator, or it has learned, or the cluster has grown, or too much is kept."""
-        asked = (estimates, estimates.version, cluster)
-        before = self._asked
-        same = before is not None and all(new is old or new == old for new, old in zip(asked, before, strict=True))
-        if not same or len(self.rows) > 2 * num_jobs + 100:
-            self._asked = asked
-            self.rows.clear()
-            self.ratios.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +50,7 @@ class Menu:
 
     def is_tight(self, allocation: Allocation, shape: Offer) -> bool:
         """Whether an allocation is on as few nodes as its numbers allow."""
-        return len(self.cluster.groups_of(allocation)) <= len(_tight(self.cluster, shape).groups)
+        return _is_tight(self.cluster, allocation, shape)
 
 
 class Caution(NamedTuple):
@@ -103,29 +66,33 @@ def draw_up(view: Snapshot, jobs: Sequence[Job], tried: dict[JobId, int], cautio
 
     Of one that has never run nothing is known but what it declares: it gets no more than an equal share.
     """
-    shapes = [None if job.desired is None else shape_of(view.cluster, job.desired) for job in jobs]
-    menu = _blank(view, jobs, shapes)
-    if menu.offers != known.offers:
-        known.offers = list(menu.offers)
-        known.rows.clear()
-    equal_share = int(menu.supply.sum()) // len(jobs)
-    for row, job in enumerate(jobs):
-        said = known.rows.get(job.spec.id)
-        if said is not None:
-            menu.rates[row], menu.batches[row] = said
-        else:
-            narrowest = job.spec.narrowest
-            most = caution.growth * max(tried.get(job.id, 0), narrowest)
-            if job.id not in tried:
-                most = min(most, max(equal_share, narrowest))
-            _ask_for(view, menu, row, most, caution)
-            if menu.is_sure[row]:
-                known.rows[job.spec.id] = menu.rates[row].copy(), menu.batches[row].copy()
-        shape = shapes[row]
-        if shape is not None:
-            assert job.desired is not None
-            tight = len(job.desired.shares) == 1 or menu.is_tight(job.desired, shape)
-            menu.stay_rates[row] = menu.rates[row, menu.held[row]] if tight else ask_apart(view, job, shape).rate
+    likes = likenesses(view.estimates, [job.spec for job in jobs])
+    seats = _seats(view, jobs, likes, known)
+    supply = np.array([float(count) for count in _there_is(view)])
+    offers = _offers(jobs, view.cluster.kinds, supply, [seat.shape for seat in seats if seat is not None])
+    places = {offer: place for place, offer in enumerate(offers)}
+    held = np.array([NONE if seat is None else places[seat.shape] for seat in seats], np.intp)
+    of = _rows(view, jobs, likes, offers, caution, known)
+    rows = list(known.rows.values())
+    rates = np.array([row.rates for row in rows])[of]
+    menu = Menu(
+        jobs,
+        offers,
+        view.cluster,
+        supply,
+        _needs(offers, view.cluster.kinds),
+        rates,
+        np.array([row.batches for row in rows])[of],
+        is_sure=np.array([row.is_sure for row in rows])[of],
+        held=held,
+        stay_rates=np.zeros(len(jobs)),
+    )
+    _hold_back(menu, np.array([row.is_guess for row in rows]), of, tried, caution)
+    runs = np.flatnonzero(held != NONE)
+    menu.stay_rates[runs] = rates[runs, held[runs]]
+    for row in runs.tolist():
+        if (seat := seats[row]) is not None and seat.rate_apart is not None:
+            menu.stay_rates[row] = seat.rate_apart
     return menu
 
 
@@ -154,44 +121,97 @@ def ask_apart(view: Snapshot, job: Job, offer: Offer) -> Answer:
 
 
 # --------------------------------------------------------------------------------------------------------- pieces
-def _blank(view: Snapshot, jobs: Sequence[Job], shapes: Sequence[Offer | None]) -> Menu:
-    """A menu without rates."""
-    kinds = view.cluster.kinds
-    supply = np.array([float(count) for count in _there_is(view)])
-    offers = _offers(jobs, kinds, supply, shapes)
-    places = {offer: place for place, offer in enumerate(offers)}
-    needs = np.zeros((len(offers), len(kinds)))
-    for offer, place in places.items():
-        for kind, count in offer.groups:
-            needs[place, kinds.index(kind)] = count
-    return Menu(
-        jobs,
-        offers,
-        view.cluster,
-        supply,
-        needs,
-        rates=np.zeros((len(jobs), len(offers))),
-        batches=np.zeros((len(jobs), len(offers)), np.int64),
-        is_sure=np.ones(len(jobs), np.bool_),
-        held=np.array([NONE if shape is None else places[shape] for shape in shapes], np.intp),
-        stay_rates=np.zeros(len(jobs)),
-    )
+def _seats(view: Snapshot, jobs: Sequence[Job], likes: Sequence[Hashable], known: Known) -> list[Seat | None]:
+    """Of jobs that hold something, what; only what has changed is looked at."""
+    before = known.seats
+    known.seats = now = {}
+    found: list[Seat | None] = []
+    for job, like in zip(jobs, likes, strict=True):
+        if job.desired is None:
+            found.append(None)
+            continue
+        seat = before.get(job.spec.id)
+        if seat is None or seat.allocation is not job.desired or seat.like != like:
+            seat = _seat(view, job, job.desired, like)
+        found.append(seat)
+        now[job.spec.id] = seat
+    return found
 
 
-def _ask_for(view: Snapshot, menu: Menu, row: int, most: int, caution: Caution) -> None:
-    """Fill in one job's row."""
-    job = menu.jobs[row]
+def _seat(view: Snapshot, job: Job, held: Allocation, like: Hashable) -> Seat:
+    shape = shape_of(view.cluster, held)
+    tight = len(held.shares) == 1 or _is_tight(view.cluster, held, shape)
+    return Seat(held, like, shape, None if tight else ask_apart(view, job, shape).rate)
+
+
+def _rows(
+    view: Snapshot, jobs: Sequence[Job], likes: Sequence[Hashable], offers: list[Offer], caution: Caution, known: Known
+) -> list[int]:
+    """Which of the known rows is each job's; of those that are alike the estimator is asked for one, if it must be."""
+    if offers != known.offers:
+        known.offers = offers
+        known.rows.clear()
+    before = known.rows
+    known.rows = {}
+    places: dict[Hashable, int] = {}
+    found: list[int] = []
+    for job, like in zip(jobs, likes, strict=True):
+        spec = job.spec
+        key: Hashable = (like, spec.min_devices, spec.max_devices, spec.devices, spec.kinds, spec.memory_bytes)
+        if spec.batch_range is not None:
+            has = 0 if job.desired is None else job.desired.batch_size
+            key = (key, spec.batch_range, spec.batch_size, spec.exact, has)
+        place = places.setdefault(key, len(places))
+        if place == len(known.rows):
+            known.rows[key] = before.get(key) or _row(view, job, offers, caution)
+        found.append(place)
+    return found
+
+
+def _row(view: Snapshot, job: Job, offers: Sequence[Offer], caution: Caution) -> Row:
+    """Ask for one job."""
     spec, allowed = job.spec, view.kinds_for(job)
     able = [
         place
-        for place, offer in enumerate(menu.offers)
+        for place, offer in enumerate(offers)
         if spec.narrowest <= offer.width <= spec.widest and all(kind in allowed for kind, _ in offer.groups)
     ]
-    answers = _ask(view, job, [menu.offers[place] for place in able], caution)
-    for place, answer in zip(able, answers, strict=True):
-        if answer.is_sure or menu.offers[place].width <= most or place == menu.held[row]:
-            menu.rates[row, place], menu.batches[row, place] = answer.rate, answer.batch_size
-        menu.is_sure[row] &= answer.is_sure
+    rates, batches = np.zeros(len(offers)), np.zeros(len(offers), np.int64)
+    is_guess = np.zeros(len(offers), np.bool_)
+    for place, answer in zip(able, _ask(view, job, [offers[place] for place in able], caution), strict=True):
+        rates[place], batches[place], is_guess[place] = answer.rate, answer.batch_size, not answer.is_sure
+    return Row(rates, batches, is_guess, not is_guess.any())
+
+
+def _hold_back(
+    menu: Menu, is_guess: NDArray[np.bool_], of: Sequence[int], tried: dict[JobId, int], caution: Caution
+) -> None:
+    """Strike out what jobs whose rates are only believed may not have yet."""
+    unsure = np.flatnonzero(~menu.is_sure)
+    if not len(unsure):
+        return
+    equal_share = int(menu.supply.sum()) // len(menu.jobs)
+    most = np.zeros(len(unsure))
+    for place, row in enumerate(unsure.tolist()):
+        job = menu.jobs[row]
+        narrowest, widest_tried = job.spec.narrowest, tried.get(job.spec.id)
+        most[place] = caution.growth * max(widest_tried or 0, narrowest)
+        if widest_tried is None:
+            most[place] = min(most[place], max(equal_share, narrowest))
+    widths = np.array([offer.width for offer in menu.offers])
+    struck = is_guess[np.array(of)[unsure]] & (widths > most[:, None])
+    holds = np.flatnonzero(menu.held[unsure] != NONE)
+    struck[holds, menu.held[unsure[holds]]] = False
+    for table in (menu.rates, menu.batches):
+        table[unsure] = np.where(struck, 0, table[unsure])
+
+
+def _needs(offers: Sequence[Offer], kinds: Sequence[Kind]) -> Floats:
+    needs = np.zeros((len(offers), len(kinds)))
+    for place, offer in enumerate(offers):
+        for kind, count in offer.groups:
+            needs[place, kinds.index(kind)] = count
+    return needs
 
 
 def _ask(view: Snapshot, job: Job, offers: Sequence[Offer], caution: Caution) -> Sequence[Answer]:
@@ -221,6 +241,10 @@ def _batch(view: Snapshot, job: Job, offer: Offer, place: Placement, caution: Ca
     return best_alone(view.estimates, job, offer.groups[0][0], capacity) if offer.width == 1 else 0
 
 
+def _is_tight(cluster: Cluster, allocation: Allocation, shape: Offer) -> bool:
+    return len(cluster.groups_of(allocation)) <= len(_tight(cluster, shape).groups)
+
+
 def _tight(cluster: Cluster, offer: Offer) -> Placement:
     """An offer on as few nodes as possible."""
     if len(offer.groups) == 1:
@@ -237,8 +261,8 @@ def _there_is(view: Snapshot) -> list[int]:
     return [there[kind] for kind in view.cluster.kinds]
 
 
-def _offers(jobs: Sequence[Job], kinds: Sequence[Kind], supply: Floats, shapes: Sequence[Offer | None]) -> list[Offer]:
-    """Every option that some job could use."""
+def _offers(jobs: Sequence[Job], kinds: Sequence[Kind], supply: Floats, shapes: Iterable[Offer]) -> list[Offer]:
+    """Every option that some job could use, and those that somebody has."""
     ranges = {(job.spec.narrowest, job.spec.widest) for job in jobs}
     found: dict[Offer, None] = {}
     for kind, there in zip(kinds, supply, strict=True):
@@ -252,7 +276,7 @@ def _offers(jobs: Sequence[Job], kinds: Sequence[Kind], supply: Floats, shapes: 
             groups = [(kind, count) for kind, count in zip(kinds, counts_of, strict=True) if count]
             if len(groups) > 1 and any(low <= sum(counts_of) <= high for low, high in ranges):
                 found[Offer.of(*groups)] = None
-    found |= dict.fromkeys([shape for shape in shapes if shape is not None])
+    found |= dict.fromkeys(shapes)
     return list(found)
 
 

@@ -20,7 +20,8 @@ from carpool.core.topology import Neighbour, Placement
 from carpool.policies.batch_tuning import KnowsBatches
 from carpool.policies.goodput import KnowsGoodput, worth_of_step
 from carpool.policies.knapsack import NONE, Floats
-from carpool.policies.options import Known, Menu
+from carpool.policies.known import Known
+from carpool.policies.options import Menu
 from carpool.policies.speeds import placed_on
 
 _LITTLE = 1e-6  # a gain that is no rounding

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
 
 _OCTAVES = 24  # between the least and the highest price that could clear a market
 _COARSE, _MANY, _FEW = 8, 8, 4  # bisections: over all octaves, then for each kind of a small and of a large market
@@ -31,6 +32,7 @@ _CLOSER, _ROUGHLY = (3.0, 2.0, 1.2), (1.6,)  # how far off the prices found so f
 _LITTLE = (1.2,)  # how far the direction of prices may be off, where it is known
 _FINE = 12  # bisections along a direction
 _LARGE = 50_000  # jobs × options
+_SMALL = 5_000  # jobs × options, below which sorting jobs by what they may take does not pay
 _NEVER = 1e-30  # a rate so low that it is none
 
 
@@ -44,10 +46,12 @@ class Market:
     weights: Floats  # [job]
     work: Floats  # [job] units of work left
     per_unit: Floats = field(init=False, repr=False)  # [job, option] seconds for a unit of work
+    _blocks: list[_Block] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Invert the rates once: every price that is tried needs them."""
+        """Invert the rates and sort the jobs by what they may take, once: every price that is tried needs both."""
         object.__setattr__(self, "per_unit", 1.0 / np.maximum(self.rates, _NEVER))
+        object.__setattr__(self, "_blocks", _blocks(self.rates, self.per_unit, self.weights))
 
     @property
     def is_large(self) -> bool:
@@ -56,10 +60,11 @@ class Market:
 
     def worths(self, prices: Floats, parts: Floats) -> Floats:
         """λ: what a unit of each job's work is worth, if its devices are worth `parts` of the prices when it ends."""
-        paid = parts[:, None] * (self.needs @ prices)
-        paid += self.weights[:, None]
-        paid *= self.per_unit
-        return np.asarray(paid.min(axis=1))
+        found = np.empty(len(self.work))
+        costs = self.needs @ prices
+        for block in self._blocks:
+            found[block.jobs] = block.worths(costs, parts)
+        return found
 
     def seconds(self) -> Floats:
         """[job, option]: time to the end."""
@@ -72,11 +77,9 @@ class Market:
     def taken(self, prices: Floats, parts: Floats) -> Floats:
         """[kind]: devices that are wanted at these prices."""
         costs = self.needs @ prices
-        surplus = self.worths(prices, parts)[:, None] * self.rates
-        surplus -= costs
-        best = surplus.argmax(axis=1)
-        wanted = surplus[np.arange(len(best)), best] > 0.0
-        counts = np.bincount(best[wanted], minlength=len(costs)).astype(np.float64)
+        counts = np.zeros(len(costs))
+        for block in self._blocks:
+            counts[block.options] += block.taken(costs, parts)
         return np.asarray(counts @ self.needs)
 
     def clear(self, parts: Floats, near: Floats | None = None, along: Floats | None = None) -> Floats:
@@ -120,6 +123,53 @@ class Market:
             is_short = (self.taken(middle, parts) > self.supply) & is_open
             low, high = np.where(is_short, middle, low), np.where(is_short, high, middle)
         return high
+
+
+class _Block:
+    """Jobs that may take the same options, and these alone: what nobody may take need not be reckoned with."""
+
+    __slots__ = ("_per_unit", "_places", "_rates", "_sheet", "_weights", "jobs", "options")
+
+    def __init__(self, jobs: Places, options: Places | slice, rates: Floats, per_unit: Floats, weights: Floats) -> None:
+        self.jobs = jobs
+        self.options = options
+        self._rates = np.ascontiguousarray(rates[jobs][:, options])
+        self._per_unit = np.ascontiguousarray(per_unit[jobs][:, options])
+        self._weights = weights[jobs][:, None]
+        self._sheet = np.empty_like(self._rates)  # to reckon on: memory that is fetched anew costs more than the sums
+        self._places = np.arange(len(jobs))
+
+    def worths(self, costs: Floats, parts: Floats) -> Floats:
+        """λ of each of its jobs; `costs` of all options, `parts` of all jobs."""
+        paid = np.multiply(parts[self.jobs][:, None], costs[self.options], out=self._sheet)
+        paid += self._weights
+        paid *= self._per_unit
+        return np.asarray(paid.min(axis=1))
+
+    def taken(self, costs: Floats, parts: Floats) -> Floats:
+        """[option]: how many of its jobs would take it."""
+        worths = self.worths(costs, parts)[:, None]
+        surplus = np.multiply(worths, self._rates, out=self._sheet)
+        surplus -= costs[self.options]
+        best = surplus.argmax(axis=1)
+        wanted = surplus[self._places, best] > 0.0
+        return np.bincount(best[wanted], minlength=surplus.shape[1]).astype(np.float64)
+
+
+def _blocks(rates: Floats, per_unit: Floats, weights: Floats) -> list[_Block]:
+    """Jobs by the options they may take; all in one where the market is small."""
+    everything = slice(None)
+    if rates.size <= _SMALL or not (weights > 0.0).all():  # what cannot be had must be dear, and costs times the weight
+        return [_Block(np.arange(len(rates)), everything, rates, per_unit, weights)]
+    able = rates > 0.0
+    packed = np.packbits(able, axis=1)
+    _, first, of = np.unique(packed.view(f"V{packed.shape[1]}"), return_index=True, return_inverse=True)
+    found = []
+    for number, example in enumerate(first.tolist()):
+        options = np.flatnonzero(able[example])
+        jobs = np.flatnonzero(of.reshape(-1) == number)
+        found.append(_Block(jobs, options if len(options) else everything, rates, per_unit, weights))
+    return found
 
 
 def ends(bills: Floats, weights: Floats, replaced: Floats | float = 0.0) -> Floats:

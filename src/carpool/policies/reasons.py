@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from carpool.core.model import Job
-from carpool.policies.options import Menu, Offer, shape_of
+from carpool.policies.known import Offer
+from carpool.policies.options import Menu, shape_of
 from carpool.policies.prices import Floats, Market
 
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")

@@ -11,7 +11,8 @@ from carpool.core.model import Allocation, Job, Share
 from carpool.core.placing import Runs, consolidated, joined, pooled, spread
 from carpool.policies.goodput import own_batch
 from carpool.policies.knapsack import NONE, Choice
-from carpool.policies.options import Menu, Offer, ask_apart, shape_of
+from carpool.policies.known import Offer
+from carpool.policies.options import Menu, ask_apart, shape_of
 from carpool.policies.parties import Party
 
 

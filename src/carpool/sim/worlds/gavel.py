@@ -205,6 +205,10 @@ class TableEstimator:
         """Total steps less those done."""
         return Estimate(job.remaining_at(at))
 
+    def alike(self, spec: JobSpec) -> tuple[str, int]:
+        """Jobs of one row of the table."""
+        return spec.model, spec.devices
+
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
         """Nothing to learn: the table is the truth."""
 

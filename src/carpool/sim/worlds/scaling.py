@@ -78,5 +78,9 @@ class ScalingOracle:
         """Declared work less work done."""
         return Estimate(job.remaining_at(at))
 
+    def alike(self, spec: JobSpec) -> int:
+        """Jobs that ask for as many devices."""
+        return spec.devices
+
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
         """Nothing to learn."""
