@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import merge
 from math import inf
 
@@ -35,6 +35,11 @@ class Draft:
     def num_free(self) -> int:
         """Free devices of all kinds after the changes so far."""
         return self.occupancy.num_free
+
+    @property
+    def changes(self) -> Mapping[JobId, Change]:
+        """What differs so far from what holds."""
+        return self._changes
 
     def holding(self, job: Job) -> Allocation | None:
         """What a job would hold after the changes so far."""

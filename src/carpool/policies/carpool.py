@@ -19,7 +19,7 @@ from carpool.policies.known import Known
 from carpool.policies.moves import moves_s
 from carpool.policies.options import Caution, Menu, draw_up
 from carpool.policies.outlook import look_ahead
-from carpool.policies.parties import Party, join
+from carpool.policies.parties import Parties, join
 from carpool.policies.prices import Floats, Market, ends
 from carpool.policies.reasons import about, listed
 from carpool.policies.registry import register
@@ -128,8 +128,9 @@ class Carpool(Policy):
         menu = draw_up(view, jobs, experience.tried, Caution(self.growth, self.trust, self.tunes), self._memo)
         if not menu.offers:
             return None
-        best = menu.rates.max(axis=1).tolist()
-        work = np.array([self._left(view, menu, row, best[row], experience) for row in range(len(jobs))])
+        best, sure = menu.rates.max(axis=1).tolist(), menu.is_sure.tolist()
+        left = [self._left(view, *known, experience) for known in zip(jobs, sure, best, strict=True)]
+        work = np.array(left)
         weights = np.array([self._weight(view, job) for job in jobs])
         market = Market(menu.rates, menu.needs, menu.supply, weights, work)
         if self.objective == "makespan":
@@ -157,34 +158,31 @@ class Carpool(Policy):
         waited = age - view.attained_s(job) / job.spec.narrowest
         return job.spec.weight * max(1.0, 1.0 + waited / self.patience_s)
 
-    def _left(self, view: Snapshot, menu: Menu, row: int, best: float, experience: Experience) -> float:
+    def _left(self, view: Snapshot, job: Job, is_sure: bool, best: float, experience: Experience) -> float:
         """Units of work still to do: as known, else as its like had, else as much as is done.
 
         Before a job has run nobody knows how fast it is: it is taken to be young.
         """
-        job, young = menu.jobs[row], max(_YOUNG_S * best, _TINY)
-        if not menu.is_sure[row] and not view.attained_s(job):
+        young = max(_YOUNG_S * best, _TINY)
+        if not is_sure and not view.attained_s(job):
             return young
         left = view.estimates.remaining(job, view.at).mean if self.lengths == "known" else experience.left(job, view.at)
         return max(left, _TINY) if left is not None and isfinite(left) else max(job.done_at(view.at), young)
 
     # ----------------------------------------------------------------------------------------------------------- deal
-    def _deal(self, view: Snapshot, quote: Quote) -> tuple[Sequence[Party], Choice]:
+    def _deal(self, view: Snapshot, quote: Quote) -> tuple[Parties, Choice]:
         """Who shares with whom, and what everybody gets.
 
         Sharing makes devices cheaper, so parties are formed at the prices and well below; the better deal counts.
         """
         menu, prices = quote.menu, quote.prices
         values, stays = self._values(view, quote)
-        deals: list[tuple[float, Sequence[Party], Choice]] = []
+        deals: list[tuple[float, Parties, Choice]] = []
         for level in (prices, _WITH_PARTIES * prices):
-            parties: Sequence[Party] = join(
-                view, menu, quote.worths, values, stays, level, most=self.together, known=self._memo
-            )
-            offered = np.array([party.values for party in parties])
-            choice = deal(offered, menu.needs, menu.supply, level)
+            parties = join(view, menu, quote.worths, values, stays, level, most=self.together, known=self._memo)
+            choice = deal(parties.values, menu.needs, menu.supply, level)
             runs = np.flatnonzero(choice != NONE)
-            deals.append((float(offered[runs, choice[runs]].sum()), parties, choice))
+            deals.append((float(parties.values[runs, choice[runs]].sum()), parties, choice))
             if len(parties) == len(menu.jobs):
                 break
         _, parties, choice = max(deals, key=lambda deal: deal[0])
@@ -212,14 +210,15 @@ class Carpool(Policy):
     def _reason(self, draft: Draft, quote: Quote) -> str:
         """The prices, and of a few jobs that change why."""
         menu = quote.menu
-        held = [(job, draft.holding(job)) for job in menu.jobs]
-        changed = [job._replace(desired=now) for job, now in held if now != job.desired]
-        runs = sum([now is not None for _, now in held])
-        told = [
-            f"{job.id} {about(menu, quote.market, quote.worths, quote.prices, job)}"
-            for job in (changed if len(changed) <= _TOLD else ())
-        ]
-        headline = f"{runs} of {len(held)} jobs run at a price of {listed(menu, quote.prices)}"
+        jobs, changes = draft.view.jobs, draft.changes
+        runs = int(np.count_nonzero(menu.held != NONE))
+        for job_id, change in changes.items():
+            runs += (change.allocation is not None) - (jobs[job_id].desired is not None)
+        told = []
+        for job in sorted([jobs[name] for name in changes], key=lambda job: job.seq) if len(changes) <= _TOLD else ():
+            after = job._replace(desired=draft.holding(job))
+            told.append(f"{job.id} {about(menu, quote.market, quote.worths, quote.prices, after)}")
+        headline = f"{runs} of {len(menu.jobs)} jobs run at a price of {listed(menu, quote.prices)}"
         return "; ".join([headline, *told])
 
 

@@ -94,17 +94,21 @@ def _fit(choice: Choice, surplus: Floats, needs: Floats, supply: Floats) -> Floa
     instead = others.argmax(axis=1)
     worth = np.maximum(others[np.arange(len(jobs)), instead], 0.0)
     losses = (surplus[jobs, choice[jobs]] - worth) / is_short[choice[jobs]]
+    amounts, room = needs.tolist(), left.tolist()
+    who, options, kept = jobs.tolist(), instead.tolist(), (worth > 0.0).tolist()
     for place in np.argsort(losses, kind="stable").tolist():
-        job, option = jobs[place], instead[place]
-        if not (needs[choice[job]][left < 0.0] > 0.0).any():
+        job, option = who[place], options[place]
+        has = amounts[choice[job]]
+        if not any(need > 0.0 > there for need, there in zip(has, room, strict=True)):
             continue
-        left += needs[choice[job]]
-        choice[job] = option if worth[place] > 0.0 and (needs[option] <= left).all() else NONE
-        if choice[job] != NONE:
-            left -= needs[option]
-        if (left >= 0.0).all():
+        room = [there + need for need, there in zip(has, room, strict=True)]
+        choice[job] = NONE
+        if kept[place] and all(need <= there for need, there in zip(amounts[option], room, strict=True)):
+            choice[job] = option
+            room = [there - need for need, there in zip(amounts[option], room, strict=True)]
+        if min(room) >= 0.0:
             break
-    return np.asarray(left)
+    return np.array(room)
 
 
 def _fill(choice: Choice, left: Floats, values: Floats, needs: Floats, prices: Floats) -> None:
@@ -128,8 +132,9 @@ def _fill(choice: Choice, left: Floats, values: Floats, needs: Floats, prices: F
         room = left.tolist()
         changed = False
         for job in np.argsort(-density, kind="stable")[: np.count_nonzero(density)].tolist():
-            if all(step <= there for step, there in zip(steps[job], room, strict=True)):
-                room = [there - step for step, there in zip(steps[job], room, strict=True)]
+            after = [there - step for step, there in zip(steps[job], room, strict=True)]
+            if min(after) >= 0.0:
+                room = after
                 choice[job] = best[job]
                 changed = True
         left[:] = room

@@ -69,7 +69,9 @@ def draw_up(view: Snapshot, jobs: Sequence[Job], tried: dict[JobId, int], cautio
     likes = likenesses(view.estimates, [job.spec for job in jobs])
     seats = _seats(view, jobs, likes, known)
     supply = np.array([float(count) for count in _there_is(view)])
-    offers = _offers(jobs, view.cluster.kinds, supply, [seat.shape for seat in seats if seat is not None])
+    ranges = {(spec.min_devices, spec.max_devices, spec.devices): spec for spec in [job.spec for job in jobs]}
+    widths = {(spec.narrowest, spec.widest) for spec in ranges.values()}
+    offers = _offers(widths, view.cluster.kinds, supply, [seat.shape for seat in seats if seat is not None])
     places = {offer: place for place, offer in enumerate(offers)}
     held = np.array([NONE if seat is None else places[seat.shape] for seat in seats], np.intp)
     of = _rows(view, jobs, likes, offers, caution, known)
@@ -261,9 +263,10 @@ def _there_is(view: Snapshot) -> list[int]:
     return [there[kind] for kind in view.cluster.kinds]
 
 
-def _offers(jobs: Sequence[Job], kinds: Sequence[Kind], supply: Floats, shapes: Iterable[Offer]) -> list[Offer]:
+def _offers(
+    ranges: set[tuple[int, int]], kinds: Sequence[Kind], supply: Floats, shapes: Iterable[Offer]
+) -> list[Offer]:
     """Every option that some job could use, and those that somebody has."""
-    ranges = {(job.spec.narrowest, job.spec.widest) for job in jobs}
     found: dict[Offer, None] = {}
     for kind, there in zip(kinds, supply, strict=True):
         counts: set[int] = set()

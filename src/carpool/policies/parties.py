@@ -19,7 +19,7 @@ from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
 from carpool.policies.batch_tuning import KnowsBatches
 from carpool.policies.goodput import KnowsGoodput, worth_of_step
-from carpool.policies.knapsack import NONE, Floats
+from carpool.policies.knapsack import NONE, Choice, Floats
 from carpool.policies.known import Known
 from carpool.policies.options import Menu
 from carpool.policies.speeds import placed_on
@@ -45,6 +45,43 @@ class Party(NamedTuple):
         return 1.0 / len(self.rows)
 
 
+class Parties:
+    """Everybody who is dealt with: nearly all of them alone, so that they are kept as columns."""
+
+    def __init__(self, values: Floats, stays_at: Choice) -> None:
+        self.values = values  # [party, offer]
+        self.stays_at = stays_at  # [party]
+        self._rows: list[tuple[int, ...]] = [(row,) for row in range(len(values))]
+        self._batches: dict[int, Mapping[int, Sequence[int]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: int) -> Party:
+        batches = self._batches.get(place, {})
+        return Party(self._rows[place], self.values[place], int(self.stays_at[place]), batches)
+
+    def rows(self, place: int) -> tuple[int, ...]:
+        """The jobs of one party; none, where they have joined another."""
+        return self._rows[place]
+
+    def put(self, place: int, other: int, party: Party) -> None:
+        """Let a party of several take the place of one, and leave that of another empty."""
+        self._rows[place], self._rows[other] = party.rows, ()
+        self.values[place], self.stays_at[place] = party.values, party.stays_at
+        self._batches[place] = party.batches
+
+    def without_empty(self) -> Parties:
+        """Those that have somebody."""
+        filled = [place for place, rows in enumerate(self._rows) if rows]
+        if len(filled) == len(self._rows):
+            return self
+        found = Parties(self.values[filled], self.stays_at[filled])
+        found._rows = [self._rows[place] for place in filled]
+        found._batches = {new: self._batches[old] for new, old in enumerate(filled) if old in self._batches}
+        return found
+
+
 def join(
     view: Snapshot,
     menu: Menu,
@@ -55,22 +92,23 @@ def join(
     *,
     most: int,
     known: Known,
-) -> list[Party]:
+) -> Parties:
     """Parties of up to `most` jobs. `values` are of moving somewhere alone, `stays` of staying where a job is."""
-    rows_of = {job.id: row for row, job in enumerate(menu.jobs)}
-    company = [_company(view, rows_of, job) for job in menu.jobs]
+    company = _companies(view, menu)
     parties = _alone(menu, values, stays, company)
+    if most < 2 or isinstance(view.estimates, KnowsGoodput):
+        return parties
     costs = menu.needs @ prices
-    is_wanted = np.asarray(values.any(axis=1))
-    able = [row for row, job in enumerate(menu.jobs) if is_wanted[row] and not job.spec.exact]
+    is_wanted = np.asarray(values.any(axis=1)).tolist()
+    able = np.array([row for row, job in enumerate(menu.jobs) if is_wanted[row] and not job.spec.exact], np.intp)
     dearest = (values / menu.needs.sum(axis=1)).max(axis=1)
-    looked_at = sorted(able, key=lambda row: (-dearest[row], row))[:_MOST]
+    looked_at: list[int] = able[np.argsort(-dearest[able], kind="stable")][:_MOST].tolist()
     table = _Table(view, menu, worths, known)
-    for size in range(2, 1 if isinstance(view.estimates, KnowsGoodput) else most + 1):
+    for size in range(2, most + 1):
         found: list[tuple[float, int, int, Party]] = []
-        surplus = {row: _surplus(parties[row].values, costs) for row in looked_at}
+        surplus = {row: _surplus(parties.values[row], costs) for row in looked_at}
         for a, b in table.promising(looked_at):
-            rows = tuple(sorted(parties[a].rows + parties[b].rows))
+            rows = tuple(sorted(parties.rows(a) + parties.rows(b)))
             joint = table.joint(rows) if len(rows) <= size else None
             if joint is None:
                 continue
@@ -79,23 +117,21 @@ def join(
             if gain > _LITTLE * surplus[a]:
                 found.append((gain, a, b, party))
         for _, a, b, party in sorted(found, key=lambda pair: (-pair[0], pair[1], pair[2])):
-            if parties[a].rows and parties[b].rows and len(parties[a].rows) + len(parties[b].rows) == len(party.rows):
-                parties[a], parties[b] = party, Party((), party.values)
-        looked_at = [row for row in looked_at if parties[row].rows]
-    return [party for party in parties if party.rows]
+            here, there = parties.rows(a), parties.rows(b)
+            if here and there and len(here) + len(there) == len(party.rows):
+                parties.put(a, b, party)
+        looked_at = [row for row in looked_at if parties.rows(row)]
+    return parties.without_empty()
 
 
-def _alone(menu: Menu, values: Floats, stays: Floats, company: Sequence[set[int]]) -> list[Party]:
+def _alone(menu: Menu, values: Floats, stays: Floats, company: Mapping[int, set[int]]) -> Parties:
     """A party for every job; where it is alone already, staying counts for what it saves."""
-    is_here = np.array([row in beside and len(beside) == 1 for row, beside in enumerate(company)], np.bool_)
-    is_here &= menu.held != NONE
-    here = np.flatnonzero(is_here)
+    here = np.array([row for row, beside in company.items() if len(beside) == 1], np.intp)
     here = here[stays[here] >= values[here, menu.held[here]]]
-    paid = values.copy()
+    paid, columns = values.copy(), np.full(len(values), NONE)
     paid[here, menu.held[here]] = stays[here]
-    columns = np.full(len(values), NONE)
     columns[here] = menu.held[here]
-    return [Party((row,), own, column) for row, (own, column) in enumerate(zip(paid, columns.tolist(), strict=True))]
+    return Parties(paid, columns)
 
 
 def _together(
@@ -103,10 +139,10 @@ def _together(
     rows: tuple[int, ...],
     values: Floats,
     batches: Mapping[int, Sequence[int]],
-    company: Sequence[set[int]],
+    company: Mapping[int, set[int]],
 ) -> Party:
     """A party of several; if it is together already, staying counts a little more."""
-    if menu.held[rows[0]] == NONE or any(company[row] != set(rows) for row in rows):
+    if menu.held[rows[0]] == NONE or any(company.get(row) != set(rows) for row in rows):
         return Party(rows, values, batches=batches)
     column = int(menu.held[rows[0]])
     values = values.copy()
@@ -122,14 +158,14 @@ class _Table:
         self._menu = menu
         self._worths = worths
         self._ratios = known.ratios
-        self._likes = [_likes(job) for job in menu.jobs]
+        self._likes: dict[int, Likes] = {}  # by row
         self._columns: dict[int, list[tuple[Kind, int]]] = {}
 
     def promising(self, looked_at: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Pairs of rows of which each keeps so much of its rate that the two together are more than one."""
         alike: dict[Likes, list[int]] = {}
         for row in looked_at:
-            alike.setdefault(self._likes[row], []).append(row)
+            alike.setdefault(self._like(row), []).append(row)
         for (like, rows), (other, others) in combinations_with_replacement(alike.items(), 2):
             if like[3] != other[3] or (like == other and len(rows) == 1):
                 continue
@@ -157,6 +193,12 @@ class _Table:
             values[column] = sum(paid) if min(paid) > 0.0 else 0.0
             chosen[column] = batches
         return (values, chosen) if values.any() else None
+
+    def _like(self, row: int) -> Likes:
+        found = self._likes.get(row)
+        if found is None:
+            found = self._likes[row] = _likes(self._menu.jobs[row])
+        return found
 
     def _batches(self, rows: Sequence[int], kind: Kind, column: int) -> list[int] | None:
         """Batch sizes with which jobs fit on one device, 0 where a job has its own; None where nothing fits."""
@@ -200,8 +242,8 @@ class _Table:
         others = [(other, batch) for other, batch in zip(rows, batches, strict=True) if other != row]
         alone = float(self._menu.rates[row, column])
         best = int(self._menu.batches[row, column])
-        beside = tuple([(self._likes[other], batch) for other, batch in others])
-        key = (self._likes[row], best, batches[place], kind, beside)
+        beside = tuple([(self._like(other), batch) for other, batch in others])
+        key = (self._like(row), best, batches[place], kind, beside)
         ratio = self._ratios.get(key)
         if ratio is None:
             neighbours = tuple([Neighbour(jobs[other].spec, fraction, batch) for other, batch in others])
@@ -223,17 +265,29 @@ def _surplus(values: Floats, costs: Floats) -> float:
     return max(0.0, float(np.max(values - costs)))
 
 
-def _company(view: Snapshot, rows_of: dict[JobId, int], job: Job) -> set[int]:
-    """Rows of the jobs on the devices of a job, its own included; empty where they share only some of them."""
-    held = job.desired
-    if held is None:
-        return set()
-    if not view.occupancy.is_shared and held.fractions == (1.0,):
-        return {rows_of[job.id]}
-    there = {tuple([r.job for r in view.occupancy.residents(device)]) for device in held.devices()}
-    if len(there) > 1:
-        return set()
-    ids = set(next(iter(there)))
-    if held.fractions != (1.0 / len(ids),) and not job.lane:
-        return set()
-    return {rows_of[other] for other in ids}
+def _companies(view: Snapshot, menu: Menu) -> dict[int, set[int]]:
+    """By row of a job that holds something: the rows of all jobs on its devices, its own included.
+
+    Those are left out who share only some of their devices.
+    """
+    occupancy = view.occupancy
+    holds = np.flatnonzero(menu.held != NONE).tolist()
+    if not occupancy.is_shared:
+        rows_of: dict[JobId, int] = {}
+    else:
+        rows_of = {job.spec.id: row for row, job in enumerate(menu.jobs)}
+    found: dict[int, set[int]] = {}
+    for row in holds:
+        job = menu.jobs[row]
+        held = job.desired
+        assert held is not None
+        if not occupancy.is_shared and held.fractions == (1.0,):
+            found[row] = {row}
+            continue
+        there = {tuple([r.job for r in occupancy.residents(device)]) for device in held.devices()}
+        if len(there) > 1:
+            continue
+        ids = next(iter(there))
+        if held.fractions == (1.0 / len(ids),) or job.lane:
+            found[row] = {rows_of[other] for other in ids}
+    return found

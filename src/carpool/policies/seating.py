@@ -13,22 +13,22 @@ from carpool.policies.goodput import own_batch
 from carpool.policies.knapsack import NONE, Choice
 from carpool.policies.known import Offer
 from carpool.policies.options import Menu, ask_apart, shape_of
-from carpool.policies.parties import Party
+from carpool.policies.parties import Parties, Party
 
 
-def seat_all(draft: Draft, menu: Menu, parties: Sequence[Party], choice: Choice) -> None:
+def seat_all(draft: Draft, menu: Menu, parties: Parties, choice: Choice) -> None:
     """Let every party have the offer chosen for it, or the best that can be had instead."""
     movers: list[tuple[int, int]] = []
-    for place, party in enumerate(parties):
-        if choice[place] == party.stays_at:
-            if choice[place] != NONE:
-                _tune(draft, menu, party)
+    stays = choice == parties.stays_at
+    for place in np.flatnonzero(~stays | (choice != NONE)).tolist():  # who waits and goes on waiting is left out
+        if stays[place]:
+            _tune(draft, menu, parties.rows(place))
             continue
-        for row in party.rows:
+        for row in parties.rows(place):
             draft.release(menu.jobs[row])
         if choice[place] != NONE:
             movers.append((place, int(choice[place])))
-    movers.sort(key=lambda mover: (-menu.offers[mover[1]].width, -parties[mover[0]].values[mover[1]], mover[0]))
+    movers.sort(key=lambda mover: (-menu.offers[mover[1]].width, -parties.values[mover], mover[0]))
     for place, option in movers:
         _settle(draft, menu, parties[place], option)
 
@@ -66,15 +66,15 @@ def _seat(draft: Draft, menu: Menu, party: Party, option: int, *, apart: bool) -
         member = menu.jobs[row]
         fraction = member.lane[0] if member.lane else party.fraction
         draft.assign(member, Allocation(tuple([Share(run, fraction) for run in runs]), batch))
-    _tune(draft, menu, party)
+    _tune(draft, menu, party.rows)
     return True
 
 
-def _tune(draft: Draft, menu: Menu, party: Party) -> None:
+def _tune(draft: Draft, menu: Menu, rows: Sequence[int]) -> None:
     """Give a job by itself the batch size that is best where it sits, if its batch may be tuned."""
-    (row, *others) = party.rows
-    if others:
+    if len(rows) > 1:
         return
+    row = rows[0]
     job = menu.jobs[row]
     held = draft.holding(job)
     if held is None or not (held.batch_size or job.spec.batch_range):
