@@ -104,10 +104,7 @@ class Carpool(Policy):
             note = experience.note(view, lengths=False) if experience.outlook is not before else None
             plan = draft.finish(self._reason(draft, quote), note=note)
             return plan if plan.changes or plan.note else Plan.NOTHING
-        for job in menu.jobs:
-            held = draft.holding(job)
-            if held is not None:
-                experience.tried[job.id] = max(experience.tried.get(job.id, 0), held.num_devices)
+        experience.see(menu.jobs, draft)
         note = experience.note(view, lengths=self.lengths == "unknown")
         return draft.finish(self._reason(draft, quote), wake_at=self._wake_at(view, quote), note=note)
 
@@ -128,10 +125,7 @@ class Carpool(Policy):
         menu = draw_up(view, jobs, experience.tried, Caution(self.growth, self.trust, self.tunes), self._memo)
         if not menu.offers:
             return None
-        best, sure = menu.rates.max(axis=1).tolist(), menu.is_sure.tolist()
-        left = [self._left(view, *known, experience) for known in zip(jobs, sure, best, strict=True)]
-        work = np.array(left)
-        weights = np.array([self._weight(view, job) for job in jobs])
+        work, weights = self._work(view, menu, experience), self._weights(view, jobs)
         market = Market(menu.rates, menu.needs, menu.supply, weights, work)
         if self.objective == "makespan":
             market = Market(menu.rates, menu.needs, menu.supply, market.seconds().min(axis=1).clip(_TINY, 1e12), work)
@@ -150,24 +144,28 @@ class Carpool(Policy):
             experience.outlook = look_ahead(market, at)
         return experience.outlook.along
 
-    def _weight(self, view: Snapshot, job: Job) -> float:
-        """The job's own, and more once it has waited long."""
-        age = view.at - job.submitted_at
-        if age <= self.patience_s:
-            return job.spec.weight
-        waited = age - view.attained_s(job) / job.spec.narrowest
-        return job.spec.weight * max(1.0, 1.0 + waited / self.patience_s)
+    def _weights(self, view: Snapshot, jobs: Sequence[Job]) -> Floats:
+        """Each job's own, and more once it has waited long."""
+        weights = np.array([job.spec.weight for job in jobs])
+        for row, job in enumerate(jobs):
+            age = view.at - job.submitted_at
+            if age > self.patience_s:
+                waited = age - view.attained_s(job) / job.spec.narrowest
+                weights[row] *= max(1.0, 1.0 + waited / self.patience_s)
+        return weights
 
-    def _left(self, view: Snapshot, job: Job, is_sure: bool, best: float, experience: Experience) -> float:
-        """Units of work still to do: as known, else as its like had, else as much as is done.
+    def _work(self, view: Snapshot, menu: Menu, experience: Experience) -> Floats:
+        """Units of work still to do of each: as known, else as its like had, else as much as is done.
 
         Before a job has run nobody knows how fast it is: it is taken to be young.
         """
-        young = max(_YOUNG_S * best, _TINY)
-        if not is_sure and not view.attained_s(job):
-            return young
-        left = view.estimates.remaining(job, view.at).mean if self.lengths == "known" else experience.left(job, view.at)
-        return max(left, _TINY) if left is not None and isfinite(left) else max(job.done_at(view.at), young)
+        work = np.maximum(_YOUNG_S * menu.rates.max(axis=1), _TINY)
+        known, at = self.lengths == "known", view.at
+        for row, (job, is_sure) in enumerate(zip(menu.jobs, menu.is_sure.tolist(), strict=True)):
+            if is_sure or job.service or (job.desired is not None and view.attained_s(job)):
+                left = view.estimates.remaining(job, at).mean if known else experience.left(job, at)
+                work[row] = max(left, _TINY) if left is not None and isfinite(left) else max(job.done_at(at), work[row])
+        return work
 
     # ----------------------------------------------------------------------------------------------------------- deal
     def _deal(self, view: Snapshot, quote: Quote) -> tuple[Parties, Choice]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from carpool.core.draft import Draft
 from carpool.core.model import Job, JobId
 from carpool.core.policy import Snapshot
 from carpool.policies.outlook import Outlook
@@ -37,6 +38,16 @@ class Experience:
             if job not in view.jobs and done > 0.0:
                 experience._end(str(model), float(done))
         return experience
+
+    def see(self, jobs: Sequence[Job], draft: Draft) -> None:
+        """What jobs have once a draft is carried out, they have tried."""
+        changes = draft.changes
+        for job in jobs:
+            if job.desired is None and job.spec.id not in changes:
+                continue
+            held = draft.holding(job)
+            if held is not None:
+                self.tried[job.id] = max(self.tried.get(job.id, 0), held.num_devices)
 
     def note(self, view: Snapshot, *, lengths: bool) -> dict[str, object]:
         """For the next plan; without lengths where those are declared anyway."""

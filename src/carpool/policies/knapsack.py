@@ -41,6 +41,11 @@ def deal(values: Floats, needs: Floats, supply: Floats, prices: Floats) -> Choic
 
 def exact(values: Floats, needs: Floats, supply: Floats) -> Choice:
     """The best deal of all, by dynamic programming over what is left of every kind."""
+    able = _contenders(values, needs, supply)
+    if len(able) < len(values):
+        picked = np.full(len(values), NONE, np.intp)
+        picked[able] = exact(values[able], needs, supply)
+        return picked
     widest = needs.max(axis=0) * len(values)
     shape = tuple(int(min(there, wanted)) + 1 for there, wanted in zip(supply, widest, strict=True))
     best = np.zeros(shape)
@@ -69,6 +74,19 @@ def exact(values: Floats, needs: Floats, supply: Floats) -> Choice:
         if picked[job] != NONE:
             spot = [there - need for there, need in zip(spot, amounts[picked[job]], strict=True)]
     return picked
+
+
+def _contenders(values: Floats, needs: Floats, supply: Floats) -> Choice:
+    """The jobs that can be in the best deal: those who pay most for some option, as many as can be served at all.
+
+    Who takes an option that so many others would pay more for can be replaced by one of them who has nothing. Among
+    equals the first ones count.
+    """
+    most = int(supply.sum() // needs.sum(axis=1).min(initial=np.inf))
+    if len(values) <= 2 * most * len(needs):
+        return np.arange(len(values))
+    order = np.argsort(-values, axis=0, kind="stable")[:most]
+    return np.unique(order)
 
 
 def _at_prices(surplus: Floats) -> tuple[Choice, Floats]:

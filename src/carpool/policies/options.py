@@ -19,6 +19,7 @@ from carpool.policies.batch_tuning import best_alone, best_step, tunes_by_steps
 from carpool.policies.goodput import KnowsGoodput, worth_of_step
 from carpool.policies.knapsack import NONE, Floats
 from carpool.policies.known import Batches, Known, Offer, Row, Seat
+from carpool.policies.prices import Places
 from carpool.policies.speeds import placed_on
 
 _FEW = 16  # devices in all, up to which jobs may also span unlike kinds
@@ -69,13 +70,12 @@ def draw_up(view: Snapshot, jobs: Sequence[Job], tried: dict[JobId, int], cautio
     likes = likenesses(view.estimates, [job.spec for job in jobs])
     seats = _seats(view, jobs, likes, known)
     supply = np.array([float(count) for count in _there_is(view)])
-    ranges = {(spec.min_devices, spec.max_devices, spec.devices): spec for spec in [job.spec for job in jobs]}
-    widths = {(spec.narrowest, spec.widest) for spec in ranges.values()}
-    offers = _offers(widths, view.cluster.kinds, supply, [seat.shape for seat in seats if seat is not None])
+    of, examples = _alike(jobs, likes)
+    ranges = {(job.spec.narrowest, job.spec.widest) for job in examples.values()}
+    offers = _offers(ranges, view.cluster.kinds, supply, [seat.shape for seat in seats if seat is not None])
     places = {offer: place for place, offer in enumerate(offers)}
     held = np.array([NONE if seat is None else places[seat.shape] for seat in seats], np.intp)
-    of = _rows(view, jobs, likes, offers, caution, known)
-    rows = list(known.rows.values())
+    rows = _rows(view, examples, offers, caution, known)
     rates = np.array([row.rates for row in rows])[of]
     menu = Menu(
         jobs,
@@ -89,7 +89,8 @@ def draw_up(view: Snapshot, jobs: Sequence[Job], tried: dict[JobId, int], cautio
         held=held,
         stay_rates=np.zeros(len(jobs)),
     )
-    _hold_back(menu, np.array([row.is_guess for row in rows]), of, tried, caution)
+    narrowest = np.array([job.spec.narrowest for job in examples.values()])[of]
+    _hold_back(menu, np.array([row.is_guess for row in rows])[of], narrowest, tried, caution.growth)
     runs = np.flatnonzero(held != NONE)
     menu.stay_rates[runs] = rates[runs, held[runs]]
     for row in runs.tolist():
@@ -146,16 +147,10 @@ def _seat(view: Snapshot, job: Job, held: Allocation, like: Hashable) -> Seat:
     return Seat(held, like, shape, None if tight else ask_apart(view, job, shape).rate)
 
 
-def _rows(
-    view: Snapshot, jobs: Sequence[Job], likes: Sequence[Hashable], offers: list[Offer], caution: Caution, known: Known
-) -> list[int]:
-    """Which of the known rows is each job's; of those that are alike the estimator is asked for one, if it must be."""
-    if offers != known.offers:
-        known.offers = offers
-        known.rows.clear()
-    before = known.rows
-    known.rows = {}
+def _alike(jobs: Sequence[Job], likes: Sequence[Hashable]) -> tuple[Places, dict[Hashable, Job]]:
+    """Which of unlike jobs each one is like in all that matters for its row; and those, by what that is."""
     places: dict[Hashable, int] = {}
+    examples: dict[Hashable, Job] = {}
     found: list[int] = []
     for job, like in zip(jobs, likes, strict=True):
         spec = job.spec
@@ -164,10 +159,20 @@ def _rows(
             has = 0 if job.desired is None else job.desired.batch_size
             key = (key, spec.batch_range, spec.batch_size, spec.exact, has)
         place = places.setdefault(key, len(places))
-        if place == len(known.rows):
-            known.rows[key] = before.get(key) or _row(view, job, offers, caution)
+        if place == len(examples):
+            examples[key] = job
         found.append(place)
-    return found
+    return np.array(found, np.intp), examples
+
+
+def _rows(
+    view: Snapshot, examples: dict[Hashable, Job], offers: list[Offer], caution: Caution, known: Known
+) -> Sequence[Row]:
+    """What is believed of unlike jobs; only what has changed is asked."""
+    before = known.rows if offers == known.offers else {}
+    known.offers = offers
+    known.rows = {key: before.get(key) or _row(view, job, offers, caution) for key, job in examples.items()}
+    return list(known.rows.values())
 
 
 def _row(view: Snapshot, job: Job, offers: Sequence[Offer], caution: Caution) -> Row:
@@ -186,26 +191,25 @@ def _row(view: Snapshot, job: Job, offers: Sequence[Offer], caution: Caution) ->
 
 
 def _hold_back(
-    menu: Menu, is_guess: NDArray[np.bool_], of: Sequence[int], tried: dict[JobId, int], caution: Caution
+    menu: Menu, is_guess: NDArray[np.bool_], narrowest: Places, tried: dict[JobId, int], growth: int
 ) -> None:
-    """Strike out what jobs whose rates are only believed may not have yet."""
-    unsure = np.flatnonzero(~menu.is_sure)
-    if not len(unsure):
+    """Strike out what jobs whose rates are only believed may not have yet; `is_guess` [job, offer], `narrowest` [job].
+
+    Rows of those that are sure have no guesses.
+    """
+    if menu.is_sure.all():
         return
     equal_share = int(menu.supply.sum()) // len(menu.jobs)
-    most = np.zeros(len(unsure))
-    for place, row in enumerate(unsure.tolist()):
-        job = menu.jobs[row]
-        narrowest, widest_tried = job.spec.narrowest, tried.get(job.spec.id)
-        most[place] = caution.growth * max(widest_tried or 0, narrowest)
-        if widest_tried is None:
-            most[place] = min(most[place], max(equal_share, narrowest))
+    most = np.minimum(growth * narrowest, np.maximum(equal_share, narrowest))
+    for row, job in enumerate(menu.jobs):
+        if job.spec.id in tried:
+            most[row] = growth * max(tried[job.spec.id], job.spec.narrowest)
     widths = np.array([offer.width for offer in menu.offers])
-    struck = is_guess[np.array(of)[unsure]] & (widths > most[:, None])
-    holds = np.flatnonzero(menu.held[unsure] != NONE)
-    struck[holds, menu.held[unsure[holds]]] = False
-    for table in (menu.rates, menu.batches):
-        table[unsure] = np.where(struck, 0, table[unsure])
+    struck = is_guess & (widths > most[:, None])
+    holds = np.flatnonzero(menu.held != NONE)
+    struck[holds, menu.held[holds]] = False
+    menu.rates[struck] = 0.0
+    menu.batches[struck] = 0
 
 
 def _needs(offers: Sequence[Offer], kinds: Sequence[Kind]) -> Floats:
