@@ -114,6 +114,8 @@ def _meters() -> Meters:
 
 
 async def _serve(house: House, around: Callable[[], AbstractAsyncContextManager[str]], *, leave_running: bool) -> None:
+    from carpool.service.sweeping import Sweeping
+
     await house.start()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
@@ -128,7 +130,8 @@ async def _serve(house: House, around: Callable[[], AbstractAsyncContextManager[
             err=True,
         )
         click.echo(f"carpool: listens at {address}", err=True)
-        await house.run()
+        with Sweeping():
+            await house.run()
 
 
 def _stop(house: House, leave_running: bool) -> None:

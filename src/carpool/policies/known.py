@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carpool.core.estimates import Estimator
-from carpool.core.model import Allocation, JobId, Kind
+from carpool.core.model import Allocation, JobId, JobSpec, Kind
 from carpool.core.topology import Cluster
 from carpool.policies.alike import KnowsAlike
 from carpool.policies.knapsack import Floats
 
 Batches = NDArray[np.int64]
+
+_MOST_ASKS = 100_000  # that are remembered
 
 
 class Offer(NamedTuple):
@@ -51,6 +53,14 @@ class Seat(NamedTuple):
     rate_apart: float | None  # where it is on more nodes than it needs
 
 
+class Ask(NamedTuple):
+    """What a job asks for, as far as its row depends on it."""
+
+    spec: JobSpec
+    number: int  # the same for those who ask for the same
+    tunes: bool  # whether its batch may change
+
+
 class Known:
     """Rows of jobs that are alike, seats of jobs that run, and what is left of rates beside others.
 
@@ -65,9 +75,21 @@ class Known:
         self.rows: dict[Hashable, Row] = {}
         self.seats: dict[JobId, Seat] = {}
         self.ratios: dict[object, float] = {}  # see `parties`
+        self.asks: dict[JobId, Ask] = {}
+        self._numbers: dict[Hashable, int] = {}
+
+    def ask_of(self, spec: JobSpec) -> Ask:
+        """What a spec asks for; it is looked at once."""
+        told = (spec.min_devices, spec.max_devices, spec.devices, spec.kinds, spec.memory_bytes)
+        key = (*told, spec.batch_range, spec.batch_size, spec.exact)
+        return Ask(spec, self._numbers.setdefault(key, len(self._numbers)), spec.batch_range is not None)
 
     def keep_for(self, estimates: Estimator, cluster: Cluster) -> None:
         """Begin anew if it is another estimator, or the cluster has grown, or what was learned may change all."""
+        if len(self._numbers) > _MOST_ASKS:
+            self._asked = None
+            self._numbers.clear()
+            self.asks.clear()
         before, self._asked = self._asked, (estimates, cluster)
         same = before is not None and before[0] is estimates and (before[1] is cluster or before[1] == cluster)
         if not same or estimates.version != self._version:

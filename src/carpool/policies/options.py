@@ -70,7 +70,7 @@ def draw_up(view: Snapshot, jobs: Sequence[Job], tried: dict[JobId, int], cautio
     likes = likenesses(view.estimates, [job.spec for job in jobs])
     seats = _seats(view, jobs, likes, known)
     supply = np.array([float(count) for count in _there_is(view)])
-    of, examples = _alike(jobs, likes)
+    of, examples = _alike(jobs, likes, known)
     ranges = {(job.spec.narrowest, job.spec.widest) for job in examples.values()}
     offers = _offers(ranges, view.cluster.kinds, supply, [seat.shape for seat in seats if seat is not None])
     places = {offer: place for place, offer in enumerate(offers)}
@@ -147,17 +147,22 @@ def _seat(view: Snapshot, job: Job, held: Allocation, like: Hashable) -> Seat:
     return Seat(held, like, shape, None if tight else ask_apart(view, job, shape).rate)
 
 
-def _alike(jobs: Sequence[Job], likes: Sequence[Hashable]) -> tuple[Places, dict[Hashable, Job]]:
+def _alike(jobs: Sequence[Job], likes: Sequence[Hashable], known: Known) -> tuple[Places, dict[Hashable, Job]]:
     """Which of unlike jobs each one is like in all that matters for its row; and those, by what that is."""
     places: dict[Hashable, int] = {}
     examples: dict[Hashable, Job] = {}
     found: list[int] = []
+    before = known.asks
+    known.asks = now = {}
     for job, like in zip(jobs, likes, strict=True):
         spec = job.spec
-        key: Hashable = (like, spec.min_devices, spec.max_devices, spec.devices, spec.kinds, spec.memory_bytes)
-        if spec.batch_range is not None:
-            has = 0 if job.desired is None else job.desired.batch_size
-            key = (key, spec.batch_range, spec.batch_size, spec.exact, has)
+        ask = before.get(spec.id)
+        if ask is None or ask.spec is not spec:
+            ask = known.ask_of(spec)
+        now[spec.id] = ask
+        key: Hashable = (like, ask.number)
+        if ask.tunes and job.desired is not None and job.desired.batch_size:
+            key = (like, ask.number, job.desired.batch_size)
         place = places.setdefault(key, len(places))
         if place == len(examples):
             examples[key] = job
