@@ -57,6 +57,8 @@ def test_jobs_are_submitted_listed_and_steered(served: Served, capsys: pytest.Ca
     ]
     assert printed(capsys, "pause", "a") == "a is paused\n"
     assert printed(capsys, "resume", "a", "none", code=2) == "a is waiting\n"
+    assert printed(capsys, "weight", "b", "2.5") == "b is running with weight 2.5\n"
+    assert printed(capsys, "limit", "b", "1", "2") == "b is running with 1 to 2 devices\n"
     assert json.loads(printed(capsys, "cancel", "a", "b", "--json"))["jobs"][0]["phase"] == "cancelled"
     assert json.loads(printed(capsys, "ps", "--json"))["total"] == 1
     assert len(printed(capsys, "ps", "--all").splitlines()) == 4
@@ -193,3 +195,9 @@ def test_names_of_jobs_are_completed(
     monkeypatch.setenv("COMP_CWORD", "2")
     run([])
     assert capsys.readouterr().out == "plain,mlp\n"
+
+
+def test_a_name_that_is_nearly_one_is_asked_back(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["submit", "-d", job_file(served, "mlp-wide")])
+    assert "there is no job 'mlp-wid'. Did you mean mlp-wide?" in run_err(capsys, "pause", "mlp-wid")
+    assert "there is no job 'x'. All there are: carpool ps --all" in run_err(capsys, "pause", "x")

@@ -31,6 +31,7 @@ def test_says_what_a_job_held_last(journal: Path, capsys: pytest.CaptureFixture[
     answer = json.loads(capsys.readouterr().out)
     assert answer["why"].startswith("holds 1 V100 at price ")
     assert answer["last_plan"]
+    assert answer["ending"] == "at 1000.000 s: b finished"
 
 
 @pytest.mark.parametrize("args", [["zz"], ["b", "--at", "5"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 server_option = click.option(
     "--server", default="", metavar="URL", help="The daemon: http://HOST:PORT or unix:PATH. [default: the one here]"
 )
+_NEAR_AMONG = 200  # of the newest jobs a mistyped name is compared with
 json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
 
 
@@ -41,8 +43,17 @@ job_argument = click.argument("job", shell_complete=complete_jobs)
 jobs_argument = click.argument("jobs", nargs=-1, required=True, metavar="JOB…", shell_complete=complete_jobs)
 
 
-def wish(jobs: Sequence[str], server: str, as_json: bool, ask: Callable[[Client, str], Json]) -> int:
-    """Ask the same of several jobs; all are tried, and the first refusal decides the exit code."""
+def wish(
+    jobs: Sequence[str],
+    server: str,
+    as_json: bool,
+    ask: Callable[[Client, str], Json],
+    more: Callable[[Json], str] = lambda shown: "",
+) -> int:
+    """Ask the same of several jobs; all are tried, and the first refusal decides the exit code.
+
+    What is granted is told with the job's phase and with what `more` says of the job.
+    """
     from carpool.service.client import Denied
 
     code, rows = 0, []
@@ -51,15 +62,21 @@ def wish(jobs: Sequence[str], server: str, as_json: bool, ask: Callable[[Client,
             try:
                 shown = ask(client, job)
             except Denied as denied:
-                click.echo(f"carpool: {denied}", err=True)
+                click.echo(f"carpool: {denied}{near_names(client, job) if denied.status == 404 else ''}", err=True)
                 code = code or 2
                 continue
             rows.append(shown)
             if not as_json:
-                click.echo(f"{job} is {shown['phase']}")
+                click.echo(f"{job} is {shown['phase']}{more(shown)}")
     if as_json:
         print_json({"jobs": rows})
     return code
+
+
+def near_names(client: Client, job: str) -> str:
+    """What somebody may have meant who named a job that is not there; nothing where no name comes near."""
+    near = get_close_matches(job, [row["id"] for row in client.jobs(limit=_NEAR_AMONG)["jobs"]], n=3, cutoff=0.5)
+    return f". Did you mean {' or '.join(near)}?" if near else ". All there are: carpool ps --all"
 
 
 def print_json(value: dict[str, Any]) -> None:

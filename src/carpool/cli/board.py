@@ -54,10 +54,14 @@ class Lines:
         self._width = max((len(spec.id) for spec, _ in run.asked.jobs), default=0)
 
     def refresh(self) -> None:
-        """Print what is new."""
-        for job, account in self._run.ledger.accounts.items():
-            for at, words in self._news(job, account):
-                click.echo(f"{at:9.1f} s  {job:<{self._width}}  {words}", err=True)
+        """Print what is new, in the order in which it happened."""
+        news = [
+            (at, job, words)
+            for job, account in self._run.ledger.accounts.items()
+            for at, words in self._news(job, account)
+        ]
+        for at, job, words in sorted(news, key=lambda line: line[0]):
+            click.echo(f"{at:9.1f} s  {job:<{self._width}}  {words}", err=True)
 
     def shown(self) -> AbstractContextManager[None]:
         """Nothing to take: lines go by."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from carpool.cli.asking import job_argument, json_option, server_option, wish
+
+if TYPE_CHECKING:
+    from carpool.service.client import Json
 
 
 @click.command("limit", epilog="Example: carpool limit mlp 1 4")
@@ -15,4 +20,8 @@ from carpool.cli.asking import job_argument, json_option, server_option, wish
 @json_option
 def command(job: str, least: int, most: int, server: str, as_json: bool) -> int:
     """Let JOB hold LEAST to MOST devices from now on."""
-    return wish((job,), server, as_json, lambda client, name: client.limit(name, least, most))
+    return wish((job,), server, as_json, lambda client, name: client.limit(name, least, most), _range)
+
+
+def _range(shown: Json) -> str:
+    return f" with {shown['min_devices']} to {shown['max_devices']} devices"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from carpool.cli.asking import job_argument, json_option, server_option, wish
+
+if TYPE_CHECKING:
+    from carpool.service.client import Json
 
 
 @click.command("weight", epilog="Example: carpool weight mlp 2.5")
@@ -14,4 +19,8 @@ from carpool.cli.asking import job_argument, json_option, server_option, wish
 @json_option
 def command(job: str, weight: float, server: str, as_json: bool) -> int:
     """Let JOB count WEIGHT times as much as a job of weight 1 from now on."""
-    return wish((job,), server, as_json, lambda client, name: client.reweigh(name, weight))
+    return wish((job,), server, as_json, lambda client, name: client.reweigh(name, weight), _weight)
+
+
+def _weight(shown: Json) -> str:
+    return f" with weight {shown['weight']:g}"

@@ -17,6 +17,7 @@ from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
 
 _ENDS = (JobFinished, JobFailed, JobCancelled)
+_ENDINGS = {JobFinished: "finished", JobFailed: "failed", JobCancelled: "was cancelled"}
 _EPILOG = """\b
 Examples:
   carpool why mlp
@@ -32,6 +33,7 @@ class Answer:
     at: float
     why: str
     last_plan: str
+    ending: str = ""  # what became of the job right after that
 
 
 @click.command("why", epilog=_EPILOG)
@@ -72,12 +74,14 @@ def command(job: str, journal: str, run: str, at: float | None, as_json: bool) -
     except JournalError as error:
         raise InputError(f"is not a journal that can be read: {error}", where=str(path)) from None
     if as_json:
-        row = {"at_s": answer.at, "why": answer.why, "last_plan": answer.last_plan}
+        row = {"at_s": answer.at, "why": answer.why, "last_plan": answer.last_plan, "ending": answer.ending}
         click.echo(json.dumps({"schema": 1, "job": job, **row}))
         return
     click.echo(f"at {answer.at:.3f} s: {job} {answer.why}")
     if answer.last_plan:
         click.echo(f"the last plan before that: {answer.last_plan}")
+    if answer.ending:
+        click.echo(answer.ending)
 
 
 def _asked(path: Path, job: JobId, at: float | None, *, live: bool) -> Answer:
@@ -87,7 +91,7 @@ def _asked(path: Path, job: JobId, at: float | None, *, live: bool) -> Answer:
 
     with path.open(encoding="utf-8") as lines:
         header, records = read_journal(lines)
-        known = _until(records, job, at)
+        known, ending = _until(records, job, at)
     estimator = Live(header.cluster) if live else Declared()
     scheduler = Scheduler(header.cluster, parse_policy(header.policy), estimator=estimator)
     scheduler.recover(known)
@@ -100,18 +104,20 @@ def _asked(path: Path, job: JobId, at: float | None, *, live: bool) -> Answer:
             f"job {job!r} is not in it{'' if at is None else f' at {at:g} s'}", where=str(path), way_out=way_out
         )
     plans = [record.planned.reason for record in known if record.planned is not None and record.planned.reason]
-    return Answer(scheduler.at, scheduler.policy.why(scheduler.snapshot(), found), plans[-1] if plans else "")
+    why = scheduler.policy.why(scheduler.snapshot(), found)
+    return Answer(scheduler.at, why, plans[-1] if plans else "", ending)
 
 
-def _until(records: Iterable[Record], job: JobId, at: float | None) -> list[Record]:
-    """Records up to an instant, or up to the end of the job's life."""
+def _until(records: Iterable[Record], job: JobId, at: float | None) -> tuple[list[Record], str]:
+    """Records up to an instant, or up to the end of the job's life, and that end in words."""
     found: list[Record] = []
     submitted = False
     for record in records:
         if at is not None and record.at > at:
             break
-        if submitted and any(isinstance(fact, _ENDS) and fact.job == job for fact in record.facts):
-            break
-        submitted = submitted or any(isinstance(fact, JobSubmitted) and fact.spec.id == job for fact in record.facts)
+        for fact in record.facts:
+            if submitted and isinstance(fact, _ENDS) and fact.job == job:
+                return found, f"at {record.at:.3f} s: {job} {_ENDINGS[type(fact)]}"
+            submitted = submitted or (isinstance(fact, JobSubmitted) and fact.spec.id == job)
         found.append(record)
-    return found
+    return found, ""

@@ -11,7 +11,7 @@ from math import hypot, inf
 from carpool.backends.ledger import Account
 from carpool.core.estimates import Estimator
 from carpool.core.messages import Planned
-from carpool.core.model import Allocation, Job, JobId, Phase
+from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
 from carpool.runtime.program import Program
 from carpool.service.views import ChangeView, DeviceView, Expected, Holding, JobView, Moment, NodeView
 
@@ -139,8 +139,12 @@ def tell(account: Account, calendar: Calendar, names: Mapping[int, str]) -> list
     return [Moment(calendar.unix(at), words) for at, words in sorted(told, key=lambda each: each[0])]
 
 
+def _asked_for(spec: JobSpec) -> str:
+    return f"{spec.devices} device{'' if spec.devices == 1 else 's'}"
+
+
 def _moments(account: Account, names: Mapping[int, str]) -> Iterator[tuple[float, str]]:
-    yield account.submitted_at, f"was submitted: {account.spec.devices} device(s) asked for"
+    yield account.submitted_at, f"was submitted: asks for {_asked_for(account.spec)}"
     for given in account.decisions:
         if given.allocation is None:
             yield given.at, f"is taken off its devices: {given.reason}"
