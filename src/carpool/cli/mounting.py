@@ -126,7 +126,9 @@ def where(settings: Settings, tcp: socket.socket | None) -> str:
     if tcp is None:
         return words
     host = settings["host"]
-    words += f" and http://{f'[{host}]' if ':' in host else host}:{tcp.getsockname()[1]} (with a token)"
+    own = settings.state / OWN_TOKEN
+    token = f"a token; yours is in {own}" if own.exists() else "a token"
+    words += f" and http://{f'[{host}]' if ':' in host else host}:{tcp.getsockname()[1]} (with {token})"
     if not is_loopback(host):
         words += "; that is reached from elsewhere: every request needs a token, and what is sent is not encrypted"
     return words

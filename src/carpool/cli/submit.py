@@ -71,7 +71,9 @@ def _submitted(client: Client, jobs: str, key: str, server: str) -> list[str]:
         if server or settings["server"]:
             raise
     from carpool.cli.starting import start_daemon
+    from carpool.runtime.jobfile import read_jobs
 
+    read_jobs(Path(jobs))  # no daemon is started for a file that it would refuse
     pid = start_daemon(settings)
     click.echo(f"carpool: started a daemon in {settings.state}; stop it with: kill {pid}", err=True)
     return client.submit(Path(jobs), key=key)

@@ -1,0 +1,49 @@
+"""The tutorial: a newcomer who follows it sees what it shows, with real trainings and a real daemon."""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
+
+from carpool.service.config import PORT
+from carpool.testing.transcript import Session
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@pytest.fixture
+def newcomer(tmp_path: Path, port: int) -> Iterator[Session]:
+    """Somebody with an empty folder and a home of their own, who has `carpool` on the path."""
+    for name in ("bin", "home", "work"):
+        (tmp_path / name).mkdir()
+    command = tmp_path / "bin" / "carpool"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m carpool "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    environment = {
+        "HOME": str(tmp_path / "home"),
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        "CARPOOL_PORT": str(port),
+        "COLUMNS": "120",
+    }
+    session = Session(tmp_path / "work", environment)
+    yield session
+    session.close()
+
+
+def test_a_newcomer_sees_what_is_shown(newcomer: Session, port: int) -> None:
+    assert newcomer.follow(PAGE.read_text(encoding="utf-8").replace(str(PORT), str(port))) > 15
