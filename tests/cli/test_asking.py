@@ -201,3 +201,10 @@ def test_a_name_that_is_nearly_one_is_asked_back(served: Served, capsys: pytest.
     run(["submit", "-d", job_file(served, "mlp-wide")])
     assert "there is no job 'mlp-wid'. Did you mean mlp-wide?" in run_err(capsys, "pause", "mlp-wid")
     assert "there is no job 'x'. All there are: carpool ps --all" in run_err(capsys, "pause", "x")
+
+
+def test_the_policy_is_told_and_changed(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "policy") == "fifo decides\n"
+    assert printed(capsys, "policy", "las") == "las decides from now on\n"
+    assert json.loads(printed(capsys, "policy", "--json"))["policy"] == "las"
+    assert "Did you mean las" in run_err(capsys, "policy", "lass")

@@ -81,6 +81,27 @@ def test_a_job_is_submitted_watched_and_cancelled(open_site: Any, page: "Page") 
     assert page.locator(".actions summary").count() == 0
 
 
+def test_limits_weight_and_policy_are_changed_after_a_question(open_site: Any, page: "Page") -> None:
+    site = open_site([job("long", work=1e6)])
+    page.goto(f"{site.address}/jobs/long")
+    page.locator("summary", has_text="Devices").click()
+    page.get_by_label("At most").fill("2")
+    page.get_by_role("button", name="Set devices").click()
+    page.locator("[data-panel=head]", has_text="asked for 1–2").wait_for()
+    page.locator("summary", has_text="Weight").click()
+    page.get_by_role("spinbutton", name="Weight").fill("2.5")
+    page.get_by_role("button", name="Set weight").click()
+    page.locator("[data-panel=head] .figures", has_text="2.5").wait_for()
+    page.keyboard.press("3")
+    page.wait_for_url("**/decisions")
+    page.locator("[data-panel=policy] code", has_text="show").wait_for()
+    page.locator("summary", has_text="Change").click()
+    page.get_by_label("Policy,").fill("las")
+    page.get_by_role("button", name="Change policy").click()
+    page.locator("[data-panel=policy] code", has_text="las").wait_for()
+    assert site.clerk.policy == "las"
+
+
 def test_pause_and_resume_from_another_window_are_seen_here(open_site: Any, page: "Page") -> None:
     site = open_site([job("long", work=1e6)])
     page.goto(f"{site.address}/jobs/long")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
-from carpool.dashboard.forms import check_token, read_form, read_weight, token_for
+from carpool.dashboard.forms import check_token, read_form, token_for
 from carpool.service.people import Forbidden, Person, Role
 
 SECRET = b"secret"
@@ -40,10 +40,3 @@ def test_no_body_does_worse_than_be_refused(body: bytes) -> None:
 def test_too_many_fields_are_refused() -> None:
     with pytest.raises(InputError):
         read_form(b"&".join(b"a=1" for _ in range(50)))
-
-
-@pytest.mark.parametrize("text", ["", "x", "0", "-1", "nan", "inf", "1e7"])
-def test_a_weight_is_a_number_above_nothing(text: str) -> None:
-    assert read_weight("2.5") == 2.5
-    with pytest.raises(InputError, match="above 0"):
-        read_weight(text)

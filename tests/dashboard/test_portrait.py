@@ -1,14 +1,11 @@
-"""A job's page shows what it held and reported, and offers only what may be wished of it."""
+"""A job's page shows what it held and reported."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import UTC
 from typing import Any
 
-import pytest
-
 from carpool.core.model import JobId, Phase
-from carpool.dashboard.portrait import actions, curves, held_in_words, held_over_time
-from carpool.service.people import Person, Role
+from carpool.dashboard.portrait import curves, held_in_words, held_over_time
 from carpool.service.views import DeviceView, Holding, JobView, Measurement, SpanView
 
 _KNOWN: dict[str, Any] = {
@@ -26,27 +23,6 @@ _KNOWN: dict[str, Any] = {
     "steps_per_s": 0.0,
 }
 JOB = JobView(**_KNOWN)
-
-
-@pytest.mark.parametrize(
-    ("phase", "verbs"),
-    [
-        (Phase.RUNNING, ["weigh", "pause", "cancel"]),
-        (Phase.WAITING, ["weigh", "pause", "cancel"]),
-        (Phase.BLOCKED, ["weigh", "cancel"]),
-        (Phase.PAUSED, ["weigh", "resume", "cancel"]),
-        (Phase.FINISHED, []),
-        (Phase.CANCELLED, []),
-    ],
-)
-def test_only_what_is_possible_is_offered(phase: Phase, verbs: list[str]) -> None:
-    assert [action.verb for action in actions(replace(JOB, phase=phase), Person("ada"))] == verbs
-
-
-def test_nothing_is_offered_to_others() -> None:
-    assert not actions(JOB, Person("ben"))
-    assert not actions(JOB, Person("screen", Role.READER))
-    assert actions(JOB, Person("root", Role.ADMIN))
 
 
 def test_what_was_held_goes_up_and_down() -> None:

@@ -145,6 +145,40 @@ def test_a_weight_is_changed_from_a_jobs_page(open_room: Any) -> None:
     play(open_room, act, job("a"))
 
 
+def test_limits_of_devices_are_changed_from_a_jobs_page(open_room: Any) -> None:
+    async def act(room: Any) -> None:
+        assert 'name="max_devices"' in (await room.client.get("/jobs/a")).text
+        wish = form(job="a", min_devices="1", max_devices="2")
+        assert (await room.client.post("/wish/limit", data=wish)).status_code == 303
+        assert (room.clerk.job(ROOT, "a").min_devices, room.clerk.job(ROOT, "a").max_devices) == (1, 2)
+        for least, most in (("1", "0"), ("many", "2"), ("2", "1"), ("99", "99")):
+            wrong = wish | {"min_devices": least, "max_devices": most}
+            assert (await room.client.post("/wish/limit", data=wrong)).status_code == 422, wrong
+        forged = {"job": "a", "min_devices": "1", "max_devices": "1"}
+        assert (await room.client.post("/wish/limit", data=forged)).status_code == 403
+        assert room.clerk.job(ROOT, "a").max_devices == 2
+
+    play(open_room, act, job("a"))
+
+
+def test_the_policy_is_changed_by_admins(open_room: Any) -> None:
+    async def act(room: Any) -> None:
+        post, ada = room.client.post, {"x-person": "ada"}
+        assert "Change policy" in (await room.client.get("/decisions")).text
+        assert "Change policy" not in (await room.client.get("/decisions", headers=ada)).text
+        answer = await post("/wish/policy", data=form(policy="las"))
+        assert (answer.status_code, answer.headers["location"]) == (303, "/decisions")
+        assert room.clerk.policy == "las"
+        refused = await post("/wish/policy", data=form(Person("ada"), policy="fifo"), headers=ada)
+        assert refused.status_code == 403
+        assert (await post("/wish/policy", data={"policy": "fifo"})).status_code == 403
+        wrong = await post("/wish/policy", data=form(policy="lass"))
+        assert (wrong.status_code, "Did you mean las" in wrong.text) == (422, True)
+        assert room.clerk.policy == "las"
+
+    play(open_room, act, job("a"))
+
+
 def test_a_job_is_shown_on_its_own_devices_only(open_room: Any) -> None:
     async def act(room: Any) -> None:
         assert {span.job for span in room.clerk.timeline(ROOT, 0.0, 9e9)} == {"a", "b"}

@@ -37,6 +37,7 @@ VERBS = {  # verb -> its help in a word or two; the module of that name holds th
     "resume": "put paused jobs back into the queue",
     "weight": "let a job of the daemon count more or less",
     "limit": "how many devices a job of the daemon may hold",
+    "policy": "which policy decides in the daemon, and another one from now on",
     "token": "who may ask the daemon over the network",
     "config": "what is set, and where each value came from",
     "backup": "the daemon's state as one file, while it runs",

@@ -9,8 +9,6 @@ from urllib.parse import parse_qsl
 from carpool.core.errors import InputError
 from carpool.service.people import Forbidden, Person
 
-HEAVIEST = 1e6
-
 _MOST_FIELDS = 20
 
 
@@ -31,14 +29,3 @@ def read_form(body: bytes) -> dict[str, str]:
         return dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
     except ValueError as error:  # not UTF-8, or too many fields
         raise InputError(f"the form cannot be read: {error}", way_out="Load the page again and repeat.") from error
-
-
-def read_weight(text: str) -> float:
-    """What a job should count."""
-    try:
-        weight = float(text)
-    except ValueError:
-        weight = 0.0
-    if not 0.0 < weight <= HEAVIEST:
-        raise InputError(f"the weight is {text!r}", way_out=f"Give a number above 0, at most {HEAVIEST:,.0f}.")
-    return weight

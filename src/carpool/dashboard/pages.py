@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 from carpool.core.model import Phase
 from carpool.dashboard.changes import plans
 from carpool.dashboard.listing import PER_PAGE, Choice, Listing, order
-from carpool.dashboard.portrait import actions, curves
+from carpool.dashboard.portrait import curves
 from carpool.dashboard.reports import Reports
 from carpool.dashboard.timeline import draw
 from carpool.dashboard.window import Window
+from carpool.dashboard.wishes import actions, policy_action
 from carpool.service.clerk import Clerk
 from carpool.service.people import Person
 from carpool.service.views import JobView
@@ -169,6 +170,13 @@ async def ask_log(asked: Asked) -> Show:
 
 
 # -------------------------------------------------------------------------------------------------------- decisions
+async def ask_policy(asked: Asked) -> Show:
+    """Which policy decides, and for admins a change of it."""
+    policy = asked.clerk.policy
+    offered = policy_action(policy, asked.who)
+    return lambda: SimpleNamespace(text=policy, actions=offered)
+
+
 async def ask_decisions(asked: Asked) -> Show:
     """The newest plans, or those before a number."""
     said = asked.query.get("before", "")
@@ -201,6 +209,6 @@ PAGES = (
     ),
     Page("jobs", "Jobs", "/jobs", {"jobs": ask_jobs}),
     Page("job", "Job", "/jobs/{job}", {"head": ask_head, "curves": ask_curves, "story": ask_story, "log": ask_log}),
-    Page("decisions", "Decisions", "/decisions", {"decisions": ask_decisions}),
+    Page("decisions", "Decisions", "/decisions", {"policy": ask_policy, "decisions": ask_decisions}),
     Page("compare", "Compare", "/compare", {"compare": ask_compare}),
 )

@@ -8,41 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 
-from carpool.core.model import Phase
 from carpool.dashboard.chart import Chart, Point, chart
 from carpool.dashboard.timeline import Drawn, draw
 from carpool.dashboard.window import Window
-from carpool.service.people import Person
 from carpool.service.views import DeviceView, Holding, JobView, Measurement, SpanView
 
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """Something that may be wished of a job, with the question that is asked before."""
-
-    verb: str
-    label: str
-    question: str
-    is_final: bool = False
-    takes_weight: bool = False
-
-
-_CANCEL = Action(
-    "cancel", "Cancel", "Withdraw this job? It cannot be resumed; what it has written stays.", is_final=True
-)
-_PAUSE = Action("pause", "Pause", "Take it off its devices? It keeps its progress and waits until you resume it.")
-_RESUME = Action("resume", "Resume", "Put it back into the queue?")
-_WEIGH = Action("weigh", "Weight", "Let it count more or less against other jobs from now on.", takes_weight=True)
-
-
-def actions(job: JobView, who: Person) -> tuple[Action, ...]:
-    """What somebody may wish of a job as it stands."""
-    if job.phase.is_over or not who.may_touch(job.user):
-        return ()
-    turn = {Phase.PAUSED: (_RESUME,), Phase.BLOCKED: ()}.get(job.phase, (_PAUSE,))
-    return (_WEIGH, *turn, _CANCEL)
 
 
 @dataclass(frozen=True, slots=True)

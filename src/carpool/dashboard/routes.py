@@ -20,13 +20,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from carpool.core.errors import CarpoolError, InputError
 from carpool.dashboard import amounts
 from carpool.dashboard.colours import colour
-from carpool.dashboard.forms import check_token, read_form, read_weight, token_for
+from carpool.dashboard.forms import check_token, read_form, token_for
 from carpool.dashboard.listing import devices_asked, devices_held
 from carpool.dashboard.pages import PAGES, Asked, Page
 from carpool.dashboard.portrait import held_in_words
 from carpool.dashboard.reports import Reports
 from carpool.dashboard.stream import tell
 from carpool.dashboard.window import LENGTHS
+from carpool.dashboard.wishes import carry_out, job_address
 from carpool.service.clerk import Clerk, NotThere, Refused
 from carpool.service.daemon import Unkept
 from carpool.service.limits import Limits
@@ -145,17 +146,10 @@ class Desk:
         return HTMLResponse(html, headers=_HEADERS)
 
     async def wish(self, request: Request) -> Response:
-        """Carry out what a form asks of a job, then show the job."""
+        """Carry out what a form asks for, then show what came of it."""
         who, form = await self._form(request)
-        verb, job = str(request.path_params["verb"]), form.get("job", "")
-        wishes = {"cancel": self._clerk.cancel, "pause": self._clerk.pause, "resume": self._clerk.resume}
-        if verb == "weigh":
-            await self._clerk.reweigh(who, job, read_weight(form.get("weight", "")))
-        elif verb in wishes:
-            await wishes[verb](who, job)
-        else:
-            raise NotThere(f"nothing can be wished by the name of {verb!r}")
-        return RedirectResponse(job_address(job), HTTPStatus.SEE_OTHER)
+        address = await carry_out(self._clerk, who, str(request.path_params["verb"]), form)
+        return RedirectResponse(address, HTTPStatus.SEE_OTHER)
 
     async def hand_in(self, request: Request) -> Response:
         """Take in a report, then show it."""
@@ -210,11 +204,6 @@ class Desk:
             **common, page=None, query={}, job_name="", status=status, words=words
         )
         return HTMLResponse(html, status, _HEADERS)
-
-
-def job_address(job: str) -> str:
-    """Where a job's page is."""
-    return f"/jobs/{quote(job, safe='')}"
 
 
 def _environment(zone: tzinfo) -> Environment:

@@ -97,6 +97,10 @@ class Client:
         """Let a job hold another number of devices from now on."""
         return self._object("PUT", f"{_at(job)}/limits", body={"min_devices": min_devices, "max_devices": max_devices})
 
+    def policy(self) -> str:
+        """The policy that decides."""
+        return str(self._object("GET", "/v1/policy")["policy"])
+
     def change_policy(self, policy: str) -> str:
         """Let another policy decide from now on."""
         return str(self._object("PUT", "/v1/policy", body={"policy": policy})["policy"])

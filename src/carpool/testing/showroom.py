@@ -23,6 +23,7 @@ from carpool.core.model import JobId, JobSpec
 from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster, Placement
+from carpool.policies.registry import parse_policy
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Gone, Report
@@ -222,7 +223,7 @@ async def showroom(
     chronicle = Chronicle(Feed(), calendar.unix)
     estimates = world.estimator()
     observers = (ledger, spans, chronicle, machine, present)
-    scheduler = Scheduler(cluster, policy, estimator=estimates, observers=observers)
+    scheduler = Scheduler(cluster, policy, estimator=estimates, observers=observers, find_policy=parse_policy)
     machine.live_through(scheduler, live_from, papers.hear)
     papers.write()
 
@@ -237,7 +238,7 @@ async def showroom(
     names = {device: f"{node.name}:{device - node.devices.start}" for node in cluster.nodes for device in node.devices}
     premises = Premises(
         daemon, scheduler, ledger, estimates, spans, chronicle, programs, lambda job: ledger.accounts[job].spec.work,
-        folder, names, calendar, machine.now, "1", lambda: name,
+        folder, names, calendar, machine.now, "1", lambda: scheduler.policy_text or name,
     )  # fmt: skip
     running = asyncio.create_task(daemon.run())
     try:

@@ -1,0 +1,32 @@
+"""``carpool policy``: which policy decides in the daemon, and another one from now on."""
+
+from __future__ import annotations
+
+import click
+
+from carpool.cli.asking import connect, json_option, print_json, server_option
+
+_EPILOG = """\b
+Examples:
+  carpool policy
+  carpool policy srtf
+  carpool policy carpool:objective=makespan
+"""
+
+
+@click.command("policy", epilog=_EPILOG)
+@click.argument("policy", required=False, metavar="[NAME[:key=value]…]")
+@server_option
+@json_option
+def command(policy: str | None, server: str, as_json: bool) -> None:
+    """Tell which policy decides; with a NAME, let that one decide from now on (admins).
+
+    Jobs keep their progress; the new policy is in the journal, and decides after a restart too unless `carpool serve`
+    is given another. `carpool policies` lists what there is.
+    """
+    with connect(server) as client:
+        now = client.policy() if policy is None else client.change_policy(policy)
+    if as_json:
+        print_json({"policy": now})
+    else:
+        click.echo(f"{now} decides" + ("" if policy is None else " from now on"))
