@@ -66,6 +66,30 @@ def when_idle(machine: FakeMachine, daemon: Daemon, scheduler: Scheduler) -> Non
     machine.at(machine.now() + 5.0, look)
 
 
+def test_jobs_are_shown_before_anything_is_decided_about_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        machine = FakeMachine({"a": 3})
+        with closing(Store.open(tmp_path, HEADER)) as store:
+            scheduler = Scheduler(HEADER.cluster, Fifo(), observers=(store,))
+            there: list[int] = []
+            daemon = Daemon(
+                scheduler,
+                store,
+                machine,
+                machine,
+                expect=lambda jobs: there.append(len(scheduler.jobs)),
+                accept=lambda jobs: there.append(len(scheduler.jobs)),
+                commit=inline,
+            )
+            when_idle(machine, daemon, scheduler)
+            running = asyncio.create_task(daemon.run())
+            await daemon.submit([listed("a")])
+            assert there == [0, 1]
+            await running
+
+    asyncio.run(main())
+
+
 def test_jobs_are_accepted_run_and_kept(house: House) -> None:
     async def main() -> None:
         machine = FakeMachine({"a": 3, "b": 4})

@@ -8,17 +8,19 @@ import random
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from carpool.core.errors import InputError
 from carpool.core.messages import NodeLost, PolicyChanged, WeightChanged
-from carpool.core.model import JobId
+from carpool.core.model import JobId, Kind
+from carpool.core.topology import Placement
 from carpool.runtime.devices import parse_devices
 from carpool.runtime.door import Door
 from carpool.runtime.entry import load_training
-from carpool.runtime.jobfile import read_jobs
+from carpool.runtime.jobfile import Listed, read_jobs
 from carpool.runtime.link import ExecutorOptions
 from carpool.service.clerk import Clerk
 from carpool.service.house import House, Setup
@@ -205,3 +207,25 @@ def test_a_daemon_that_died_while_it_replaced_an_executor_leaves_no_step_counted
 
 def _is_loss(fact: object) -> bool:
     return isinstance(fact, NodeLost)
+
+
+def test_what_was_learned_of_a_training_is_known_to_the_next_daemon(tmp_path: Path) -> None:
+    (job,) = read_jobs(write_jobs(tmp_path, 1)).jobs
+    state, one = tmp_path / "state", Placement(((Kind("cpu1"), 1),))
+
+    async def first() -> None:
+        async with opened(state) as house:
+            await house.daemon.submit([job])
+            await until(house, lambda: not house.scheduler.jobs)
+
+    asyncio.run(first())
+    again = Listed(replace(job.spec, id=JobId("again")), job.program)
+    house = House.open(Setup(state, tuple(parse_devices("cpu:2")), "1", "", "fifo"))
+    try:
+        house._knowledge.introduce([again])
+        believed = house.followers.live.first_belief(again.spec, one)
+        assert believed.basis.startswith("measured")
+        assert believed.rate.mean < 100.0, "a step sleeps for a hundredth of a second"
+        assert house.followers.live.total(again.spec.id) == 60.0
+    finally:
+        house.close()

@@ -84,6 +84,14 @@ class Live:
             self._totals[job] = total
             self._lessons += 1
 
+    def believe(self, spec: JobSpec, belief: ProfileBelief) -> None:
+        """Begin with what is known of a job's training; what the job itself has told counts more."""
+        self._profiles[spec.id] = belief
+        self._lessons += 1
+        total = belief.total_steps(spec)
+        if total is not None and spec.id not in self._totals:
+            self.expect(spec.id, total)
+
     def take(self, report: Report) -> None:
         """Take in what an executor says of a job's length and of its own batch."""
         if isinstance(report, Sized):

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from carpool.backends.journal_file import JournalFile, read_whole
 from carpool.backends.ledger import Ledger
+from carpool.backends.lessons import Lessons
 from carpool.backends.live import Live, in_company
 from carpool.backends.local import Ending, Link, LocalBackend, Pace, WallPace
 from carpool.backends.resuming import check_unchanged, facts_of_return, returned
 from carpool.backends.runfolder import BELIEVED, PROFILE, RunFolder, Settings
 from carpool.backends.scribe import Scribe
-from carpool.backends.stopwatch import Stopwatch
-from carpool.backends.writeback import learned
 from carpool.core.errors import InputError
 from carpool.core.journal import Header
 from carpool.core.messages import Fact, JobSubmitted, NodeJoined, Record
@@ -30,7 +29,7 @@ from carpool.predictors.profile import Profile
 from carpool.predictors.profile_file import write_profile
 from carpool.runtime.devices import LocalDevice, as_cluster
 from carpool.runtime.jobfile import Listed
-from carpool.runtime.reports import Outcome, Report, Sized
+from carpool.runtime.reports import Report
 
 StartLink = Callable[[Sequence[LocalDevice], Path], Awaitable[Link]]
 
@@ -69,16 +68,15 @@ class LocalRun:
         self.ledger = Ledger()
         self.metrics = Metrics(self.header.cluster)
         self._profiles = dict(profiles or {})
-        self.live = Live(self.header.cluster, speeds_of(asked.devices), self._profiles)
+        self.live = Live(self.header.cluster, speeds_of(asked.devices))
         for spec, _ in asked.jobs:
-            if spec.id in self._profiles and (total := self._profiles[spec.id].total_steps(spec)) is not None:
-                self.live.expect(spec.id, total)
-        self._sized: dict[JobId, Sized] = {}
+            if spec.id in self._profiles:
+                self.live.believe(spec, self._profiles[spec.id])
         self._scribe = Scribe(folder)
         self._journal: JournalFile | None = None
         self._backend: LocalBackend | None = None
-        self._stopwatch = Stopwatch(self.header.cluster)
-        self._followers: tuple[Observer, ...] = (self.metrics, self.ledger, self.live, self._stopwatch, *observers)
+        self._lessons = Lessons(self.header.cluster, asked.version)
+        self._followers: tuple[Observer, ...] = (self.metrics, self.ledger, self.live, self._lessons, *observers)
         self._copy = None if copy is None else JournalFile.create(copy, self.header)  # where the user wants one too
         if self._copy is not None:
             self._followers += (self._copy,)
@@ -137,21 +135,15 @@ class LocalRun:
         self.live.take(report)
         self._scribe.take(at, report)
         self._scribe.cut()()
-        match report:
-            case Sized(job=job):
-                self._sized[job] = report
-            case Outcome(job=job, steps=steps):
-                self._stopwatch.ended(job, steps)
+        self._lessons.take(report)
 
     def _keep_learned(self) -> None:
         """Write down for later runs how fast the jobs were, alone and together, and what their moves cost."""
         for spec, program in self.asked.jobs:
-            timed, sized = self._stopwatch.timed(spec.id), self._sized.get(spec.id)
-            if timed and sized is not None and sized.batch_size and program.entry:
-                before = self._profiles.get(spec.id)
-                known = None if before is None else before.profile
-                profile = learned(known, program, sized, timed, self._stopwatch.costs(spec.id))
-                self._keep_profile(spec.id, replace(profile, version=self.asked.version), PROFILE)
+            before = self._profiles.get(spec.id)
+            profile = self._lessons.profile(spec.id, program, None if before is None else before.profile)
+            if profile is not None:
+                self._keep_profile(spec.id, profile, PROFILE)
 
     def _keep_profile(self, job: JobId, profile: Profile, name: str) -> None:
         with contextlib.suppress(InputError):  # a full disk takes nothing from the result

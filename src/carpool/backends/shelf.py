@@ -13,7 +13,7 @@ from typing import Any
 from carpool.core.errors import InputError
 from carpool.core.model import JobId
 from carpool.predictors.belief import ProfileBelief
-from carpool.predictors.profile import Profile, merged, profile_key
+from carpool.predictors.profile import Profile, merged, profile_key, short_entry
 from carpool.predictors.profile_file import read_profile, write_profile
 from carpool.runtime.entryfile import source_digest
 from carpool.runtime.jobfile import Listed
@@ -37,23 +37,14 @@ class Shelf:
         found = [(profile, path) for path in self._paths if (profile := self._profile(path)) and profile.key == key]
         if not found:
             return None
-        first, path = found[0]
-        alike = [each for each, _ in found if (each.source, each.machine) == (first.source, first.machine)]
-        return reduce(_with, alike), path
+        profile = joined([each for each, _ in found])
+        assert profile is not None
+        return profile, found[0][1]
 
     def belief(self, program: Program) -> ProfileBelief | None:
         """What the shelf knows of a program, and what there is to doubt about it."""
         found = self.find(program.entry, program.args) if program.entry else None
-        if found is None:
-            return None
-        profile, _ = found
-        doubts = []
-        if profile.source and profile.source != source_digest(program.entry, Path(program.folder)):
-            doubts.append("of an older file")
-        if profile.machine and profile.machine != platform.node():
-            doubts.append("on another machine")
-        belief = ProfileBelief.of(profile, doubt=" ".join(doubts), exact=program.exact)
-        return belief if belief.kinds else None
+        return None if found is None else as_belief(found[0], program)
 
     def beliefs(self, jobs: Sequence[Listed]) -> dict[JobId, ProfileBelief]:
         """Of every job that it knows."""
@@ -70,6 +61,23 @@ class Shelf:
         return self._read[path]
 
 
+def joined(found: Sequence[Profile]) -> Profile | None:
+    """The first of several profiles of one training, with what others of the same file and machine add."""
+    alike = [each for each in found if (each.source, each.machine) == (found[0].source, found[0].machine)]
+    return reduce(_with, alike) if alike else None
+
+
+def as_belief(profile: Profile, program: Program) -> ProfileBelief | None:
+    """What a profile tells of a program, and what there is to doubt about it; None where nothing was measured."""
+    doubts = []
+    if profile.source and profile.source != source_digest(program.entry, Path(program.folder)):
+        doubts.append("of an older file")
+    if profile.machine and profile.machine != platform.node():
+        doubts.append("on another machine")
+    belief = ProfileBelief.of(profile, doubt=" ".join(doubts), exact=program.exact)
+    return belief if belief.kinds else None
+
+
 def _with(first: Profile, other: Profile) -> Profile:
     """A profile, and of another one only what it does not know."""
     measurements = merged(other.measurements, first.measurements)
@@ -79,9 +87,14 @@ def _with(first: Profile, other: Profile) -> Profile:
 
 
 def place_for(profile: Profile, folder: Path = PROFILES) -> Path:
-    """Where a profile belongs: the entry in its name for people, the key for the rest."""
-    readable = re.sub(r"[^\w.]+", "-", profile.entry.replace(".py:", "-")).strip("-")
-    return folder / f"{readable}-{profile.key}.json"
+    """Where a profile belongs."""
+    return place_of(profile.entry, profile.args, folder)
+
+
+def place_of(entry: str, args: Mapping[str, Any], folder: Path = PROFILES) -> Path:
+    """Where the profile of an entry with these arguments belongs: the entry for people, the key for the rest."""
+    readable = re.sub(r"[^\w.]+", "-", short_entry(entry).replace(".py:", "-")).strip("-")
+    return folder / f"{readable}-{profile_key(entry, args)}.json"
 
 
 def save(profile: Profile, path: Path | None = None) -> Path:

@@ -22,7 +22,7 @@ from carpool.core.messages import (
     ProgressReported,
     Record,
 )
-from carpool.core.model import Allocation, JobId
+from carpool.core.model import Allocation, Job, JobId
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.profile import Costs
 
@@ -107,6 +107,16 @@ class Stopwatch:
         self._jobs: dict[JobId, _Watched] = {}
         self._totals: dict[JobId, float] = {}
         self._residents: dict[int, list[_Watched]] = {}  # by device
+
+    def adopt(self, job: Job) -> None:
+        """Follow a job from here on that was submitted before; what it holds tells nothing until its next report."""
+        self._jobs[job.id] = _Watched(job.spec.model, base=job.done)
+        self._hold(self._jobs[job.id], job.desired)
+
+    def forget(self, job: JobId) -> None:
+        """A job that is over needs no place any more."""
+        self._jobs.pop(job, None)
+        self._totals.pop(job, None)
 
     def ended(self, job: JobId, steps: float) -> None:
         """How many steps a job that finishes has made."""

@@ -75,10 +75,10 @@ class Daemon:
     does not know. Reports are acknowledged then too, and not before: with each record goes the number of the last
     one that it knows of, so that none is lost and none counts twice.
 
-    `introduced` are the jobs that the executor knows already. `accept` is shown jobs as they are submitted, `take`
-    every report, after the scheduler has had the facts in it; `cut` is asked before every commit for what is to be
-    done behind it. An executor that is gone is replaced by `renew`, whose facts say what that meant for the devices;
-    without it the daemon ends.
+    `introduced` are the jobs that the executor knows already. `expect` is shown jobs before anything is decided about
+    them, `accept` when they are submitted, `take` every report, after the scheduler has had the facts in it; `cut` is
+    asked before every commit for what is to be done behind it. An executor that is gone is replaced by `renew`, whose
+    facts say what that meant for the devices; without it the daemon ends.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Daemon:
         programs: Mapping[JobId, Program] | None = None,
         notes: Mapping[JobId, Mapping[str, Any]] | None = None,
         introduced: Collection[JobId] = (),
+        expect: Callable[[Sequence[Listed]], None] = lambda jobs: None,
         accept: Callable[[Sequence[Listed]], None] = lambda jobs: None,
         take: Callable[[float, Report], None] = lambda at, report: None,
         commit: Commit = asyncio.to_thread,
@@ -104,6 +105,7 @@ class Daemon:
         self._pace = pace
         self._programs = dict(programs or {})  # of jobs that are not over
         self._notes = dict(notes or {})  # likewise
+        self._expect = expect
         self._accept = accept
         self._take = take
         self._run_commit = commit
@@ -139,6 +141,7 @@ class Daemon:
 
         `note` is what whoever asked wants kept with each of them, as JSON values.
         """
+        self._expect(jobs)
         for spec, program in jobs:
             self._store.detail(spec.id, _details(program, note))
         kept = self._handle([JobSubmitted(spec) for spec, _ in jobs])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from carpool.backends.ledger import Ledger
+from carpool.backends.lessons import Lessons
 from carpool.backends.live import Live, in_company
 from carpool.backends.local import ExecutorGone, WallPace
 from carpool.backends.resuming import Return, returned
@@ -41,6 +42,7 @@ from carpool.service.chronicle import Chronicle
 from carpool.service.clerk import Premises
 from carpool.service.daemon import Commit, Daemon
 from carpool.service.feed import Feed
+from carpool.service.knowledge import Knowledge
 from carpool.service.notices import Ending, Notices
 from carpool.service.reconciling import is_ahead, reconcile
 from carpool.service.recovery import Followers, newest_policy, recover_followers, recover_scheduler
@@ -89,11 +91,14 @@ class House:
         live.cluster = self.scheduler.cluster
         self.calendar = Calendar(store.begun_at)
         chronicle = Chronicle(Feed(), self.calendar.unix)
-        self.followers = Followers(Ledger(), live, Spans(self.scheduler.cluster), chronicle)
+        lessons = Lessons(self.scheduler.cluster, setup.version)
+        self.followers = Followers(Ledger(), live, Spans(self.scheduler.cluster), chronicle, lessons)
         self.recovered = recover_followers(store, self.scheduler, self.followers, folded)
         self._folder = folder
         self._scribe = Scribe(folder)
-        for observer in (store, self.followers, self._scribe, self):
+        self._knowledge = Knowledge(setup.state, lessons, live)
+        self._knowledge.go_on_with(self.scheduler.jobs, self.recovered.programs)
+        for observer in (store, self.followers, self._scribe, lessons, self):
             self.scheduler.follow(observer)
         self._door = Door(setup.state / "executor")
         self._back = returned(self.scheduler.cluster, setup.devices)
@@ -129,7 +134,7 @@ class House:
     @property
     def premises(self) -> Premises:
         """What a clerk looks things up in."""
-        ledger, live, spans, chronicle = self.followers
+        ledger, live, spans, chronicle, _ = self.followers
         return Premises(
             self.daemon,
             self.scheduler,
@@ -209,6 +214,8 @@ class House:
             await self.daemon.run(first)
         finally:
             await self._notices.close()
+        for job in self.scheduler.jobs:
+            self._knowledge.keep(job, self.recovered.programs.get(job))
         self.daemon.keep_balance()
         if not self._door.is_answered:
             self._door.close()
@@ -242,6 +249,7 @@ class House:
             programs={job: known.programs[job] for job in jobs if job in known.programs},
             notes={job: known.notes[job] for job in jobs if job in known.notes},
             introduced=introduced,
+            expect=self._knowledge.introduce,
             accept=self._accept,
             take=self._take,
             cut=self._cut,
@@ -257,8 +265,7 @@ class House:
         self.recovered.programs.update({spec.id: program for spec, program in jobs})
 
     def _take(self, at: float, report: Report) -> None:
-        self.followers.ledger.take(at, report)
-        self.followers.live.take(report)
+        self.followers.take(at, report)
         self.followers.chronicle.hear(at, report)
         self._scribe.take(at, report)
 
@@ -270,6 +277,7 @@ class House:
             with contextlib.suppress(OSError):  # the journal has it all
                 write()
             for job in over:
+                self._knowledge.close(job, self.recovered.programs.get(job))
                 self._announce(job)
 
         return finish

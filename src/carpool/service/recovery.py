@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from carpool.backends.ledger import Ledger
+from carpool.backends.lessons import Lessons
 from carpool.backends.live import Live
 from carpool.core.messages import PolicyChanged, Record
 from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
 from carpool.runtime.program import Program
+from carpool.runtime.reports import Report
 from carpool.runtime.wire import report_from_json
 from carpool.service.chronicle import Chronicle
 from carpool.service.spans import Spans
@@ -24,11 +26,18 @@ class Followers(NamedTuple):
     live: Live
     spans: Spans
     chronicle: Chronicle
+    lessons: Lessons  # are learned from what happens now, not again from the past
 
     def record(self, record: Record) -> None:
         """Take in one record."""
-        for each in self:
+        for each in (self.ledger, self.live, self.spans, self.chronicle):
             each.record(record)
+
+    def take(self, at: float, report: Report) -> None:
+        """Take in a report."""
+        self.ledger.take(at, report)
+        self.live.take(report)
+        self.lessons.take(report)
 
 
 class Recovered(NamedTuple):
@@ -70,9 +79,7 @@ def recover_followers(store: Store, scheduler: Scheduler, followers: Followers, 
         _take_details(found, store.balance.details)
     for entry in store.entries():
         for note in entry.notes:
-            report = report_from_json(dict(note.report))
-            followers.ledger.take(note.at, report)
-            followers.live.take(report)
+            followers.take(note.at, report_from_json(dict(note.report)))
         followers.record(entry.record)
         _take_details(found, entry.details)
     for job in scheduler.jobs.values():
