@@ -57,12 +57,26 @@ def test_mistakes_are_told_with_their_place(tmp_path: Path, text: str, words: st
 def test_any_text_in_the_environment_is_taken_or_refused_with_its_name(name: str, text: str) -> None:
     kind = SETTINGS[name].kind
     environment = {"HOME": "/", variable(name): text}
-    if (kind is Kind.WHOLE and not text.isdecimal()) or (kind is Kind.NUMBER and not is_positive(text)):
+    takes = {Kind.WHOLE: str.isdecimal, Kind.NUMBER: is_positive, Kind.SWITCH: is_switch}
+    if kind in takes and not takes[kind](text):
         with pytest.raises(InputError, match=variable(name)):
             read_settings(environment)
     else:
         value = read_settings(environment)[name]
-        assert isinstance(value, {Kind.TEXT: str, Kind.WHOLE: int, Kind.NUMBER: float, Kind.TEXTS: tuple}[kind])
+        types = {Kind.TEXT: str, Kind.WHOLE: int, Kind.NUMBER: float, Kind.TEXTS: tuple, Kind.SWITCH: bool}
+        assert isinstance(value, types[kind])
+
+
+def is_switch(text: str) -> bool:
+    return text.lower() in ("true", "false", "1", "0")
+
+
+def test_a_switch_is_turned_by_file_environment_and_flag(tmp_path: Path) -> None:
+    environment = written(tmp_path, "insecure_http = true")
+    assert read_settings(environment, {"insecure_http": None})["insecure_http"] is True
+    assert read_settings(environment | {"CARPOOL_INSECURE_HTTP": "false"})["insecure_http"] is False
+    with pytest.raises(InputError, match="Give true or false"):
+        read_settings(environment | {"CARPOOL_INSECURE_HTTP": "perhaps"})
 
 
 def is_positive(text: str) -> bool:

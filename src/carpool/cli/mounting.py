@@ -32,8 +32,9 @@ from carpool.service.limits import Limits
 from carpool.service.meters import Meters
 from carpool.service.people import Person, Role
 from carpool.service.roots import Roots
-from carpool.service.server import WebServer
+from carpool.service.server import Ear, WebServer
 from carpool.service.sockets import is_loopback, listen_tcp, listen_unix
+from carpool.service.tls import check_private, server_context
 from carpool.service.tokens import FILE, Tokens, write_secret
 
 OWN_TOKEN = "token"  # in the daemon's folder: its owner's, for browsers on this machine
@@ -44,21 +45,22 @@ _SET = ("body_bytes", "jobs_at_once", "requests_per_s", "burst", "streams", "con
 class Ears(NamedTuple):
     """Where a daemon can be reached before anything answers there; who asks meanwhile waits."""
 
-    unix: socket.socket
-    tcp: socket.socket | None
+    unix: Ear
+    tcp: Ear | None
 
 
 @contextmanager
 def listening(settings: Settings) -> Iterator[Ears]:
     """Open the socket and the port; InputError where that cannot or must not be."""
     tokens = Tokens(settings.state / FILE)
+    tls = server_context(settings)
     with ExitStack() as stack:
         tcp = _tcp(settings, tokens)
         if tcp is not None:
             stack.enter_context(tcp)
         unix = stack.enter_context(listen_unix(settings.socket))
         stack.callback(settings.socket.unlink, missing_ok=True)
-        yield Ears(unix, tcp)
+        yield Ears(Ear(unix), None if tcp is None else Ear(tcp, tls))
 
 
 @asynccontextmanager
@@ -87,7 +89,7 @@ async def mounted(house: House, settings: Settings, meters: Meters, ears: Ears) 
     serving.add_done_callback(lambda _: house.stop())  # a daemon that nobody can reach is none
     try:
         await server.up.wait()
-        yield where(settings, ears.tcp)
+        yield where(settings, None if ears.tcp is None else ears.tcp.socket)
     finally:
         house.followers.chronicle.feed.close()
         server.stop()
@@ -109,6 +111,7 @@ def _tcp(settings: Settings, tokens: Tokens) -> socket.socket | None:
             f"host is {host!r}, which is reached from elsewhere, and nobody has a token",
             way_out="Make one first: carpool token add NAME --role admin. Or listen on 127.0.0.1 only.",
         )
+    check_private(settings)
     try:
         listening = listen_tcp(host, port)
     except InputError:
@@ -128,9 +131,11 @@ def where(settings: Settings, tcp: socket.socket | None) -> str:
     host = settings["host"]
     own = settings.state / OWN_TOKEN
     token = f"a token; yours is in {own}" if own.exists() else "a token"
-    words += f" and http://{f'[{host}]' if ':' in host else host}:{tcp.getsockname()[1]} (with {token})"
+    scheme = "https" if settings["tls_cert"] else "http"
+    words += f" and {scheme}://{f'[{host}]' if ':' in host else host}:{tcp.getsockname()[1]} (with {token})"
     if not is_loopback(host):
-        words += "; that is reached from elsewhere: every request needs a token, and what is sent is not encrypted"
+        words += "; that is reached from elsewhere: every request needs a token"
+        words += "" if settings["tls_cert"] else ", and what is sent is not encrypted"
     return words
 
 

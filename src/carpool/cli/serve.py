@@ -24,6 +24,7 @@ _EPILOG = """\b
 Examples:
   carpool serve
   carpool serve --devices cuda --policy carpool --state /var/lib/carpool
+  carpool serve --host 0.0.0.0 --tls-cert box.pem --tls-key box.key
   carpool serve --leave-running     (SIGTERM leaves the jobs at work for the next daemon: an upgrade stops none)
 """
 
@@ -64,6 +65,15 @@ Examples:
 @click.option("--socket", default=None, metavar="PATH", help="Its Unix socket. [default: api.sock in its folder]")
 @click.option("--host", default=None, help="Where it listens besides. [default: 127.0.0.1]")
 @click.option("--port", default=None, type=click.IntRange(0, 65535), help="The port there; 0: none. [default: 7637]")
+@click.option("--tls-cert", default=None, metavar="FILE", help="A certificate (PEM): the port speaks https then.")
+@click.option("--tls-key", default=None, metavar="FILE", help="Its key (PEM).")
+@click.option(
+    "--insecure-http",
+    is_flag=True,
+    flag_value=True,
+    default=None,
+    help="Listen beyond loopback without a certificate: whoever is in between reads tokens.",
+)
 @click.option("--leave-running", is_flag=True, help="When it is stopped, leave the jobs at work for the next daemon.")
 def command(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     """Serve jobs until SIGTERM or Ctrl-C.

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -42,13 +43,15 @@ class Faulty(CarpoolError):
 class Client:
     """Asks a daemon. Not to be used from two threads at a time.
 
-    `server` is a URL or ``unix:PATH``; without it, and without `token`, the settings say (see `carpool config show`).
+    `server` is a URL or ``unix:PATH``, `ca` a file with the certificates to believe; where these and `token` are not
+    given the settings say (see `carpool config show`).
     """
 
-    def __init__(self, server: str = "", token: str = "", *, timeout_s: float = 60.0) -> None:
+    def __init__(self, server: str = "", token: str = "", *, ca: str = "", timeout_s: float = 60.0) -> None:
         settings = read_settings(os.environ)
         self.server = server or settings["server"] or f"{_UNIX}{settings.socket}"
         self._token = token or settings["token"]
+        self._authority = Path(ca) if ca else settings.path("ca")
         self._timeout_s = timeout_s
         self._line: http.client.HTTPConnection | None = None
 
@@ -258,14 +261,23 @@ class Client:
         parts = urlsplit(self.server)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(f"server is {self.server!r}", way_out="Give http://HOST:PORT, https://HOST, or unix:PATH.")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        return kind(parts.hostname, parts.port, timeout=timeout_s)
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+        from carpool.service.tls import client_context  # only here: others need not wait for it
+
+        context = client_context(self._authority)
+        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
 
     def _headers(self, more: Mapping[str, str]) -> dict[str, str]:
         return {**({"Authorization": f"Bearer {self._token}"} if self._token else {}), **more}
 
     def _fail(self, error: Exception) -> NoReturn:
         self.close()
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise Unreachable(
+                f"who answers at {self.server} cannot be believed: {error.verify_message}",
+                way_out="Name the certificate, or its issuer's, in the setting 'ca' (CARPOOL_CA=FILE).",
+            ) from error
         raise Unreachable(
             f"no daemon answers at {self.server}: {error}", way_out="Start one with: carpool serve"
         ) from error

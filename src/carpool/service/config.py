@@ -26,6 +26,7 @@ class Kind(Enum):
     WHOLE = "a whole number of at least 0"
     NUMBER = "a number above 0"
     TEXTS = "a list of texts"
+    SWITCH = "true or false"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ SETTINGS = {
         Setting("socket", Kind.TEXT, "", f"the daemon's Unix socket; empty: {SOCKET} in its folder"),
         Setting("host", Kind.TEXT, "127.0.0.1", "where it listens besides; beyond loopback there must be tokens"),
         Setting("port", Kind.WHOLE, PORT, "the port there; 0: none"),
+        Setting("tls_cert", Kind.TEXT, "", "a certificate (PEM): the port speaks https then"),
+        Setting("tls_key", Kind.TEXT, "", "its key (PEM), which not everybody may read"),
+        Setting("insecure_http", Kind.SWITCH, False, "listen beyond loopback without a certificate all the same"),
         Setting("hosts", Kind.TEXTS, (), "further names that people may ask for it by"),
         Setting("roots", Kind.TEXTS, ("~",), "folders from which those with tokens may run jobs"),
         Setting("body_bytes", Kind.WHOLE, 1 << 20, "the largest request"),
@@ -60,6 +64,7 @@ SETTINGS = {
         Setting("streams", Kind.WHOLE, 20, "event streams and followed logs of one person"),
         Setting("connections", Kind.WHOLE, 512, "connections at once"),
         Setting("server", Kind.TEXT, "", "the daemon to ask: a URL, or unix:PATH; empty: the socket in its folder"),
+        Setting("ca", Kind.TEXT, "", "whose certificates to believe (PEM); empty: those the system does"),
         Setting("token", Kind.TEXT, "", "the token to ask with", is_secret=True),
     )
 }
@@ -80,20 +85,21 @@ class Settings:
     @property
     def state(self) -> Path:
         """The daemon's folder."""
-        return self._path("state")
+        return self._expanded(self["state"])
 
     @property
     def socket(self) -> Path:
         """The daemon's Unix socket."""
-        return self._path("socket") if self["socket"] else self.state / SOCKET
+        return self.path("socket") or self.state / SOCKET
 
     @property
     def roots(self) -> tuple[Path, ...]:
         """Folders from which those with tokens may run jobs."""
         return tuple(self._expanded(text) for text in self["roots"])
 
-    def _path(self, name: str) -> Path:
-        return self._expanded(self[name])
+    def path(self, name: str) -> Path | None:
+        """A setting that names a file; None where it is empty."""
+        return self._expanded(self[name]) if self[name] else None
 
     def _expanded(self, text: str) -> Path:
         return self.home / text[2:] if text.startswith("~/") else self.home if text == "~" else Path(text).absolute()
@@ -142,6 +148,8 @@ def checked(setting: Setting, value: object, where: str) -> Any:
             return value
         case Kind.NUMBER if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18:
             return float(value)
+        case Kind.SWITCH if isinstance(value, bool):
+            return value
         case Kind.TEXTS if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
             return tuple(value)
     shown = "…" if setting.is_secret else repr(value)
@@ -177,6 +185,8 @@ def _from_text(setting: Setting, text: str) -> Any:
     """A text as the setting's kind; what cannot be one is left for the check to tell."""
     if setting.kind is Kind.TEXTS:
         return [part for part in text.split(",") if part]
+    if setting.kind is Kind.SWITCH:
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     if setting.kind is Kind.WHOLE:
         return int(text) if text.isdecimal() else text
     if setting.kind is Kind.NUMBER:

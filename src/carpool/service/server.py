@@ -7,7 +7,8 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from ssl import SSLContext
+from typing import Any, NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -77,10 +78,17 @@ class _Alarm:
             self._timer = None
 
 
+class Ear(NamedTuple):
+    """A socket that listens, and how those who come by it are spoken to; None: in the clear."""
+
+    socket: socket.socket
+    tls: SSLContext | None = None
+
+
 class WebServer(uvicorn.Server):
     """Serves an application on sockets until `stop`; signals are the business of whoever runs it."""
 
-    def __init__(self, app: ASGIApp, sockets: Sequence[socket.socket], limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, ears: Sequence[Ear], limits: Limits) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -96,16 +104,21 @@ class WebServer(uvicorn.Server):
                 timeout_graceful_shutdown=3,
             )
         )
-        self._listening = list(sockets)
+        self._ears = tuple(ears)
         self.up = asyncio.Event()  # once requests are taken
 
     async def run_until_stopped(self) -> None:
         """Serve; returns when `stop` was called and the last answers are out."""
-        await self.serve(self._listening)
+        await self.serve([ear.socket for ear in self._ears])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take requests."""
-        await super().startup(sockets)
+        """Begin to take requests; one socket after another, because uvicorn speaks to all alike."""
+        servers = []
+        for ear in self._ears:
+            self.config.ssl = ear.tls
+            await super().startup([ear.socket])
+            servers += self.servers
+        self.servers = servers
         self.up.set()
 
     def stop(self) -> None:

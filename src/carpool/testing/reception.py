@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from ssl import SSLContext
 from threading import Thread
 from typing import Any
 
@@ -22,7 +23,7 @@ from carpool.service.door import PEER
 from carpool.service.limits import Limits
 from carpool.service.people import Person, Role
 from carpool.service.roots import Roots
-from carpool.service.server import WebServer
+from carpool.service.server import Ear, WebServer
 from carpool.service.sockets import listen_tcp, listen_unix
 from carpool.service.tokens import Tokens
 from carpool.testing.office import Office, open_office
@@ -110,7 +111,7 @@ class Served:
 
 
 @contextmanager
-def serve_reception(folder: Path, **options: Any) -> Iterator[Served]:
+def serve_reception(folder: Path, *, tls: SSLContext | None = None, **options: Any) -> Iterator[Served]:
     """Listen on a free port and on a Unix socket, whose owner is whoever runs this process."""
     made: Future[Served] = Future()
     stop = asyncio.Event()
@@ -119,7 +120,7 @@ def serve_reception(folder: Path, **options: Any) -> Iterator[Served]:
         options.setdefault("uid", os.getuid())
         async with open_reception(folder, **options) as reception:
             tcp, unix = listen_tcp("127.0.0.1", 0), listen_unix(folder / "s")
-            server = WebServer(reception.app, [tcp, unix], reception.desk.limits)
+            server = WebServer(reception.app, [Ear(tcp, tls), Ear(unix)], reception.desk.limits)
             serving = asyncio.create_task(server.run_until_stopped())
             await server.up.wait()
             tokens = {
@@ -127,7 +128,7 @@ def serve_reception(folder: Path, **options: Any) -> Iterator[Served]:
                 for name, client in reception.clients.items()
                 if name in PEOPLE
             }
-            url = f"http://127.0.0.1:{tcp.getsockname()[1]}"
+            url = f"{'https' if tls else 'http'}://127.0.0.1:{tcp.getsockname()[1]}"
             made.set_result(Served(url, folder / "s", tokens, reception, asyncio.get_running_loop()))
             await stop.wait()
             reception.office.premises.chronicle.feed.close()
