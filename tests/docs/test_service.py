@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,13 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
 from carpool.cli.main import VERBS
+from carpool.core.errors import JournalError
+from carpool.core.journal import Header
+from carpool.core.topology import Cluster
 from carpool.service.allowances import Allowances
 from carpool.service.config import read_settings
+from carpool.service.database import MIGRATIONS
+from carpool.service.store import DATABASE, LOG, Store
 from carpool.testing.reception import open_reception
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -44,9 +51,22 @@ def test_every_figure_of_the_dashboard_file_is_measured(tmp_path: Path) -> None:
     assert [name for name in names if name not in measured] == []
 
 
+def test_what_an_older_carpool_says_of_a_newer_store_is_on_the_page(tmp_path: Path) -> None:
+    header = Header("1", "fifo", Cluster.build([(1, 1, "cpu")]))
+    Store.open(tmp_path, header).close()
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        database.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    (tmp_path / LOG).unlink()
+    with pytest.raises(JournalError) as told:
+        Store.open(tmp_path, header)
+    page = (DOCS / "upgrading.md").read_text(encoding="utf-8")
+    assert re.sub(r"\d+", "N", str(told.value)) in re.sub(r"\d+", "N", page)
+
+
 def test_verbs_and_settings_on_the_page_exist(tmp_path: Path) -> None:
-    verbs = set(re.findall(r"^\$ carpool (\w+)", PAGE, re.MULTILINE))
-    assert verbs <= set(VERBS)
+    pages = PAGE + (DOCS / "upgrading.md").read_text(encoding="utf-8")
+    verbs = set(re.findall(r"^\$ (?:docker exec carpool )?carpool (\w+)", pages, re.MULTILINE))
+    assert {"submit", "restore", "token"} <= verbs <= set(VERBS)
     (tmp_path / "config.toml").write_text(PAGE.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
     settings = read_settings({"HOME": str(tmp_path), "CARPOOL_CONFIG": str(tmp_path / "config.toml")})
     assert Allowances.read(settings.users, "users").of("ada").jobs == 500
