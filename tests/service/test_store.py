@@ -83,6 +83,13 @@ def flip(path: Path, place: int, bit: int) -> None:
     path.write_bytes(content)
 
 
+def strike(folder: Path, text: bytes, bits: int = 2) -> None:
+    """Flip bits of a text wherever it stands, in every file."""
+    struck = bytes([text[0], text[1] ^ 8, text[2] ^ (8 if bits > 1 else 0), *text[3:]])
+    for path in folder.iterdir():
+        path.write_bytes(path.read_bytes().replace(text, struck))
+
+
 # -------------------------------------------------------------------------------------------------------- undisturbed
 def test_a_killed_store_has_all_it_committed(folder: Path, opened: Opening) -> None:
     store = opened(folder)
@@ -172,25 +179,26 @@ def test_whatever_is_damaged_every_job_is_there_or_named(
 
 
 def test_a_record_lost_in_both_copies_is_named(folder: Path, opened: Opening) -> None:
-    content = (folder / LOG).read_bytes()
-    flip(folder / LOG, content.index(b'"job-5","weight"') + 1, 3)
-    with sqlite3.connect(folder / DATABASE) as database:
-        database.execute("DELETE FROM lines WHERE number = 5")
-    database.close()
+    strike(folder, b'"job-5","weight"')
     store = opened(folder)
     assert store.findings.lost == ((5, ("job-5",)),), "the line after it has the name"
-    assert store.findings.tell() == ("Record 5 is lost: damaged in the log and in the database. It accepted 'job-5'.",)
+    words = "Record 5 is lost: damaged in the log and in the database. It accepted 'job-5'."
+    assert store.findings.tell()[-1] == words
     assert [record.at for record in records_in(store)] == [float(n) for n in range(1, 13) if n != 5]
 
 
 def test_the_newest_record_lost_in_both_copies_is_named_from_its_remains(folder: Path, opened: Opening) -> None:
-    content = (folder / LOG).read_bytes()
-    flip(folder / LOG, content.rindex(b'"weight"'), 3)
-    with sqlite3.connect(folder / DATABASE) as database:
-        database.execute("DELETE FROM lines WHERE number = 12")
-    database.close()
+    strike(folder, b'"weight":12.0')
     store = opened(folder)
     assert store.findings.lost == ((12, ("job-12",)),)
+
+
+def test_a_record_of_which_one_bit_is_damaged_in_both_copies_is_put_right(folder: Path, opened: Opening) -> None:
+    strike(folder, b'"job-5","weight"', bits=1)
+    store = opened(folder)
+    assert records_in(store) == EXPECTED
+    assert store.findings.salvaged == (5,)
+    assert "Records 5 were damaged in the log and in the database" in " ".join(store.findings.tell())
 
 
 def test_an_unreadable_database_is_set_aside_and_built_anew(folder: Path, opened: Opening) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 _FORM = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9]+) (.+)", re.DOTALL)
+_BEGIN = re.compile(rb"[0-9a-f]{8} ([0-9a-f]{8}) [0-9]+ \{")
 _START = 0  # what the first line gives as the checksum before it
 
 
@@ -65,20 +66,32 @@ def read_log(content: bytes) -> Reading:
     damaged: list[Remains] = []
     last = -1
     *pieces, tail = content.split(b"\n")
-    for piece in pieces:
-        line = _sound(piece)
+    parts = [part for piece in pieces for part in _parted(piece)]
+    for piece in parts:
+        line = sound_line(piece)
         if line is None:
             damaged.append(Remains(last, piece))
         else:
             lines[line.number] = line
             last = line.number
-    line = _sound(tail) or _sound(tail[:-1])  # it may be whole but for its end
+    line = sound_line(tail) or sound_line(tail[:-1])  # it may be whole but for its end
     if line is not None:
         lines[line.number] = line
-    return Reading(lines, tuple(damaged), cut=bool(tail) and line is None, is_ended=not tail)
+    return Reading(
+        lines, tuple(damaged), cut=bool(tail) and line is None, is_ended=not tail and len(parts) == len(pieces)
+    )
 
 
-def _sound(piece: bytes) -> Line | None:
+def _parted(piece: bytes) -> tuple[bytes, ...]:
+    """A piece, or the two lines in it where the end of the first was altered: the other one knows its checksum."""
+    for found in _BEGIN.finditer(piece, 1):
+        if found[1] == piece[:8]:
+            return piece[: found.start() - 1], piece[found.start() :]
+    return (piece,)
+
+
+def sound_line(piece: bytes) -> Line | None:
+    """The line that a piece of a log is; None where its form or its checksum does not fit."""
     found = _FORM.fullmatch(piece)
     if found is None or not piece.isascii():
         return None

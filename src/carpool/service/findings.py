@@ -11,7 +11,9 @@ from typing import NamedTuple
 from carpool.core.model import JobId
 from carpool.service.accept_log import Line, Reading
 
-_NAME = re.compile(rb'"JobSubmitted","spec":\{"id":"([^"]*)"')
+_BEFORE = re.compile(rb'\{"before":(\[[^\]]*\])')
+_QUOTED = re.compile(rb'"([A-Za-z0-9][\w.\-]*)"')
+_NAME = re.compile(rb'"JobSubmitted","spec":\{"id":"([A-Za-z0-9][\w.\-]*)"|"([A-Za-z0-9][\w.\-]*)":\{"program":')
 
 
 class Lost(NamedTuple):
@@ -26,6 +28,7 @@ class Findings(NamedTuple):
 
     from_log: tuple[int, ...] = ()  # records the database had lost
     from_database: tuple[int, ...] = ()  # records the log had lost
+    salvaged: tuple[int, ...] = ()  # records damaged in both: put right in the log, or found in pages of the database
     lost: tuple[Lost, ...] = ()
     set_aside: Path | None = None  # a database that could not be read
     cut: bool = False  # the log ended in the middle of a line, which was never acknowledged
@@ -45,6 +48,11 @@ class Findings(NamedTuple):
             told.append(f"Records {_runs(self.from_log)} were missing in the database; the log had them.")
         if self.from_database:
             told.append(f"Records {_runs(self.from_database)} were damaged in the log; the database had them.")
+        if self.salvaged:
+            told.append(
+                f"Records {_runs(self.salvaged)} were damaged in the log and in the database; "
+                "they were put together again by their checksums."
+            )
         if self.cut:
             told.append("The log ended in the middle of a line; it was never acknowledged and is dropped.")
         if self.header_lost:
@@ -61,16 +69,21 @@ def find_lost(lines: Mapping[int, Line], first: int, reading: Reading) -> tuple[
     `lines` are those of both copies together. Behind the last of them a loss shows only by its remains in the log.
     """
     last = max(lines)
-    lost = []
-    for number in range(max(1, first), last):
-        if number not in lines:
-            jobs = accepted_before(lines[number + 1]) if number + 1 in lines else _named(reading, number)
-            lost.append(Lost(number, jobs))
+    gone = [number for number in range(max(1, first), last) if number not in lines]
     logged = max(reading.lines, default=-1)
-    behind = [remains.text for remains in reading.damaged if remains.after == logged]
-    for place, text in enumerate(behind[max(0, last - logged) :]):
-        lost.append(Lost(last + 1 + place, _names_in(text)))
-    return tuple(lost)
+    behind = [remains for remains in reading.damaged if remains.after == logged]
+    gone += range(last + 1, last + 1 + len(behind[max(0, last - logged) :]))
+    return tuple(Lost(number, _jobs_of(number, lines, reading)) for number in gone)
+
+
+def _jobs_of(number: int, lines: Mapping[int, Line], reading: Reading) -> tuple[JobId, ...]:
+    """The jobs that a lost record accepted: the line behind it knows, or what can be read of both is told."""
+    if number + 1 in lines:
+        return accepted_before(lines[number + 1])
+    own, behind = _remains(reading, number), _BEFORE.search(_remains(reading, number + 1))
+    names = [found[1] or found[2] for found in _NAME.finditer(own)]  # each stands there twice
+    names += [] if behind is None else _QUOTED.findall(behind[1])
+    return tuple(JobId(name.decode("ascii")) for name in dict.fromkeys(names))
 
 
 def accepted_before(line: Line) -> tuple[JobId, ...]:
@@ -78,17 +91,12 @@ def accepted_before(line: Line) -> tuple[JobId, ...]:
     return tuple(map(JobId, json.loads(line.body).get("before", ())))
 
 
-def _named(reading: Reading, number: int) -> tuple[JobId, ...]:
-    """The jobs in what is left of a line, found by where it stands: behind the sound line before it."""
+def _remains(reading: Reading, number: int) -> bytes:
+    """What is left of a line in the log, found by where it stands: behind the sound line before it."""
     before = max((sound for sound in reading.lines if sound < number), default=-1)
     texts = [remains.text for remains in reading.damaged if remains.after == before]
     place = number - before - 1
-    return _names_in(texts[place]) if place < len(texts) else ()
-
-
-def _names_in(piece: bytes) -> tuple[JobId, ...]:
-    """Names of submitted jobs that can still be read in what is left of a line."""
-    return tuple(JobId(name.decode("ascii", "replace")) for name in _NAME.findall(piece))
+    return texts[place] if place < len(texts) else b""
 
 
 def _runs(numbers: Sequence[int]) -> str:

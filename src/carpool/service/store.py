@@ -11,18 +11,17 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from carpool.core.balance import Balance, balance_from_json, balance_to_json
-from carpool.core.errors import JournalError
 from carpool.core.journal import Header, header_from_json, header_to_json, record_from_json, record_to_json
 from carpool.core.messages import JobSubmitted, Record
 from carpool.core.model import JobId
-from carpool.service.accept_log import AcceptLog, Line, Reading, read_log, sync_folder
+from carpool.service.accept_log import AcceptLog, Line
 from carpool.service.database import MIGRATIONS, Database
 from carpool.service.findings import Findings, find_lost
+from carpool.service.opening import Found, find
 
 DATABASE = "journal.sqlite"
 LOG = "accepted.log"
 
-_FARTHEST = 1000  # a higher version is damage: there will never be so many
 _BALANCES_KEPT = 2  # the newest, and one in case it is damaged
 
 Details = Mapping[JobId, Mapping[str, Any]]  # what a job is made of besides its spec, as JSON values
@@ -96,26 +95,16 @@ class Store:
         JournalError only where a newer version of carpool wrote it.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / LOG
-        reading = read_log(path.read_bytes() if path.is_file() else b"")
-        database, rows, set_aside = _open_database(folder / DATABASE, reading)
-        lines = {**rows, **reading.lines}
-        is_new = not lines and not reading.damaged and set_aside is None
-        header_lost = 0 not in lines and not is_new
+        found = find(folder / DATABASE, folder / LOG)
+        database, lines = found.database, found.lines
+        header_lost = 0 not in lines and not found.is_new
         elapsed = max((entry_of(lines[number]).record.at for number in [max(lines, default=0)] if number), default=0.0)
         head = Head.read(lines[0]) if 0 in lines else Head(header, _oldest(database, lines))
         head = head if head.begun_at else head._replace(begun_at=now() - elapsed)
         lines[0] = head.line()
         lines = {number: line for number, line in lines.items() if number >= head.first or number == 0}
-        findings = Findings(
-            from_log=tuple(sorted(lines.keys() & reading.lines.keys() - rows.keys() - {0})),
-            from_database=tuple(sorted(lines.keys() & rows.keys() - reading.lines.keys() - {0})),
-            lost=find_lost(lines, head.first, reading),
-            set_aside=set_aside,
-            cut=reading.cut,
-            header_lost=header_lost,
-        )
-        log = _repaired(database, rows, path, reading, lines)
+        findings = _findings(found, lines, head.first, header_lost=header_lost)
+        log = _repaired(found, folder / LOG, lines)
         newest = max(lines)
         last = max(newest, head.first - 1)  # all may have been dropped behind a balance
         balance = _balance_of(database, head, last)
@@ -278,68 +267,31 @@ def entry_of(line: Line) -> Entry:
     )
 
 
-def _open_database(path: Path, reading: Reading) -> tuple[Database, dict[int, Line], Path | None]:
-    """The database and its sound lines; a damaged one is set aside and a new one begun with what could be read."""
-    rows: dict[int, Line] = {}
-    try:
-        database = Database(path)
-        try:
-            if _is_readable(database, reading, rows):
-                return database, rows, None
-        except BaseException:
-            database.close()
-            raise
-        database.close()
-    except (sqlite3.Error, UnicodeDecodeError):  # the latter where SQLite quotes damage in its own error
-        pass
-    aside = _set_aside(path)
-    database = Database(path)
-    database.add(rows.values())
-    return database, rows, aside
-
-
-def _is_readable(database: Database, reading: Reading, rows: dict[int, Line]) -> bool:
-    """Read the sound lines into `rows`; whether the database is one to go on with."""
-    _refuse_newer(database, reading)
-    for line in database.lines():
-        if line.is_sound:
-            rows[line.number] = line
-    return database.version <= len(MIGRATIONS) and database.is_sound
-
-
 def _oldest(database: Database, lines: Mapping[int, Line]) -> int:
     """The oldest record that should be there, where the head is lost: older ones were dropped only behind a balance."""
     return min(lines, default=1) if any(database.balances()) else 1
 
 
-def _refuse_newer(database: Database, reading: Reading) -> None:
-    """JournalError for a store of a newer carpool, unless the log says that the number in the database is damage."""
-    logged = json.loads(reading.lines[0].body).get("store", 0) if 0 in reading.lines else database.version
-    if len(MIGRATIONS) < min(database.version, logged) <= _FARTHEST:
-        raise JournalError(
-            f"the store is of version {database.version}, this carpool reads up to {len(MIGRATIONS)}. "
-            "Start the newer carpool, or restore an older backup."
-        )
+def _findings(found: Found, lines: Mapping[int, Line], first: int, *, header_lost: bool) -> Findings:
+    """What was amiss; `lines` are all there are from now on."""
+    rows, logged = found.rows.keys(), found.reading.lines.keys()
+    records = lines.keys() - {0}
+    return Findings(
+        from_log=tuple(sorted(records & logged - rows)),
+        from_database=tuple(sorted(records & rows - logged)),
+        salvaged=tuple(sorted(records & found.salvaged.keys())),
+        lost=find_lost(lines, first, found.reading),
+        set_aside=found.set_aside,
+        cut=found.reading.cut,
+        header_lost=header_lost,
+    )
 
 
-def _set_aside(path: Path) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    for suffix in ("", "-wal", "-shm"):
-        part = path.with_name(path.name + suffix)
-        if part.exists():
-            part.replace(aside.with_name(aside.name + suffix))
-    sync_folder(path.parent)
-    return aside
-
-
-def _repaired(
-    database: Database, rows: Mapping[int, Line], path: Path, reading: Reading, lines: Mapping[int, Line]
-) -> AcceptLog:
+def _repaired(found: Found, path: Path, lines: Mapping[int, Line]) -> AcceptLog:
     """Both copies hold all lines there are; the log is written anew unless it was whole."""
+    database, reading = found.database, found.reading
     ordered = [lines[number] for number in sorted(lines)]
-    missing = [line for line in ordered if rows.get(line.number) != line]
+    missing = [line for line in ordered if found.rows.get(line.number) != line]
     if missing:
         database.add(missing)
     database.retain(lines.keys())  # a row that is not sound must not be read as one later

@@ -1,0 +1,89 @@
+"""After a power loss nothing synced is lost where one copy is whole, what is lost is named, and a daemon starts."""
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from carpool.core.journal import Header
+from carpool.runtime.devices import parse_devices
+from carpool.service.house import House, Setup
+from carpool.service.people import Person, Role
+from carpool.service.store import LOG
+from carpool.testing.office import TWO_CORES, listed, open_office
+from carpool.testing.power import DAMAGES, Camera, Damage, Picture, examine, lay_out, strike
+
+ADMIN = Person("root", Role.ADMIN)
+HEADER = Header("1", "fifo", TWO_CORES)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Picture, Picture]]:
+    """Pictures of a daemon's store while jobs come, run and end."""
+    folder = tmp_path_factory.mktemp("office")
+    camera = Camera(folder / "store")
+
+    async def play() -> None:
+        async with open_office(folder, commit=camera.commit) as office:
+            for number in range(6):
+                jobs = [listed(f"job-{number}-{place}") for place in range(2)]
+                await office.clerk.submit(ADMIN, jobs, key=f"key-{number}")
+                await office.settle(400.0)
+            await office.clerk.cancel(ADMIN, "job-5-1")
+
+    asyncio.run(play())
+    found = camera.pairs()
+    assert len(found) > 6
+    assert len(found[-1][1].jobs) == 12
+    return found
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name.replace(" ", "-"))
+def test_nothing_is_lost_in_silence(damage: Damage, pairs: list[tuple[Picture, Picture]], tmp_path: Path) -> None:
+    chance = Random(damage.name)
+    for _ in range(12):
+        now, then = chance.choice([pair for pair in pairs if pair[0].jobs])
+        folder = lay_out(damage.harm(chance, now, then), tmp_path / "store")
+        verdict = examine(folder, HEADER, now, then)
+        if damage is DAMAGES[-1]:  # up to 24 bits in a few kB: what can be said of what is lost depends on where
+            assert not verdict.invented, verdict
+            assert not verdict.told_again, verdict
+        else:
+            assert verdict.is_fine(damage), verdict
+
+
+@pytest.mark.parametrize("damage", DAMAGES[-3:], ids=lambda damage: damage.name.replace(" ", "-"))
+def test_a_daemon_opens_and_says_what_it_found(
+    damage: Damage, pairs: list[tuple[Picture, Picture]], tmp_path: Path
+) -> None:
+    chance = Random(damage.name)
+    now, then = pairs[-1]
+    house = House.open(
+        Setup(lay_out(damage.harm(chance, now, then), tmp_path), tuple(parse_devices("cpu:2")), "1", "fifo")
+    )
+    try:
+        known = set(house.followers.ledger.accounts)
+        named = {job for _, jobs in house.store.findings.lost for job in jobs}
+        assert now.jobs <= known | named
+        assert bool(house.told) == bool(house.store.findings.tell())
+        assert all(job in " ".join(house.told) for job in named)
+    finally:
+        house.close()
+
+
+def test_a_job_that_is_lost_is_named(pairs: list[tuple[Picture, Picture]], tmp_path: Path) -> None:
+    now, then = pairs[-1]
+    verdict = examine(lay_out(strike(Random(3), now, 1, 4), tmp_path), HEADER, now, then)
+    assert (verdict.named, verdict.unnamed_jobs) == (1, frozenset())
+    words = "Record 1 is lost: damaged in the log and in the database. It accepted 'job-0-0' and 'job-0-1'."
+    assert words in verdict.told
+
+
+def test_an_end_of_line_that_is_altered_takes_no_line_with_it(
+    pairs: list[tuple[Picture, Picture]], tmp_path: Path
+) -> None:
+    now, then = pairs[-1]
+    files = {LOG: now.files[LOG].replace(b"\n", b"\x0b", 1)}  # and nothing is left of the database
+    verdict = examine(lay_out(files, tmp_path), HEADER, now, then)
+    assert (verdict.kept, verdict.named) == (len(now.accepted), 0)
