@@ -79,6 +79,7 @@ class Layout:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.floats, self.whole = _buffer_slots(model)
+        self.slots = (*self.floats, *self.whole)
         tensors = [*self.parameters, *[slot.read() for slot in self.floats]]
         wide = any(tensor.dtype in {torch.float64, torch.complex128} for tensor in tensors)
         self.dtype = torch.float64 if wide else torch.float32
@@ -125,12 +126,12 @@ class Layout:
 
     def buffers(self) -> list[Tensor]:
         """The model's float buffers and then its integer ones, as they are."""
-        return [slot.read() for slot in (*self.floats, *self.whole)]
+        return [slot.read() for slot in self.slots]
 
     @torch.no_grad()
     def put_back(self, buffers: list[Tensor], contents: list[Tensor]) -> None:
         """Give the model these buffers with these contents again, even if it replaced them by others."""
-        for slot, buffer in zip((*self.floats, *self.whole), buffers, strict=True):
+        for slot, buffer in zip(self.slots, buffers, strict=True):
             slot.module._buffers[slot.key] = buffer
         put(buffers, contents)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from carpool.core.errors import InputError, UnknownName
@@ -47,15 +47,14 @@ class Stop:
             limits.append(self.epochs * steps_per_epoch)
         return min(limits, default=None)
 
-    def by_progress(self, steps: int, epochs: int, losses: Sequence[float]) -> str:
+    def by_progress(self, steps: int, epochs: int, losses: Collection[float]) -> str:
         """Why a training that stands here is over, in words; empty while it is not."""
         if self.epochs is not None and epochs >= self.epochs:
             return f"reached {self.epochs} epochs"
         if self.steps is not None and steps >= self.steps:
             return f"reached {self.steps} steps"
         if self.target_loss is not None and len(losses) >= self.window:
-            last = losses[len(losses) - self.window :]
-            mean = math.fsum(last) / self.window
+            mean = math.fsum(list(losses)[-self.window :]) / self.window
             if mean <= self.target_loss:
                 return f"mean loss of the last {self.window} steps is {mean:.6g}, target {self.target_loss:g}"
         return ""

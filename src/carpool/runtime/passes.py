@@ -20,12 +20,12 @@ from torch import Tensor
 from carpool.runtime.errors import TrainingError
 from carpool.runtime.flat import Contribution, Layout, real
 from carpool.runtime.order import Draw
-from carpool.runtime.rows import put
 from carpool.runtime.samples import Samples
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.seeding import seed_pass
 from carpool.runtime.shards import Bounds, Gather, Node, cut_into_passes
 from carpool.runtime.training import Training
+from carpool.runtime.undoing import Before
 
 Gathered = list[tuple[Node, Contribution | None]]  # subtrees with what they contribute; None: no samples
 Places = Mapping[Node, Contribution]  # where the contributions of subtrees shall lie
@@ -72,7 +72,8 @@ class Passes:
         self._seed = seed
         self._scale = scale
         self._parameters = list(training.model.parameters())  # frozen and foreign to the optimizer ones too
-        self._before: list[Tensor] = []
+        self._before = Before(layout)
+        self._autocast_to = training.autocast_dtype
         self._has_passed = False
         self.on_queued: Callable[[], object] | None = None
         self.samples = Samples(
@@ -89,11 +90,11 @@ class Passes:
 
         ``places`` has, for each of these subtrees, where its sum shall lie: then nothing has to be copied there.
         """
-        before = self._remember(self._layout.buffers())
+        self._before.take()
         gather: Gather[Contribution] = Gather(add_contributions)
         free = {} if places is None else {piece: places[node] for node in places for piece in node.shards}
         for piece in pieces:
-            made = self._piece(step, piece, before, free.get(piece))
+            made = self._piece(step, piece, free.get(piece))
             if made is not None and piece in free:  # a subtree is added up into the first of its pieces
                 free = {other: place for other, place in free.items() if place is not free[piece]}
             gather.put(Node(0, piece), made)
@@ -109,22 +110,21 @@ class Passes:
         What comes out is bit for bit what `contribute` gives, without a vector in between: nobody else has to read it.
         After an error, or a loss that is no number, the model is as it was.
         """
-        kept = self._layout.buffers()
-        before = self._remember(kept)
+        self._before.take()
         self.seed(number)
         self.clear()
         try:
             loss = self.forward(batch)
             reading = Reading(loss)
             self.backward(loss)
-            self._refuse_growth(before)
+            self._before.refuse_growth()
             self.queued()
             value = reading.value()
         except BaseException:
-            self._undo(kept, before)
+            self._undo()
             raise
         if not math.isfinite(value):
-            self._undo(kept, before)
+            self._undo()
         return value
 
     def queued(self) -> None:
@@ -164,29 +164,14 @@ class Passes:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _remember(self, buffers: list[Tensor]) -> list[Tensor]:
-        """The contents of buffers as they are now, in memory that is used again for every step."""
-        if [buffer.shape for buffer in self._before] != [buffer.shape for buffer in buffers]:
-            self._before = [torch.empty_like(buffer) for buffer in buffers]
-        put(self._before, buffers)
-        return self._before
-
     def _autocast(self) -> AbstractContextManager[object]:
-        dtype = self._training.autocast_dtype
+        dtype = self._autocast_to
         return _NOTHING if dtype is None else torch.autocast(self._layout.device.type, dtype=dtype)
 
-    def _undo(self, kept: list[Tensor], before: list[Tensor]) -> None:
+    def _undo(self) -> None:
         """Give the model its buffers back, and take the gradients off."""
-        self._layout.put_back(kept, before)
+        self._before.restore()
         self.clear()
-
-    def _refuse_growth(self, before: list[Tensor]) -> None:
-        layout = self._layout
-        for slot, buffer, old in zip((*layout.floats, *layout.whole), layout.buffers(), before, strict=True):
-            if buffer.shape != old.shape:
-                raise TrainingError(
-                    f"buffer {slot.name!r} changed its shape from {tuple(old.shape)} to {tuple(buffer.shape)} in a step"
-                )
 
     def _refuse_sparse(self) -> None:
         for name, parameter in zip(self._layout.names, self._layout.parameters, strict=True):
@@ -196,7 +181,7 @@ class Passes:
                     "sparse=False."
                 )
 
-    def _piece(self, step: Step, piece: int, before: list[Tensor], place: Contribution | None) -> Contribution | None:
+    def _piece(self, step: Step, piece: int, place: Contribution | None) -> Contribution | None:
         start, end = step.bounds[piece]
         if start == end:
             return None
@@ -205,15 +190,14 @@ class Passes:
         for number, (first, stop) in enumerate(step.passes(piece)):
             batch = self.samples.fetch(step.draw.at.epoch, step.draw.samples[first:stop], layout.device)
             seed_pass(self._seed, step.number, piece, number)
-            kept = layout.buffers()
             try:
                 self.clear()
                 self._backward(batch, stop - first, step.num_samples, made.values)
                 with torch.no_grad():
                     self._take_gradients(made.values, adding=number > 0)
-                    self._take_buffers(made, before, (stop - first) / step.num_samples, adding=number > 0)
+                    self._take_buffers(made, (stop - first) / step.num_samples, adding=number > 0)
             finally:
-                self._undo(kept, before)
+                self._undo()
         return made
 
     def _backward(self, batch: Any, num_samples: int, of: int, values: Tensor) -> None:
@@ -246,9 +230,9 @@ class Passes:
             (torch._foreach_add_ if adding else torch._foreach_copy_)(views, found)
         values[layout.used.start : layout.used.stop] += torch.tensor(used, dtype=values.dtype).to(values.device)
 
-    def _take_buffers(self, made: Contribution, before: list[Tensor], share: float, *, adding: bool) -> None:
+    def _take_buffers(self, made: Contribution, share: float, *, adding: bool) -> None:
         layout = self._layout
-        self._refuse_growth(before)
+        self._before.refuse_growth()
         now = layout.buffers()
         floats = now[: len(layout.floats)]
         if floats:
@@ -263,7 +247,7 @@ class Passes:
             else:
                 if not adding:
                     torch._foreach_mul_(views, share)
-                changed = [(buffer != old).any() for buffer, old in zip(floats, before, strict=False)]
+                changed = [(buffer != old).any() for buffer, old in zip(floats, self._before.contents, strict=False)]
                 made.values[layout.changed.start : layout.changed.stop] += torch.stack(changed)
         if adding:
             return
@@ -279,10 +263,10 @@ class Reading:
     """
 
     def __init__(self, loss: Tensor) -> None:
-        self._value = loss.detach()
+        self._value = loss
         self._arrived: torch.cuda.Event | None = None
         if loss.is_cuda:
-            self._value = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(self._value, non_blocking=True)
+            self._value = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss.detach(), non_blocking=True)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
 

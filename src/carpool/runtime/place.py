@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from carpool.runtime.exchange import Exchange, copying_s
@@ -15,6 +15,8 @@ from carpool.runtime.seeding import intra_op_threads
 from carpool.runtime.slots import Owners
 from carpool.runtime.token import Token
 from carpool.runtime.trainer import Trainer
+
+_NOTHING = nullcontext()
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +47,7 @@ class Place:
 
     def alike(self) -> AbstractContextManager[None]:
         """Add up and update with as many threads as every other rank: their number may change the bits."""
-        return intra_op_threads(self.said.update_threads or None)
+        return intra_op_threads(self.said.update_threads) if self.said.update_threads else _NOTHING
 
     def is_queued(self) -> None:
         """Most of a step has been said to the device; if it is the last for now, another may make itself ready."""

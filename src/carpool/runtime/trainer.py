@@ -380,7 +380,7 @@ class Trainer:
         return cut_into_parts(num_samples, parts or (1,), self._least)
 
     def _stopped_by_progress(self) -> str:
-        return self.training.stop.by_progress(self.cursor.step, self.cursor.epoch, tuple(self.losses))
+        return self.training.stop.by_progress(self.cursor.step, self.cursor.epoch, self.losses)
 
     def _check_finite(self, step: Step, total: Contribution) -> Sums:
         sums = self.layout.sums(total.values)

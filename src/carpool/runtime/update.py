@@ -133,9 +133,10 @@ class Update:
 
         An optimizer passes over a parameter without a gradient, so the others only have to lose theirs first.
         """
-        for index, parameter in enumerate(self._layout.parameters):
-            if parameters is not None and index not in parameters:
-                parameter.grad = None
+        if parameters is not None:
+            for index, parameter in enumerate(self._layout.parameters):
+                if index not in parameters:
+                    parameter.grad = None
         self.step()
         self.drop_gradients()
 
