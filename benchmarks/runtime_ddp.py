@@ -1,6 +1,6 @@
 """Carpool beside hand-written DistributedDataParallel: throughput on like and unlike devices, and lines of user code.
 
-    python benchmarks/runtime_ddp.py [--steps 60] [--repeats 5] [--only cnn] [--limit-s 600]
+    python benchmarks/runtime_ddp.py [--steps 60] [--repeats 5] [--only cnn] [--on 8+4] [--limit-s 600]
 
 Two jobs, each written twice (trials/beside/): a residual CNN with BatchNorm and SGD, and an LSTM of 2.1 million
 parameters with Adam and clipped gradients. DDP is started by torchrun with gloo; both get the same cores, pinned, as
@@ -62,6 +62,11 @@ class Setup:
 
     cores: tuple[int, ...]  # of each device
     first: int  # the number of the first one, of all that the executor has
+
+    @property
+    def name(self) -> str:
+        """Cores of each, as 8+4."""
+        return "+".join(map(str, self.cores))
 
     @property
     def is_like(self) -> bool:
@@ -193,6 +198,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", help="one of the jobs")
+    parser.add_argument("--on", default="", help="some of the devices, as 4+4+4+4,8+4; by default all")
     parser.add_argument("--limit-s", type=float, default=600.0, help="begin no comparison after so many seconds")
     return parser.parse_args(words)
 
@@ -201,7 +207,8 @@ def cases_of(options: argparse.Namespace, first: int = 0) -> list[Case]:
     """What is compared; the first device is given."""
     cores = len(os.sched_getaffinity(0))
     chosen = [job for job in jobs(cores) if options.only in {None, job.name}]
-    return [(job, setup) for job in chosen for setup in setups(cores, first)]
+    wanted = options.on.split(",") if options.on else []
+    return [(job, setup) for job in chosen for setup in setups(cores, first) if not wanted or setup.name in wanted]
 
 
 def start_runs(folder: Path, cases: Iterable[Case], stack: contextlib.ExitStack) -> dict[int, Torchrun]:
@@ -215,8 +222,8 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     cases = cases_of(options)
     with contextlib.ExitStack() as stack:
         runs = start_runs(folder, cases, stack)
-        devices = [size for setup in setups(len(os.sched_getaffinity(0))) for size in setup.cores]
-        desk = await Desk.open(folder / "state", devices, mark=new_mark(), patience_s=PATIENCE_S)
+        devices, *others = (setup.cores for setup in setups(len(os.sched_getaffinity(0))))
+        desk = await Desk.open(folder / "state", devices, others=others, mark=new_mark(), patience_s=PATIENCE_S)
         try:
             return await compare(Contest(folder, desk, runs, options.steps), cases, options)
         finally:

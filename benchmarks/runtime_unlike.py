@@ -7,8 +7,9 @@ products, or the CNN of examples/. It goes on for the whole comparison, and is t
 (half of the batch each) and as in every run, by the measured speeds. Each time the same number of steps is timed, as
 the workers saw them end, once the cut has settled. Taking turns every few seconds in one run, and comparing neighbours
 only, keeps what else the machine does out of the ratio. First each device makes steps alone: if the one is s times as
-fast as the other, (1 + s) / 2 is the most that balanced parts can gain, 1.5 for s = 2; 1.35 is asked for. On fewer than
-four cores the devices are alike and there is nothing to gain: that only shows that the script runs.
+fast as the other, (1 + s) / 2 is the most that balanced parts can gain, 1.5 for s = 2; 1.35 is asked for. Devices get
+one thread of each physical core where there are enough of these (trials/desk.py): two threads of one are not twice one.
+On fewer than four cores the devices are alike and there is nothing to gain: that only shows that the script runs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 from measured import ROOT, Patience, save
 from trials.clocked import ENTRY, ends
-from trials.desk import Desk, new_mark
+from trials.desk import Desk, dealt, new_mark, one_of_each
 
 from carpool.core.messages import AssignApplied, ProgressReported
 from carpool.runtime.actions import Cut
@@ -35,7 +36,7 @@ from carpool.runtime.program import Program
 ASKED = 1.35
 SETTLING = {"equal": 3, "balanced": 10, "alone": 2}  # steps that are not timed
 FOREVER = 10**6  # steps
-BATCHES = {"perceptron": 4096, "cnn": 384}  # so that a step is its passes, and little else
+BATCHES = {"perceptron": 8192, "cnn": 384}  # so that a step is its passes, and little else
 ENTRIES = {"cnn": "examples/cifar10_cnn.py:cnn", "perceptron": "benchmarks/trials/wide.py:training"}
 
 
@@ -154,6 +155,7 @@ def judged(found: dict[str, list[dict[str, Any]]], cuts: Sequence[Cut], contest:
     return {
         "arguments": contest.arguments,
         "devices": f"cpu:1x{contest.options.fast},1x{contest.options.slow}",
+        "cores": [list(device.cores) for device in dealt((contest.options.fast, contest.options.slow))],
         "steps_of_a_block": contest.options.block,
         "times_faster": round(statistics.median(ratios), 3),
         "times_faster_each": [round(each, 3) for each in ratios],
@@ -165,7 +167,7 @@ def judged(found: dict[str, list[dict[str, Any]]], cuts: Sequence[Cut], contest:
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     """What is asked for."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(one_of_each(sorted(os.sched_getaffinity(0))))
     slow = max(1, cores // 4)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", type=int, default=max(1, cores // 2), help="cores of the one device (half of all)")

@@ -8,6 +8,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,10 +61,15 @@ class Desk:
         *,
         mark: str,
         patience_s: float = 180.0,
+        others: Sequence[Sequence[int]] = (),
         **options: Any,
     ) -> Desk:
-        """Start an executor for devices with so many cores, dealt round-robin and shared where there are too few."""
-        devices = dealt(cores_of_devices)
+        """Start an executor for devices with so many cores; ``others`` lie on the same cores once more."""
+        groups = [dealt(sizes) for sizes in (cores_of_devices, *others)]
+        devices = [
+            replace(device, id=place, name=f"cpu:{place}")
+            for place, device in enumerate(device for group in groups for device in group)
+        ]
         chosen = ExecutorOptions(environment={MARK: mark}, **options)
         return cls(await ExecutorLink.start(devices, state, options=chosen), mark, patience_s)
 
@@ -178,15 +184,34 @@ class Desk:
             await asyncio.wait_for(self._listener, 10.0)
 
 
+def siblings(core: int) -> str:
+    """The threads that share a core with this one, as the kernel writes them; just itself where it says nothing."""
+    listed = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+    return listed.read_text(encoding="ascii").strip() if listed.exists() else str(core)
+
+
 def dealt(cores_of_devices: Sequence[int]) -> list[LocalDevice]:
-    """Devices with so many of this machine's cores, one after another, shared where there are too few."""
+    """Devices with so many of this machine's cores, one after another, shared where there are too few.
+
+    Two threads of one core are not twice as fast as one: as long as there are cores enough, devices have one of each.
+    """
     cores = sorted(os.sched_getaffinity(0))
+    if sum(cores_of_devices) <= len(apart := one_of_each(cores)):
+        cores = apart
     devices, first = [], 0
     for place, size in enumerate(cores_of_devices):
         hand = sorted({cores[(first + offset) % len(cores)] for offset in range(size)})
         devices.append(LocalDevice(place, f"cpu:{place}", f"cpu{len(hand)}", tuple(hand)))
         first += size
     return devices
+
+
+def one_of_each(cores: Sequence[int]) -> list[int]:
+    """The first thread of every physical core."""
+    firsts: dict[str, int] = {}
+    for core in cores:
+        firsts.setdefault(siblings(core), core)
+    return sorted(firsts.values())
 
 
 def new_mark() -> str:
