@@ -29,9 +29,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import carpool
+from carpool.runtime.allocator import keep_freed_memory
 from carpool.runtime.datasets.tensors import TensorData, scaled_images
 from carpool.runtime.inputs import Choice, Way
-from carpool.runtime.prepare import keep_freed_memory
 from carpool.runtime.samples import Samples
 from carpool.runtime.trainer import Trainer
 

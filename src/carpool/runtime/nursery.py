@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from carpool.core.errors import CarpoolError
+from carpool.runtime.allocator import hide_huge_pages, with_huge_pages
 from carpool.runtime.channel import AsyncChannel, Channel, Closed, close_all, pair
 from carpool.runtime.deathbed import call_oneself, die_with, end_of
 from carpool.runtime.protocol import Alive, Exited, Fork, Forked, Kill
@@ -65,7 +66,7 @@ class Nursery:
                 [*program, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=os.environ | dict.fromkeys(_ONE_THREAD, "1"),
+                env=with_huge_pages(os.environ) | dict.fromkeys(_ONE_THREAD, "1"),
                 process_group=0,  # Ctrl-C in the terminal is the executor's business
             )
         self._channel = AsyncChannel(ours)
@@ -250,6 +251,7 @@ def _warm_up() -> None:
     assert threads == 1, f"the nursery has {threads} threads and must not fork"
     for name in _ONE_THREAD:
         del os.environ[name]
+    hide_huge_pages(os.environ)
 
 
 def main() -> NoReturn:

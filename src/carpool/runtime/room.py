@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import resource
 
 import torch
 
+from carpool.runtime.allocator import give_freed_memory_back
 from carpool.runtime.trainer import Trainer
 
 
@@ -25,5 +25,5 @@ def make_room(trainer: Trainer) -> None:
     gc.collect()
     if trainer.device.type == "cuda":
         torch.cuda.empty_cache()
-    elif (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # another C library has none
-        trim(0)
+    else:
+        give_freed_memory_back()

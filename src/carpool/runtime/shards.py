@@ -53,7 +53,7 @@ def cut_into_passes(start: int, end: int, most: int) -> list[tuple[int, int]]:
 
 def most_samples(limits: Limits, step: int) -> int:
     """The most samples that a pass of a step may hold; 0: any number."""
-    return min((samples for first, samples in limits if first <= step), default=0)
+    return min((samples for first, samples in limits if first <= step), default=0) if limits else 0
 
 
 def check_pairs(length: int, batch_size: int, size: int, num_shards: int, norm: str) -> None:

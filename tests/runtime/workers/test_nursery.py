@@ -33,6 +33,10 @@ def open_files(pid: int | str) -> dict[str, str]:
     return {link.name: str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
 
 
+def environment_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
 def name_of(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
 
@@ -86,6 +90,19 @@ def test_what_a_worker_started_ends_with_it(bench: Any, run: Any, program: MakeP
     handle = run(work())
     assert select.select([handle], [], [], PATIENCE_MS / 1000)[0]
     os.close(handle)
+
+
+def test_heaps_of_workers_lie_in_huge_pages_and_those_of_what_they_start_do_not(
+    bench: Any, run: Any, program: MakeProgram
+) -> None:
+    async def work() -> tuple[bytes, bytes]:
+        hand = await bench.worker(program("starts_another"))
+        (child,) = children(hand.pid)
+        return environment_of(bench.nursery.pid), environment_of(child)
+
+    ours, theirs = run(work())
+    assert b"glibc.malloc.hugetlb=1" in ours
+    assert b"GLIBC_TUNABLES" not in theirs
 
 
 def test_no_zombie_and_no_descriptor_is_left(bench: Any, run: Any, program: MakeProgram) -> None:
