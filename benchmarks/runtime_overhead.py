@@ -2,29 +2,30 @@
 
     python benchmarks/runtime_overhead.py [--device cuda] [--rounds 6] [--births 4] [--limit-s 400] [--out FILE]
 
-Ways to make the same steps, each in a process of its own that rests meanwhile, one training after another:
+Ways to make the same steps, each in a process of its own, forked for it from one that has torch imported, and resting
+while others compute:
 
 - ``bare``: the loop that a good user writes: data on the device, nothing read back but the loss, and that only now and
   then (the GPU is never made to wait for Python);
 - ``like``: the same loop with the settings under which carpool computes: deterministic algorithms, and on CPU the
-  allocator told to keep what is freed. What is left between it and a worker are our hooks;
+  allocator told to keep what is freed and to lie in huge pages. What is left between it and a worker are our hooks;
 - ``trainer``: a `Trainer` without a worker around it;
 - ``worker``: carpool. It makes the steps of a round freely, as it does all its life.
 
 Where a training's memory comes to lie makes its steps some per cent faster or slower from one start to the next, for
-every one of these ways: so each is begun anew several times, and the first training computes next to nothing, so that
-what its steps take longer is the hooks alone. A round is some steps of each in changing order, with one thread on the
-same core (on CUDA: on one GPU, each round ends when the device has made all of it). Ratios are taken within rounds, so
-that what else goes on in the machine matters less, and their median is reported: by the clock, and on CPU by time on
-the core as well. Exits with 1 when the worker's median ratio to ``like`` (on CPU by time on the core) is above 1.02 on
-a step of 10 ms or more.
+every one of these ways: so each is begun anew several times. The first two trainings compute next to nothing, so that
+what their steps take longer is the hooks alone: the second walks through 32 MiB in every step, because what hooks cost
+beside a step of some milliseconds is mostly that caches have forgotten them meanwhile. A round is some steps of each in
+changing order, with one thread on the same core (on CUDA: on one GPU, each round ends when the device has made all of
+it). Ratios are taken within rounds, so that what else goes on in the machine matters less, and their median is
+reported: by the clock, and on CPU by time on the core as well. Exits with 1 when the worker's median ratio to ``like``
+(on CPU by time on the core) is above 1.02 on a step of 10 ms or more.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
 import json
 import os
 import statistics
@@ -43,11 +44,11 @@ from torch.nn.functional import cross_entropy
 from trials.steps import MODELS, mlp
 
 import carpool
+from carpool.runtime.allocator import keep_freed_memory, with_huge_pages
 from carpool.runtime.channel import AsyncChannel, Channel, pair
 from carpool.runtime.memory import Mirrors
 from carpool.runtime.mirror import read_mirror, write_mirror
 from carpool.runtime.nursery import Nursery
-from carpool.runtime.prepare import keep_freed_memory
 from carpool.runtime.protocol import (
     Alive,
     Asked,
@@ -118,24 +119,31 @@ LOOPS = {"bare": bare_loop, "like": like_loop, "trainer": trainer_loop}
 
 
 def serve(loop: str, device: torch.device) -> int:
-    """In a process of its own: make as many steps of a training as each line of input says; the last one is kept."""
+    """In a process of its own: fork one for every training that a line of input names, which makes its steps."""
     torch.set_num_threads(1)
     if loop != "bare":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     print("ready", flush=True)
-    kept, steps = "", iter(())
-    for line in sys.stdin:
-        wanted, count = line.split()
-        if wanted != kept:
-            del steps
-            kept, steps = wanted, LOOPS[loop](named(wanted.partition(":")[0])(), device)
+    while name := sys.stdin.readline().strip():
+        pid = os.fork()
+        if not pid:
+            make_steps(LOOPS[loop](named(name)(), device), device)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        print("ended", flush=True)
+    return 0
+
+
+def make_steps(steps: Iterator[None], device: torch.device) -> None:
+    """As many as each line of input says, until one says none."""
+    print("born", flush=True)
+    while count := int(sys.stdin.readline() or "0"):
         began, on_core = time.perf_counter(), time.process_time()
-        for _ in range(int(count)):
+        for _ in range(count):
             next(steps)
         if device.type == "cuda":
             torch.cuda.synchronize()
         print(time.perf_counter() - began, time.process_time() - on_core, flush=True)
-    return 0
 
 
 def named(model: str) -> Callable[[], carpool.Training]:
@@ -148,7 +156,10 @@ class Loop:
 
     def __init__(self, loop: str, device: str) -> None:
         self._command = [sys.executable, __file__, "--serve", loop, "--device", device]
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = dict(os.environ) if loop == "bare" else with_huge_pages(os.environ)
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         self._guard = threading.Timer(GUARD_S, self._process.kill)
         self._guard.daemon = True
         self._guard.start()
@@ -161,11 +172,22 @@ class Loop:
         if not self._out.readline():
             raise SystemExit(f"{' '.join(self._command)} ended with {self._process.wait()}")
 
-    async def make(self, birth: str, steps: int) -> Spent:
-        """Make steps of a training, ``model:number``; another number is another birth of the same."""
-        self._in.write(f"{birth} {steps}\n")
+    def begin(self, model: str) -> None:
+        """Begin a training in a new process."""
+        self._say(model)  # answered, so that it reads no line that is meant for that process
+
+    async def make(self, steps: int) -> Spent:
+        """Make steps of it."""
+        return Spent(*map(float, self._say(steps).split()))
+
+    def end(self) -> None:
+        """End that process."""
+        self._say(0)
+
+    def _say(self, words: str | int) -> str:
+        self._in.write(f"{words}\n")
         self._in.flush()
-        return Spent(*map(float, self._out.readline().split()))
+        return self._out.readline()
 
     def close(self) -> None:
         """End it."""
@@ -225,10 +247,12 @@ async def overhead(
     """Ratios to the loops without carpool, of the trainer alone and of a worker."""
     made: list[dict[str, Spent]] = []
     steps = 0
-    for birth in range(options.births):
+    for _ in range(options.births):
         worker, _ = await forked(nursery, name, min(os.sched_getaffinity(0)), device)
         ways: dict[str, Callable[[int], Awaitable[Spent]]] = {"worker": worker.make}
-        ways |= {way: functools.partial(loop.make, f"{name}:{birth}") for way, loop in loops.items()}
+        for way, loop in loops.items():
+            loop.begin(name)
+            ways[way] = loop.make
         try:
             for make in ways.values():
                 await make(5)
@@ -239,6 +263,8 @@ async def overhead(
             published_ms = await publish_ms(worker)
         finally:
             worker.channel.close()
+            for loop in loops.values():
+                loop.end()
     found = ratios(made, by_core=device == "cpu")
     step_s = statistics.median(spent["like"].clock_s for spent in made) / steps
     judged = found["worker_to_like_core" if device == "cpu" else "worker_to_like_clock"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import carpool
@@ -27,6 +27,24 @@ def mlp(batch_size: int = 128) -> carpool.Training:
 def tiny() -> carpool.Training:
     """Next to nothing to compute: what is left are hooks, whatever memory does to larger steps."""
     return declared(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10)), (8,), 8)
+
+
+class Walk(nn.Module):
+    """Passes on what it gets, after a walk through more memory than the caches hold, as a large model's step is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ground = [torch.zeros(8 << 20)]  # neither parameter nor buffer
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """As it came."""
+        self._ground[0].add_(1.0)
+        return inputs
+
+
+def tiny_cold() -> carpool.Training:
+    """The same, between whose steps the caches forget all else: what hooks cost beside a step that is not tiny."""
+    return declared(nn.Sequential(Walk(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10)), (8,), 8)
 
 
 def declared(
@@ -98,6 +116,6 @@ def gpu_cnn() -> carpool.Training:
 
 
 MODELS: dict[str, tuple[Callable[[], carpool.Training], ...]] = {
-    "cpu": (tiny, cnn, norm_cnn, mlp, mlp_short, mlp_long),
+    "cpu": (tiny, tiny_cold, cnn, norm_cnn, mlp, mlp_short, mlp_long),
     "cuda": (gpu_mlp, gpu_transformer, gpu_cnn, gpu_mlp_short),
 }
