@@ -238,7 +238,7 @@ def test_shares_are_found_where_nothing_is_known() -> None:
     )
     assert found >= 0.99 * best
     assert f"measured {found:.2f}" in kept
-    assert next(record.at for record in run.records if record.planned and "keeps" in record.planned.reason) < 30.0
+    assert next(record.at for record in run.records if record.planned and "keeps" in record.planned.reason) < 12.0
 
 
 def test_unlike_shares_are_found_where_nothing_is_known() -> None:
@@ -298,9 +298,28 @@ def test_a_vector_is_measured_when_two_windows_agree() -> None:
     assert steady.rates == (40.5,)
 
 
+def test_a_window_begins_when_shares_hold_and_not_at_the_next_look() -> None:
+    """Shares hold after 1.5 s; two windows later they are measured."""
+    late, policy = Law(start_s=1.5), Competitive(settle_s=5.0)
+    run = drive(policy, Cluster.build([(1, 1, "H200")]), stream(3, 1e5), late, report_every_s=0.2)
+    first = next(record.at for record in run.records if record.planned and "measures" in record.planned.reason)
+    assert first == pytest.approx(1.5 + 2 * 5.0)
+
+
+def test_a_window_goes_on_while_a_job_has_not_reported() -> None:
+    specs = JobSpec(JobId("quick")), JobSpec(JobId("slow"))
+    trial = Trial(tuple(spec.id for spec in specs), (Setting(0.5),) * 2, 0.0)
+    for at, slow_at in enumerate((0.0, 0.0, 2.0, 2.0, 4.0)):
+        done = (10.0 * at, slow_at), (slow_at, slow_at)
+        jobs = zip(specs, done, (float(at), slow_at), strict=True)
+        trial = trial.seen([Job(s, 0, 0.0, Phase.RUNNING, done=d[0], as_of=as_of, rate=99.0) for s, d, as_of in jobs])
+    assert trial.rates == (10.0, 1.0)
+    assert trial.is_measured
+
+
 def test_rates_that_never_settle_are_taken_in_the_end() -> None:
     wild = [0.0]
-    while len(wild) < 20:
+    while len(wild) < 30:
         wild.append(wild[-1] + (10.0 if len(wild) % 2 else 40.0))
     assert not looked_at(*wild[:11]).is_measured
     assert looked_at(*wild).is_measured

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
-from carpool.core.messages import Probe
+from carpool.core.messages import AssignApplied, Probe
 from carpool.core.model import Allocation, DeviceId, Job, JobId
-from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.policy import ARRIVALS_AND_ENDINGS, Cadence, Plan, Policy, Snapshot
 from carpool.policies.registry import register
 from carpool.policies.share_search import OBJECTIVES, KnowsMixes, Setting, ShareSearch, Tenant, Vector
 from carpool.policies.share_trials import Trial, Trials
@@ -18,6 +18,7 @@ from carpool.policies.sharing import Likeness, Rooms, admit, likeness, residents
 from carpool.policies.slowdown import Taught
 
 _LEAST = 1e-9
+_PROBE_S = 0.3  # of steps beside others; alone they take less
 _FEWEST_STEPS, _MOST_STEPS = 4, 400  # of a probe
 _PROBED = 2  # vectors of a mix under which its jobs are measured alone too, where that is not known
 
@@ -37,6 +38,7 @@ class Competitive(Policy):
     Resource Sharing" (MLSys poster); search and verification are ours.
     """
 
+    cadence: ClassVar[Cadence] = Cadence(ARRIVALS_AND_ENDINGS | {AssignApplied})  # windows begin when shares hold
     shares_devices: ClassVar[bool] = True
     max_virtual: ClassVar[float] = 16.0
 
@@ -44,7 +46,7 @@ class Competitive(Policy):
     most: int = 4  # residents of one device
     levels: tuple[float, ...] = (0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.8, 1.0)
     tries: int = 4  # vectors that are measured for a mix
-    settle_s: float = 0.8  # of a window; a vector is measured in two or more
+    settle_s: float = 0.4  # of a window; a vector is measured in two or more
     min_gain: float = 0.02
 
     def __post_init__(self) -> None:
@@ -167,10 +169,10 @@ class Competitive(Policy):
         if trial is None or trial.look_at is None or not trials.knows(device, residents):
             return
         at = draft.view.at
-        if at < trial.look_at:
-            return
         if any(resident.is_starting for resident in residents):
             trials.put_off(device, at + self.settle_s)
+            return
+        if at < trial.look_at and trial.marks:
             return
         trial = trial.seen(residents)
         search = self._search(draft, device, residents)
@@ -201,7 +203,7 @@ class Competitive(Policy):
         for job, rate in zip(residents, trial.rates, strict=True):
             held = draft.holding(job)
             if job.id in unknown and held is not None:
-                draft.assign(job, held, Probe(max(_FEWEST_STEPS, min(_MOST_STEPS, round(rate / 2.0)))))
+                draft.assign(job, held, Probe(max(_FEWEST_STEPS, min(_MOST_STEPS, round(rate * _PROBE_S)))))
         yield f"measures {', '.join(unknown)} alone"
 
     def _next(self, search: ShareSearch, trial: Trial) -> Vector | None:

@@ -12,7 +12,7 @@ from carpool.policies.share_search import Setting, ShareSearch, Vector
 
 _CORRECTED = (0.2, 5.0)  # how far one measurement may move what is believed
 _STEADY = 0.08  # by how much two windows may differ in a rate that is believed: a mirror that is written costs 5 %
-_MOST_LOOKS = 12  # at a vector whose rates do not settle, or whose jobs cannot be measured alone
+_MOST_LOOKS = 24  # at a vector whose rates do not settle, or whose jobs cannot be measured alone
 
 
 class Tried(NamedTuple):
@@ -65,11 +65,18 @@ class Trial:
         return len(self.tried) >= tries
 
     def seen(self, residents: Sequence[Job]) -> Trial:
-        """After a look at the jobs: a window has ended and the next begins; two that agree are a measurement."""
+        """After a look at the jobs: a window has ended and the next begins; two that agree are a measurement.
+
+        A window in which some jobs have reported and others not goes on: one that makes slow steps needs longer. Where
+        nobody reports between orders, the rates that are believed to hold have to do.
+        """
         marks = tuple(Mark(job.done, job.as_of) for job in residents)
         looked = replace(self, marks=marks, looks=self.looks + 1)
         if self.is_measured or not self.marks:
             return looked
+        has_moved = [now.at > then.at for now, then in zip(marks, self.marks, strict=True)]
+        if any(has_moved) and not all(has_moved) and not looked.is_overdue:
+            return replace(looked, marks=self.marks)
         rates = tuple(
             (now.done - then.done) / (now.at - then.at) if now.at > then.at else job.rate
             for now, then, job in zip(marks, self.marks, residents, strict=True)
