@@ -90,6 +90,20 @@ def _serve(pipe: Connection, environment: dict[str, str], device: str, parent: i
             pipe.send({"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-1500:]})
 
 
+def _heir(trainer: Any, heir: Any) -> Any:
+    """Another trainer of the same training, with the state of one that goes."""
+    from carpool.runtime.memory import new_memory
+    from carpool.runtime.mirror import read_mirror, write_mirror
+
+    file = new_memory("mirror")
+    try:
+        write_mirror(file, trainer.cursor.step, trainer.state_dict())
+        heir.load_state_dict(read_mirror(file)[1])
+    finally:
+        os.close(file)
+    return heir
+
+
 class _Runner:
     """The child's side: one task at a time, its step as a graph where that can be."""
 
@@ -147,17 +161,46 @@ class _Runner:
             "reserved_bytes": torch.cuda.max_memory_reserved(),
         }
 
-    def train(self, task: Task, deterministic: bool = True) -> dict[str, Any]:
-        """Put a task in carpool's own hands: its trainer makes the steps, recorded where it can, as a worker would."""
+    def train(self, task: Task, deterministic: bool = True, moved: bool = False) -> dict[str, Any]:
+        """Put a task in carpool's own hands: its trainer makes the steps, recorded where it can, as a worker would.
+
+        One that was `moved` has taken its state over from another, as a worker does whose share is new.
+        """
         import torch
 
-        trainer = self._trainer = self._new_trainer(task, deterministic)
+        trainer = self._new_trainer(task, deterministic)
         for _ in range(_WARM_UP + 2):
             trainer.step()
-        self._launch = trainer.step
+        if moved:
+            trainer = _heir(trainer, self._new_trainer(task, deterministic))
+            for _ in range(_WARM_UP + 2):
+                trainer.step()
+        self._trainer, self._launch = trainer, trainer.step
         sms = torch.cuda.get_device_properties(0).multi_processor_count if self._device == "cuda" else 0
         refusal = "" if trainer.graphs is None else trainer.graphs.refusal or trainer.graphs.update_refusal
         return {"graph": not refusal, "note": refusal, "sms": sms, "reserved_bytes": 0}
+
+    def kernels(self, steps: int) -> dict[str, Any]:
+        """What one step has the device do: kernels, copies and fills by name, with how often and how many µs."""
+        import torch
+        from torch.autograd import DeviceType
+        from torch.profiler import ProfilerActivity, profile
+
+        on_gpu = self._device == "cuda"
+        wait = torch.cuda.synchronize if on_gpu else lambda: None
+        self._launch()
+        wait()
+        with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
+            for _ in range(steps):
+                self._launch()
+            wait()
+        work: dict[str, list[float]] = {}
+        for event in seen.events() or ():
+            if event.device_type == (DeviceType.CUDA if on_gpu else DeviceType.CPU):
+                row = work.setdefault(event.name, [0.0, 0.0])
+                row[0] += 1.0 / steps
+                row[1] += event.time_range.elapsed_us() / steps
+        return {"work": work}
 
     def mirror(self, task: Task, steps: int) -> dict[str, Any]:
         """What a mirror of the task in carpool's hands costs it."""

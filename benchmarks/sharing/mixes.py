@@ -22,10 +22,10 @@ class Mix:
     name: str
     tasks: tuple[Task, ...]
 
-    def at(self, *shares: int, ours: bool = False) -> list[Guest]:
+    def at(self, *shares: int, ours: bool = False, moved: bool = False) -> list[Guest]:
         """Each at its share; one share is for all."""
         given = shares if len(shares) == len(self.tasks) else shares * len(self.tasks)
-        return [Guest(*each, place, ours) for place, each in enumerate(zip(self.tasks, given, strict=True))]
+        return [Guest(*each, place, ours, moved) for place, each in enumerate(zip(self.tasks, given, strict=True))]
 
 
 def task(model: str, batch: int) -> Task:

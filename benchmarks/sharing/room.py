@@ -22,13 +22,14 @@ _LOAD_S, _RUN_S, _LEAD = 120.0, 30.0, 1.5
 class Guest(NamedTuple):
     """A training at a share, in percent; the `twin` tells several of the same apart.
 
-    Its step is one bare graph, or `ours`: made by carpool's trainer.
+    Its step is one bare graph, or `ours`: made by carpool's trainer, which may have taken over from another (`moved`).
     """
 
     task: Task
     share: int
     twin: int = 0
     ours: bool = False
+    moved: bool = False
 
 
 class Room:
@@ -65,7 +66,10 @@ class Room:
         self._make_room(missing)
         for guest in missing:
             self._seats[guest] = self._seat(guest.share)
-            self._seats[guest].ask("train" if guest.ours else "load", guest.task, deterministic)
+            how = (
+                ("train", guest.task, deterministic, guest.moved) if guest.ours else ("load", guest.task, deterministic)
+            )
+            self._seats[guest].ask(*how)
         for guest in missing:
             self._note(guest, self._answer(guest, _LOAD_S))
         return time.monotonic() - began
@@ -88,6 +92,12 @@ class Room:
         """What a mirror costs a guest of ours, alone."""
         self._seats[guest].ask("mirror", guest.task, steps)
         return self._answer(guest, _LOAD_S)
+
+    def kernels(self, guest: Guest, steps: int = 4) -> dict[str, list[float]]:
+        """What a step of a guest has the device do, by name: how often, and µs."""
+        self._seats[guest].ask("kernels", steps)
+        found: dict[str, list[float]] = self._answer(guest, _LOAD_S)["work"]
+        return found
 
     # -------------------------------------------------------------------------------------------------------- inside
     def _answer(self, guest: Guest, limit_s: float) -> dict[str, Any]:

@@ -18,20 +18,41 @@ _MAPPED = (20, 33, 40, 50, 60, 80, 100)
 def steps(table: Table, room: Room, whole: Mix, seconds: float, *, deterministic: bool = True) -> None:
     """What a step by carpool's trainer costs beside a bare graph: alone, and all at equal shares of 150 % together."""
     share = 150 // len(whole.tasks)
-    ways = {"graph": False, "our step": True}
-    guests = [guest for ours in ways.values() for at in (100, share) for guest in whole.at(at, ours=ours)]
+    ways = {"graph": {}, "our step": {"ours": True}, "our step, moved": {"ours": True, "moved": True}}
+    guests = [guest for how in ways.values() for at in (100, share) for guest in whole.at(at, **how)]
     room.invite(guests, deterministic=deterministic)
     solo: list[float] = []
-    for words, ours in ways.items():
-        rates = [room.run([guest], seconds)[0] for guest in whole.at(100, ours=ours)]
-        solo = solo or rates
-        table.add("steps", whole.name, f"alone, {words}", rates, solo, deterministic=deterministic)
-    for words, ours in (*ways.items(), *ways.items()):
-        rates = room.run(whole.at(share, ours=ours), seconds)
+    for at in (100, share):
+        for words, how in ways.items():
+            rates = [room.run([guest], seconds)[0] for guest in whole.at(at, **how)]
+            solo = solo or rates
+            name = f"alone, {words}" if at == 100 else f"alone at {at} %, {words}"
+            table.add("steps", whole.name, name, rates, solo, deterministic=deterministic)
+    for words, how in (*ways.items(), *ways.items()):
+        rates = room.run(whole.at(share, **how), seconds)
         name = f"MPS {share} % each, {words}"
         table.add("steps", whole.name, name, rates, solo, share=share, deterministic=deterministic)
     for guest in whole.at(100, ours=True) if deterministic else ():
         table.note("mirrors", {"model": guest.task.name, **room.mirror(guest, max(4, round(80 * seconds)))})
+    work(table, room, whole, ways)
+
+
+def work(table: Table, room: Room, whole: Mix, ways: dict[str, dict[str, bool]]) -> None:
+    """What a step has the device do, bare and ours: how many kernels, how long, and where the two differ most."""
+    for places in zip(*(whole.at(100, **how) for how in ways.values()), strict=True):
+        found = [room.kernels(guest) for guest in places]
+        for words, own in zip(ways, found, strict=True):
+            unlike = {
+                name: [
+                    round(number - before, 1) for number, before in zip(row, found[0].get(name, (0, 0)), strict=True)
+                ]
+                for name in own.keys() | found[0].keys()
+                for row in [own.get(name, [0.0, 0.0])]
+            }
+            most = sorted(unlike, key=lambda name: -abs(unlike[name][1]))[:12]
+            told = {"model": places[0].task.name, "way": words, "nodes": round(sum(row[0] for row in own.values()), 1)}
+            told["device_us"] = round(sum(row[1] for row in own.values()), 1)
+            table.note("work", {**told, "beyond_bare": {name[:90]: unlike[name] for name in most if any(unlike[name])}})
 
 
 def skewed(

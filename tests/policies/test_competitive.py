@@ -21,7 +21,7 @@ from carpool.policies.share_trials import Mark, Trial, Trials, Tried
 from carpool.policies.slowdown import Slowdown
 from carpool.sim.run import simulate
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.world import Pace, PlainWorld
+from carpool.sim.world import Pace, PlainWorld, Signs
 from carpool.sim.worlds.contention import Contention
 from carpool.sim.worlds.contention import Tenant as Load
 from carpool.testing import drive
@@ -258,6 +258,33 @@ def test_unlike_shares_are_found_where_nothing_is_known() -> None:
 
 def _fair_of(law: Law, shares: Sequence[float]) -> float:
     return fair([1.0] * 3, [law.speed(place, shares) for place in range(3)])
+
+
+class Roomy(Law):
+    """Larger batches of the small jobs cost little time, and their gradients are noisy."""
+
+    fixed = (0.1, 0.9, 0.8)
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        fixed, own = self.fixed[_number(spec)], spec.batch_size
+        longer = fixed + (1.0 - fixed) * (placement.batch_size or own) / own
+        return Pace(super().pace(spec, done, placement).rate / longer)
+
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+        return Signs(noise=8.0 * spec.batch_size)
+
+
+def test_shares_and_batches_are_found_together_where_nothing_is_known() -> None:
+    def value_of(**options: object) -> float:
+        specs = [JobSpec(JobId(f"j{i}"), 1, 1e5, batch_size=64, **options) for i in range(3)]  # type: ignore[arg-type]
+        arrivals = [Arrival(0.0, spec) for spec in specs]
+        run = drive(Competitive(), Cluster.build([(1, 1, "H200")]), arrivals, Roomy(), report_every_s=0.2)
+        kept = next(r.planned.reason for r in run.records if r.planned and "keeps" in r.planned.reason)
+        if options:
+            assert "of batch" in kept
+        return float(kept.rpartition(" ")[2])
+
+    assert value_of(batch_range=(64, 512)) > 1.3 * value_of()
 
 
 def test_a_mix_of_which_nothing_is_known_is_given_up_when_it_is_slower_than_turns() -> None:

@@ -15,7 +15,7 @@ from carpool.policies.registry import register
 from carpool.policies.share_search import OBJECTIVES, KnowsMixes, Setting, ShareSearch, Tenant, Vector
 from carpool.policies.share_trials import Trial, Trials
 from carpool.policies.sharing import Likeness, Rooms, admit, likeness, residents_of, start_alone, starts_in_words
-from carpool.policies.slowdown import Taught
+from carpool.policies.taught import Taught
 
 _LEAST = 1e-9
 _PROBE_S = 0.3  # of steps beside others; alone they take less
@@ -216,8 +216,9 @@ class Competitive(Policy):
             if moderate not in tried:
                 return moderate
             enough = 0.0  # what is believed rests on few vectors: any gain is worth one more
-            taught = {tuple(s.fraction for s in each.vector): each.speeds for each in trial.tried}
-            search = replace(search, estimates=Taught(search.estimates, taught, search.solos(tried)))
+            known = {each.vector: each.speeds for each in trial.tried}
+            specs = [tenant.spec for tenant in search.tenants]
+            search = replace(search, estimates=Taught(search.estimates, specs, known, search.solos(tried)))
         else:
             search.corrections = trial.corrections
         vector, values = search.best(trial.best, tabu=tried)

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from carpool.core.estimates import Estimate, Estimator
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Neighbour, Placement
-from carpool.policies.goodput import worth_of_step
+from carpool.policies.goodput import own_batch, worth_of_step
 from carpool.policies.uses import memory_of
 
 _LEAST = 1e-6
@@ -205,10 +205,12 @@ class ShareSearch:
     def _changed(self, spec: JobSpec, setting: Setting) -> list[Setting]:
         level = min(range(len(self.levels)), key=lambda i: abs(self.levels[i] - setting.fraction))
         found = [setting._replace(fraction=self.levels[i]) for i in (level - 1, level + 1) if 0 <= i < len(self.levels)]
-        if spec.batch_range is not None and spec.batch_size and not spec.exact:
-            own = setting.batch_size or spec.batch_size
+        own = own_batch(self.estimates, spec)
+        if spec.batch_range is not None and own and not spec.exact:
+            now = setting.batch_size or own
             low, high = spec.batch_range
-            found += [setting._replace(batch_size=size) for size in (own * 2, own // 2) if low <= size <= high]
+            sizes = [size for size in (now * 2, now // 2) if low <= size <= high]
+            found += [setting._replace(batch_size=0 if size == own else size) for size in sizes]
         return found
 
     def _fits(self, vector: Vector) -> bool:
@@ -217,9 +219,8 @@ class ShareSearch:
             return True
         needed = 0.0
         for tenant, setting in zip(self.tenants, vector, strict=True):
-            grown = (
-                setting.batch_size / tenant.spec.batch_size if setting.batch_size and tenant.spec.batch_size else 1.0
-            )
+            own = own_batch(self.estimates, tenant.spec)
+            grown = setting.batch_size / own if setting.batch_size and own else 1.0
             needed += memory_of(self.estimates, tenant.spec) * max(1.0, grown)
         return needed <= self.memory_bytes
 

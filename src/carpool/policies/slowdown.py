@@ -13,17 +13,10 @@ and shares in, throughput out); the form is ours, and was chosen on four mixes o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-
-from carpool.core.estimates import Estimate, Estimator
-from carpool.core.messages import ProgressReported
-from carpool.core.model import Job, JobSpec, Kind
-from carpool.core.topology import Placement
-from carpool.policies.share_search import Tenure
 
 Floats = NDArray[np.float64]
 Shares = tuple[float, ...]
@@ -33,7 +26,6 @@ _CROWDS = 8  # exponent of the term that matters only near whole caps
 _TYPICAL = (0.3, 0.4, 0.4)  # h, c and d before anything is tried
 _DOUBT = 0.02  # weight of the typical numbers against one measured vector
 _LEAST = 1e-3
-_ERROR = 0.1  # spread of a prediction, relative to it
 
 
 class Slowdown:
@@ -65,47 +57,6 @@ class Slowdown:
     def predict(self, shares: Shares) -> list[float]:
         """Speeds relative to alone under a vector."""
         return [1.0 / (1.0 + float(_row(shares, place) @ own)) for place, own in enumerate(self.numbers_)]
-
-
-@dataclass(slots=True)
-class Taught:
-    """An estimator for one mix: as measured where it was tried, as its slowdowns say elsewhere."""
-
-    estimates: Estimator
-    tried: Mapping[Shares, Sequence[float]]  # speeds relative to alone
-    solos: Sequence[Sequence[Solo]] = ()  # of each job
-    _model: Slowdown = field(default_factory=Slowdown)
-
-    def __post_init__(self) -> None:
-        self._model.fit(list(self.tried), list(self.tried.values()), self.solos)
-
-    @property
-    def version(self) -> int:
-        """That of what is believed of jobs alone."""
-        return self.estimates.version
-
-    def mixed(self, kind: Kind, mixes: Sequence[Sequence[Tenure]]) -> list[list[Estimate]]:
-        """Rate of each job of each mix on one device of a kind; batch sizes change nothing as far as is known."""
-        found = []
-        for mix in mixes:
-            shares = tuple(fraction for _, fraction, _ in mix)
-            known = self.tried.get(shares)
-            kept = self._model.predict(shares) if known is None else known
-            alone = [self.estimates.rate(spec, Placement(((kind, 1),))).mean for spec, _, _ in mix]
-            spread = 0.0 if known is not None else _ERROR
-            found.append([Estimate(a * k, a * k * spread) for a, k in zip(alone, kept, strict=True)])
-        return found
-
-    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """As believed without the mix."""
-        return self.estimates.rate(spec, placement)
-
-    def remaining(self, job: Job, at: float) -> Estimate:
-        """As believed without the mix."""
-        return self.estimates.remaining(job, at)
-
-    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Nothing: trials teach it."""
 
 
 def _row(shares: Sequence[float], place: int) -> Floats:
