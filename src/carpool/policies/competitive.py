@@ -15,11 +15,13 @@ from carpool.policies.registry import register
 from carpool.policies.share_search import OBJECTIVES, KnowsMixes, Setting, ShareSearch, Tenant, Vector
 from carpool.policies.share_trials import Trial, Trials
 from carpool.policies.sharing import Likeness, Rooms, admit, likeness, residents_of, start_alone, starts_in_words
+from carpool.policies.slowdown import hunger
 from carpool.policies.taught import Taught
 
 _LEAST = 1e-9
 _PROBE_S = 0.3  # of steps beside others; alone they take less
 _FEWEST_STEPS, _MOST_STEPS = 4, 400  # of a probe
+_HUNGRY, _STANDS_OUT = 0.2, 1.5  # a hunger that matters, and how many times those of the others it must be
 _PROBED = 2  # vectors of a mix under which its jobs are measured alone too, where that is not known
 
 
@@ -45,7 +47,7 @@ class Competitive(Policy):
     objective: str = "fair"  # "fair": geometric mean of P / P(alone); "raw": their weighted sum
     most: int = 4  # residents of one device
     levels: tuple[float, ...] = (0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.8, 1.0)
-    tries: int = 4  # vectors that are measured for a mix
+    tries: int = 5  # vectors that are measured for a mix
     settle_s: float = 0.4  # of a window; a vector is measured in two or more
     min_gain: float = 0.02
 
@@ -215,10 +217,14 @@ class Competitive(Policy):
         if search.is_guess:
             if moderate not in tried:
                 return moderate
+            solos = search.solos(tried)
+            contrast = _contrast(search, [hunger(own) for own in solos])
+            if contrast is not None and len(tried) == _PROBED:
+                return contrast
             enough = 0.0  # what is believed rests on few vectors: any gain is worth one more
             known = {each.vector: each.speeds for each in trial.tried}
             specs = [tenant.spec for tenant in search.tenants]
-            search = replace(search, estimates=Taught(search.estimates, specs, known, search.solos(tried)))
+            search = replace(search, estimates=Taught(search.estimates, specs, known, solos))
         else:
             search.corrections = trial.corrections
         vector, values = search.best(trial.best, tabu=tried)
@@ -252,6 +258,19 @@ class Competitive(Policy):
 def _fixed(job: Job) -> Setting | None:
     """The setting an exact job keeps for life."""
     return Setting(job.lane[0]) if job.lane else None
+
+
+def _contrast(search: ShareSearch, hungers: Sequence[float]) -> Vector | None:
+    """Moderate shares for the one job that is far hungrier than the others, whole ones for these.
+
+    Equal shares cannot tell who takes from whom; this vector does. None where nobody stands out.
+    """
+    hungriest = max(range(len(hungers)), key=lambda place: hungers[place])
+    others = [own for place, own in enumerate(hungers) if place != hungriest]
+    if hungers[hungriest] < max(_HUNGRY, _STANDS_OUT * sum(others) / len(others)):
+        return None
+    whole = search.equal(1.0)
+    return (*whole[:hungriest], search.moderate()[hungriest], *whole[hungriest + 1 :])
 
 
 def _first_guess(search: ShareSearch, residents: Sequence[Job]) -> Vector:
