@@ -18,7 +18,7 @@ from measured import RESULTS
 from sharing.live import live
 from sharing.mixes import MANY, PAIRED, SKEWED, Mix, baselines, tiny
 from sharing.room import Room
-from sharing.stages import MAP, many, mapped, skewed, steps
+from sharing.stages import HAND, MAP, many, mapped, skewed, steps
 from sharing.table import Table
 
 STAGES = ("mixes", "steps", "skewed", "many", "map", "live")
@@ -33,6 +33,9 @@ def main() -> None:
     parser.add_argument("--deterministic", default="true,false", help="settings of the mixes: for equal bits, or not")
     parser.add_argument("--brief", action="store_true", help="only what chosen shares are compared with")
     parser.add_argument("--levels", default="", help="shares in percent that skewed mixes may have, divided by commas")
+    parser.add_argument(
+        "--hand", default="", help="shares of the large and of each small training, such as 50/100,60/33"
+    )
     parser.add_argument("--policy", default="competitive", help="of the live stage")
     parser.add_argument("--steady", type=float, default=4.0, help="seconds that settled shares are measured live")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for shares to settle live")
@@ -92,7 +95,9 @@ def _measure(stage: str, table: Table, room: Room, whole: Mix, options: argparse
             baselines(table, room, whole, deterministic=on, seconds=options.seconds, brief=options.brief)
     elif stage == "skewed":
         levels = tuple(int(level) for level in options.levels.split(",") if level)
-        skewed(table, room, whole, options.seconds * 0.6, levels, brief=options.brief)
+        pairs = [each.split("/") for each in options.hand.split(",") if each]
+        hand = [(int(large), int(small)) for large, small in pairs]
+        skewed(table, room, whole, options.seconds * 0.6, levels, hand or HAND)
     else:
         {"steps": steps, "many": many, "map": mapped}[stage](table, room, whole, options.seconds * 0.6)
 

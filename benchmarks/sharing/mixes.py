@@ -132,12 +132,6 @@ def levels_for(whole: Mix) -> tuple[int, ...]:
     return (20, 25, 33, 40, 50, 60, 80, 100) if len(whole.tasks) <= 4 else (25, 33, 50, 60, 100)
 
 
-def larger(whole: Mix, factor: int) -> Mix:
-    """The small trainings of a mix at a multiple of their batches."""
-    small = [replace(each, batch=each.batch * factor) for each in whole.tasks[1:]]
-    return Mix(f"{whole.name} x{factor}", (whole.tasks[0], *small))
-
-
 def progress(rates: Sequence[float], own: Mix, now: Mix) -> list[float]:
     """Samples per second, each worth (φ + m0)/(φ + m) at a gradient noise scale φ of eight own batches m0."""
     pairs = zip(rates, own.tasks, now.tasks, strict=True)

@@ -62,7 +62,13 @@ class Room:
             self._leave(list(self._seats))
         self._deterministic = deterministic
         self._leave([guest for guest in self._seats if guest not in wanted])
-        missing = [guest for guest in wanted if guest not in self._seats]
+        self.seat(wanted)
+        return time.monotonic() - began
+
+    def seat(self, guests: Iterable[Guest]) -> None:
+        """Seat these guests too, under the settings of the others."""
+        deterministic = bool(self._deterministic)
+        missing = [guest for guest in dict.fromkeys(guests) if guest not in self._seats]
         self._make_room(missing)
         for guest in missing:
             self._seats[guest] = self._seat(guest.share)
@@ -72,7 +78,6 @@ class Room:
             self._seats[guest].ask(*how)
         for guest in missing:
             self._note(guest, self._answer(guest, _LOAD_S))
-        return time.monotonic() - began
 
     def run(self, guests: Sequence[Guest], seconds: float = 1.0, *, eager: bool = False) -> list[float]:
         """Samples per second of each guest, all of them running at once."""

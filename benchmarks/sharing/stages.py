@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from colocation.tasks import Task
 from sharing.closed_loop import choose
-from sharing.mixes import PAIRED, Mix, alone, each_once, equal_rows, larger, levels_for, progress
+from sharing.mixes import PAIRED, Mix, alone, each_once, equal_rows, levels_for, progress
 from sharing.room import Room
 from sharing.table import Table, fair
 
-FACTORS = (4,)  # of the batches of small trainings
-_HAND = ((60, 33), (60, 100), (50, 100))  # for the large training and for each small one, in percent
+HAND = ((60, 33), (60, 100), (50, 100))  # for the large training and for each small one, in percent
 _CROWD = (20, 25, 33)  # percent for each of many
 _MAPPED = (20, 33, 40, 50, 60, 80, 100)
 
@@ -56,38 +57,46 @@ def work(table: Table, room: Room, whole: Mix, ways: dict[str, dict[str, bool]])
 
 
 def skewed(
-    table: Table, room: Room, whole: Mix, seconds: float, levels: tuple[int, ...] = (), *, brief: bool = False
+    table: Table,
+    room: Room,
+    whole: Mix,
+    seconds: float,
+    levels: tuple[int, ...] = (),
+    hand: Sequence[tuple[int, int]] = HAND,
 ) -> None:
-    """Equal shares and a few by hand, what the policy chooses, and larger batches for the small trainings."""
+    """Equal shares and some by hand, what the policy chooses, and what it chooses with the batches of small ones."""
     levels = levels or levels_for(whole)
     room.invite([guest for level in levels for guest in whole.at(level)])
     solo = equal_rows(table, room, "skewed", whole, [level for level in levels if level >= 25], seconds)
-    for large, small in _HAND:
-        shares = [large, *[small] * (len(whole.tasks) - 1)]
-        rates = room.run(whole.at(*shares), seconds)
-        table.add("skewed", whole.name, f"MPS {large}/{small} %, graph", rates, solo, shares=shares)
-    chosen = choose(room, whole, levels, seconds, tries=8)
-    if not chosen.shares:
-        table.fail(f"skewed {whole.name}", RuntimeError("the policy gave the mix up"))
-        return
-    words = "/".join(map(str, chosen.shares))
-    table.add(
-        *("skewed", whole.name, f"chosen: {words} %, graph", chosen.rates, solo),
-        shares=list(chosen.shares),
-        vectors=chosen.vectors,
-        measuring_s=round(chosen.measuring_s, 2),
-        cpu_s=round(chosen.cpu_s, 2),
-    )
-    for factor in () if brief else FACTORS:
-        now = larger(whole, factor)
-        room.invite(now.at(*chosen.shares))
-        rates = room.run(now.at(*chosen.shares), seconds)
-        worth = fair(progress(rates, whole, now), solo)
+    share = max(level for level in levels if level * len(whole.tasks) <= 150)
+    capped = [room.run([guest], seconds / 2)[0] for guest in whole.at(share)]
+    table.add("skewed", whole.name, f"alone at {share} %, graph", capped, solo, share=share)
+    for large, small in hand:
+        if {large, small} <= set(levels):
+            shares = [large, *[small] * (len(whole.tasks) - 1)]
+            rates = room.run(whole.at(*shares), seconds)
+            table.add("skewed", whole.name, f"MPS {large}/{small} %, graph", rates, solo, shares=shares)
+    for batches in (False, True):
+        chosen = choose(room, whole, levels, seconds, batches=batches)
+        if not chosen.shares:
+            table.fail(f"skewed {whole.name}", RuntimeError("the policy gave the mix up"))
+            continue
+        words = "/".join(map(str, chosen.shares)) + " %"
+        words += f", batches {'/'.join(map(str, chosen.batches))}" if batches else ", graph"
+        now = Mix(whole.name, tuple(map(_at_batch, whole.tasks, chosen.batches)))
         table.add(
-            *("skewed", whole.name, f"chosen: {words} %, small batches x{factor}", rates, solo),
-            batches=[task.batch for task in now.tasks],
-            fair_progress=round(worth, 4),
+            *("skewed", whole.name, f"chosen: {words}", chosen.rates, solo),
+            shares=list(chosen.shares),
+            batches=list(chosen.batches),
+            fair_progress=round(fair(progress(chosen.rates, whole, now), solo), 4),
+            vectors=[list(map(list, vector)) for vector in chosen.vectors],
+            measuring_s=round(chosen.measuring_s, 2),
+            cpu_s=round(chosen.cpu_s, 2),
         )
+
+
+def _at_batch(task: Task, batch: int) -> Task:
+    return replace(task, batch=batch)
 
 
 def many(table: Table, room: Room, whole: Mix, seconds: float) -> None:
