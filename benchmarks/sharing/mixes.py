@@ -58,6 +58,8 @@ PAIRED = (
 )
 SKEWED = (
     mix("V16@512+2", ("vgg16", 512), ("mobilenet_v3", 64), ("shufflenet_v2", 64)),
+    mix("V16@512+2s", ("vgg16", 512), ("mobilenet_v3", 32), ("shufflenet_v2", 32)),
+    Mix("R18@512+2s", (Task("resnet18", 512), task("mobilenet_v3", 32), task("shufflenet_v2", 32))),
     Mix(
         "R101@256+2",  # with the stem that is usual for small pictures: what fills a device
         (Task("resnet101", 256), task("mobilenet_v3", 32), task("shufflenet_v2", 32)),

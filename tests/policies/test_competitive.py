@@ -86,6 +86,14 @@ def test_a_fixed_setting_stays() -> None:
     assert vector[1] == Setting(0.4)
 
 
+def test_of_vectors_that_are_as_good_the_first_stays() -> None:
+    values = (0.50, 0.600, 0.604, 0.59)
+    tried = [Tried((Setting(value),), value) for value in values]
+    assert Trial((JobId("a"),), (Setting(1.0),), 0.0, tuple(tried)).best == (Setting(0.600),)
+    better = (*tried, Tried((Setting(0.62),), 0.62))
+    assert Trial((JobId("a"),), (Setting(1.0),), 0.0, better).best == (Setting(0.62),)
+
+
 def test_objectives() -> None:
     assert fair([1.0, 1.0], [0.25, 1.0]) == pytest.approx(0.5)
     assert raw([1.0, 3.0], [0.2, 0.6]) == pytest.approx(0.5)

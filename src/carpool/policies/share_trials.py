@@ -12,6 +12,7 @@ from carpool.policies.share_search import Setting, ShareSearch, Vector
 
 _CORRECTED = (0.2, 5.0)  # how far one measurement may move what is believed
 _STEADY = 0.08  # by how much two windows may differ in a rate that is believed: a mirror that is written costs 5 %
+_ALIKE = 0.01  # values that measuring cannot tell apart: the earlier vector is the plainer one
 _MOST_LOOKS = 24  # at a vector whose rates do not settle, or whose jobs cannot be measured alone
 
 
@@ -47,12 +48,12 @@ class Trial:
 
     @property
     def best(self) -> Vector:
-        """The best vector measured; the present one while none is."""
-        return max(self.tried, key=lambda each: each.value).vector if self.tried else self.now
+        """The best vector measured, or the first that is as good but for noise; the present one while none is."""
+        return next((each.vector for each in self.tried if each.value >= self.value * (1.0 - _ALIKE)), self.now)
 
     @property
     def value(self) -> float:
-        """What the best one reached."""
+        """The most that one reached."""
         return max((each.value for each in self.tried), default=0.0)
 
     @property
