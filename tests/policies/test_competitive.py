@@ -358,6 +358,15 @@ def test_a_window_goes_on_while_a_job_has_not_reported() -> None:
     assert trial.is_measured
 
 
+def test_jobs_that_never_report_are_believed_after_a_while() -> None:
+    silent = Job(JobSpec(JobId("a")), 0, 0.0, Phase.RUNNING, rate=7.0)
+    trial, looks = Trial((silent.id,), (Setting(0.5),), 0.0), 0
+    while not trial.is_measured:
+        trial, looks = trial.seen([silent]), looks + 1
+    assert trial.rates == (7.0,)
+    assert looks > 4
+
+
 def test_rates_that_never_settle_are_taken_in_the_end() -> None:
     wild = [0.0]
     while len(wild) < 30:

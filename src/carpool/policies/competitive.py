@@ -19,6 +19,7 @@ from carpool.policies.slowdown import hunger
 from carpool.policies.taught import Taught
 
 _LEAST = 1e-9
+_PATIENCE_S = 5.0  # between looks at orders that do not hold yet: when they do, the policy is asked anyway
 _PROBE_S = 0.3  # of steps beside others; alone they take less
 _FEWEST_STEPS, _MOST_STEPS = 4, 400  # of a probe
 _HUNGRY, _STANDS_OUT = 0.2, 1.5  # a hunger that matters, and how many times those of the others it must be
@@ -172,7 +173,7 @@ class Competitive(Policy):
             return
         at = draft.view.at
         if any(resident.is_starting for resident in residents):
-            trials.put_off(device, at + self.settle_s)
+            trials.put_off(device, at + _PATIENCE_S)
             return
         if at < trial.look_at and trial.marks:
             return

@@ -13,6 +13,7 @@ from carpool.policies.share_search import Setting, ShareSearch, Vector
 _CORRECTED = (0.2, 5.0)  # how far one measurement may move what is believed
 _STEADY = 0.08  # by how much two windows may differ in a rate that is believed: a mirror that is written costs 5 %
 _ALIKE = 0.01  # values that measuring cannot tell apart: the earlier vector is the plainer one
+_MOST_SILENT = 6  # looks at a vector of whose jobs nobody reports
 _MOST_LOOKS = 24  # at a vector whose rates do not settle, or whose jobs cannot be measured alone
 
 
@@ -68,15 +69,15 @@ class Trial:
     def seen(self, residents: Sequence[Job]) -> Trial:
         """After a look at the jobs: a window has ended and the next begins; two that agree are a measurement.
 
-        A window in which some jobs have reported and others not goes on: one that makes slow steps needs longer. Where
-        nobody reports between orders, the rates that are believed to hold have to do.
+        A window goes on until every job has reported: one that makes slow steps needs longer. Where nobody reports
+        between orders, the rates that are believed to hold have to do after a while.
         """
         marks = tuple(Mark(job.done, job.as_of) for job in residents)
         looked = replace(self, marks=marks, looks=self.looks + 1)
         if self.is_measured or not self.marks:
             return looked
         has_moved = [now.at > then.at for now, then in zip(marks, self.marks, strict=True)]
-        if any(has_moved) and not all(has_moved) and not looked.is_overdue:
+        if not all(has_moved) and looked.looks < (_MOST_LOOKS if any(has_moved) else _MOST_SILENT):
             return replace(looked, marks=self.marks)
         rates = tuple(
             (now.done - then.done) / (now.at - then.at) if now.at > then.at else job.rate
@@ -164,9 +165,8 @@ class Trials:
         self._trials[device] = replace(trial, look_at=look_at)
 
     def put_off(self, device: DeviceId, look_at: float) -> None:
-        """Not all jobs run yet: judge later, and from then on."""
-        trial = self._trials[device]
-        self._trials[device] = replace(trial, look_at=look_at, marks=trial.marks if trial.is_measured else ())
+        """Not all jobs run as ordered yet: judge later, and from then on."""
+        self._trials[device] = replace(self._trials[device], look_at=look_at, marks=())
 
     def settle(self, device: DeviceId, trial: Trial, vector: Vector | None = None) -> None:
         """A vector, the best measured one unless given, stays until the mix changes."""
