@@ -43,9 +43,10 @@ def digits():
 """
 TRIES_AT_ONCE = "iadeep:settle_s=0.05:predictor=false"  # nobody waits: all share from the beginning
 TRIES_WHEN_SURE = "carpool:interval_s=0.2"  # quick trainings may be over by then; test_batch_tuning.py has its rule
+TRIES_WITH_SHARES = "competitive:settle_s=0.05"  # after whole and moderate shares: the same holds
 
 
-@pytest.mark.parametrize("policy", [TRIES_AT_ONCE, TRIES_WHEN_SURE])
+@pytest.mark.parametrize("policy", [TRIES_AT_ONCE, TRIES_WHEN_SURE, TRIES_WITH_SHARES])
 def test_tuned_jobs_reach_their_target(policy: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ENTRY, encoding="utf-8")
     batch = {"size": 32, "tune": True, "min": 8, "max": 128}
