@@ -57,6 +57,8 @@ def compare(found: Mapping[str, Row]) -> dict[str, Any] | None:
                 "over_slicing_by_eager_alone": (
                     round(total(rates, eager["rates"]) / total(sliced, eager["rates"]), 2) if sliced else None
                 ),
+                "settled_s": row.get("settled_s"),
+                "measuring_s": row.get("measuring_s"),
                 "against": {n: [round(raw(rates, b), 2), round(fair(rates, b), 2)] for n, b in bases.items() if b},
             }
     return answer
@@ -131,7 +133,7 @@ def _picture(title: str, parts: Sequence[str], height: float) -> str:
 
 
 def main() -> None:
-    """Print the comparison, draw both pictures."""
+    """Print the comparisons, draw both pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, default=RESULTS / "gpu_sharing.json")
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
@@ -141,13 +143,15 @@ def main() -> None:
     cells: dict[str, dict[int, float]] = {}
     for mix in dict.fromkeys(row["mix"] for row in rows):
         found = rows_of(rows, mix)
-        answer = compare(found)
-        if answer is not None:
-            print(json.dumps({mix: answer}, indent=1))
+        for setting in (True, False):
+            answer = compare(rows_of(rows, mix, setting))
+            if answer is not None:
+                print(json.dumps({mix: {"deterministic": setting, **answer}}, indent=1))
+        if compare(found) is not None:
             groups[mix] = [
                 (mode.split(":")[0], row["sum"])
                 for mode, row in found.items()
-                if not mode.startswith("alone at") and mode != "alone, graph"
+                if not mode.startswith("alone at") and mode != "alone, graph" and "our step" not in mode
             ]
         for row in found.values():
             shares = row.get("shares") or [row.get("share", 0)] * len(row["rates"])
