@@ -159,7 +159,7 @@ class Carpool(Policy):
 
         Before a job has run nobody knows how fast it is: it is taken to be young.
         """
-        work = np.maximum(_YOUNG_S * menu.rates.max(axis=1), _TINY)
+        work: Floats = np.maximum(_YOUNG_S * menu.rates.max(axis=1), _TINY)
         known, at = self.lengths == "known", view.at
         for row, (job, is_sure) in enumerate(zip(menu.jobs, menu.is_sure.tolist(), strict=True)):
             if is_sure or job.service or (job.desired is not None and view.attained_s(job)):
