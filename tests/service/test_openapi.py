@@ -38,20 +38,24 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def failures(served: Served, who: str) -> list[str]:
-    """What schemathesis finds: examples, the edges of every schema, and a few drawn ones, for every route."""
+    """What schemathesis finds: examples, the edges of every schema, a few drawn ones, and chains of what belongs together.
+
+    A chain takes what one answer holds, such as the name of a job, to the next request.
+    """
     config = SchemathesisConfig.from_dict(
         {
             "seed": 1,
             "headers": {"Authorization": f"Bearer {served.tokens[who]}"},
             "generation": {"max-examples": 4, "database": "none"},
-            "phases": {"stateful": {"enabled": False}},
+            "phases": {"stateful": {"max-steps": 4, "generation": {"max-examples": 12}}},
             # Whether a job's files are there is not for a schema to say.
             "checks": {"positive_data_acceptance": {"enabled": False}},
         }
     )
-    found, tried = [], 0
+    found, tried, chained = [], 0, 0
     for event in from_schema(schemathesis.openapi.from_url(f"{served.url}/v1/openapi.json", config=config)).execute():
         if isinstance(event, events.ScenarioFinished):
+            chained += event.phase.value == "stateful" and len(event.recorder.checks) > 1
             for case, checks in event.recorder.checks.items():
                 tried += 1
                 for check in checks:
@@ -61,6 +65,7 @@ def failures(served: Served, who: str) -> list[str]:
         elif isinstance(event, events.NonFatalError | events.FatalError):
             found.append(str(event))
     assert tried > 300
+    assert chained > 3
     return found
 
 
