@@ -18,9 +18,8 @@ def flipped(*bits: int) -> bytes:
     return bytes(text)
 
 
-@pytest.mark.parametrize("bit", range(8 * len(TEXT)))
-def test_any_one_bit_is_put_right(bit: int) -> None:
-    assert mend(flipped(bit)) == LINE
+def test_any_one_bit_is_put_right() -> None:
+    assert [bit for bit in range(8 * len(TEXT)) if mend(flipped(bit)) != LINE] == []
 
 
 @given(st.lists(st.integers(0, 8 * len(TEXT) - 1), min_size=2, max_size=6, unique=True))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from carpool.core.errors import JournalError
-from carpool.service.accept_log import Line, Reading, read_log, sync_folder
+from carpool.service.accept_log import Line, Reading, Remains, read_log, sync_folder
 from carpool.service.database import MIGRATIONS, Database
 from carpool.service.findings import find_lost
 from carpool.service.mending import mend
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
 def find(path: Path, log: Path) -> Found:
     """Look at the database and the log of a store; JournalError where a newer version of carpool wrote it."""
-    reading = read_log(log.read_bytes() if log.is_file() else b"")
+    reading = _rejoined(read_log(log.read_bytes() if log.is_file() else b""))
     wal = path.with_name(f"{path.name}-wal")
     frames = wal.read_bytes() if wal.is_file() else b""  # what SQLite does not believe in it, it overwrites
     database, rows, set_aside = _open_database(path, reading)
@@ -51,6 +51,19 @@ def find(path: Path, log: Path) -> Found:
         rest = [number for number in lost if number not in mended]
         found = found._replace(salvaged=mended | salvage(ruins, rest, found.lines | mended))
     return found
+
+
+def _rejoined(reading: Reading) -> Reading:
+    """Remains that are one line: a flipped bit can look like the end of one."""
+    joined: list[Remains] = []
+    for remains in reading.damaged:
+        if joined and joined[-1].after == remains.after:
+            whole = joined[-1].text + b"\n" + remains.text
+            if mend(whole) is not None:
+                joined[-1] = Remains(remains.after, whole)
+                continue
+        joined.append(remains)
+    return reading._replace(damaged=tuple(joined))
 
 
 def _mended(reading: Reading, lost: Collection[int]) -> dict[int, Line]:
