@@ -38,7 +38,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def failures(served: Served, who: str) -> list[str]:
-    """What schemathesis finds: examples, the edges of every schema, a few drawn ones, and chains of what belongs together.
+    """What schemathesis finds: examples, the edges of every schema, a few drawn ones, and chains of requests.
 
     A chain takes what one answer holds, such as the name of a job, to the next request.
     """
