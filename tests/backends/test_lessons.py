@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 
 from carpool.backends.lessons import Lessons
-from carpool.core.messages import AssignApplied, Change, JobSubmitted, Planned, ProgressReported, Record
-from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
+from carpool.core.messages import (
+    AssignApplied,
+    Change,
+    JobCrashed,
+    JobSubmitted,
+    NodeLost,
+    Planned,
+    ProgressReported,
+    Record,
+)
+from carpool.core.model import Allocation, Job, JobId, JobSpec, NodeId, Phase
 from carpool.core.topology import Cluster
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Sized
@@ -57,3 +66,16 @@ def test_a_job_is_followed_from_the_middle_of_its_life(lessons: Lessons, program
     assert profile is not None
     assert [(each.steps, each.step_s) for each in profile.measurements] == [(20, 0.1)]
     assert profile.start_s is None, "nobody saw it start"
+
+
+def test_last_words_of_one_that_is_forgotten_mean_nothing(lessons: Lessons, program: Program) -> None:
+    lessons.record(Record(0.0, (JobSubmitted(JobSpec(A)),), Planned("", (Change(A, ONE),), (1.0,))))
+    lessons.forget(A)
+    for fact in (
+        ProgressReported(A, 1, 5.0, 1.0),
+        AssignApplied(A, 1, 0.0),
+        JobCrashed(A, 1, 0.0, "late"),
+        NodeLost(NodeId(0)),
+    ):
+        lessons.record(Record(2.0, (fact,), Planned("", (Change(A, None),), (0.0,))))
+    assert lessons.profile(A, program, None) is None

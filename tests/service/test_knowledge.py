@@ -90,3 +90,9 @@ def test_a_damaged_profile_counts_for_nothing(days: Days, program: Program) -> N
     path.write_text("{")
     days.begin()
     assert days.rate(B, program) == (1.0, "guessed")
+
+
+def test_a_folder_that_takes_nothing_stops_nobody(days: Days, program: Program) -> None:
+    days.state.write_text("no folder")
+    days.train(A, program, step_s=0.1)
+    assert days.rate(B, Program("x" * 400 + ".py:net", folder=program.folder)) == (1.0, "guessed")

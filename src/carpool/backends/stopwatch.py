@@ -26,6 +26,7 @@ from carpool.core.model import Allocation, Job, JobId
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.profile import Costs
 
+_Leaving = JobFinished | JobFailed | JobCancelled | JobCrashed | JobPaused
 _LEAVE = (JobFinished, JobFailed, JobCancelled, JobCrashed, JobPaused)
 
 
@@ -114,8 +115,10 @@ class Stopwatch:
         self._hold(self._jobs[job.id], job.desired)
 
     def forget(self, job: JobId) -> None:
-        """A job that is over needs no place any more."""
-        self._jobs.pop(job, None)
+        """A job that is over needs no place any more, nor holds anything."""
+        watched = self._jobs.pop(job, None)
+        if watched is not None:
+            self._hold(watched, None)
         self._totals.pop(job, None)
 
     def ended(self, job: JobId, steps: float) -> None:
@@ -144,19 +147,10 @@ class Stopwatch:
     def _take(self, at: float, fact: Fact) -> None:
         if isinstance(fact, JobSubmitted):
             self._jobs[fact.spec.id] = _Watched(fact.spec.model)
-        elif isinstance(fact, AssignApplied):
-            self._jobs[fact.job].base = fact.done
-        elif isinstance(fact, ProgressReported):
-            watched = self._jobs[fact.job]
-            if fact.alone:  # others stood still for it: no interval around this one tells how they run together
-                for stood in (watched, *self._beside(watched, watched.held)):
-                    stood.last = None
-            self._progress(at, watched, fact.done)
-        elif isinstance(fact, _LEAVE):
-            watched = self._jobs[fact.job]
-            if isinstance(fact, JobFinished):
-                self._finish(at, fact.job, watched)
-            self._hold(watched, None)
+        elif isinstance(fact, (AssignApplied, ProgressReported, *_LEAVE)):
+            watched = self._jobs.get(fact.job)
+            if watched is not None:  # of one that was forgotten some last words may come
+                self._take_of(at, fact, watched)
         elif isinstance(fact, NodeJoined):
             if all(node.name != fact.name for node in self._cluster.nodes):
                 self._cluster = self._cluster.joined(fact.name, fact.banks)
@@ -164,6 +158,19 @@ class Stopwatch:
             for device in self._cluster.nodes[fact.node].devices:
                 for watched in tuple(self._residents.get(device, ())):
                     self._hold(watched, None)
+
+    def _take_of(self, at: float, fact: AssignApplied | ProgressReported | _Leaving, watched: _Watched) -> None:
+        if isinstance(fact, AssignApplied):
+            watched.base = fact.done
+        elif isinstance(fact, ProgressReported):
+            if fact.alone:  # others stood still for it: no interval around this one tells how they run together
+                for stood in (watched, *self._beside(watched, watched.held)):
+                    stood.last = None
+            self._progress(at, watched, fact.done)
+        else:
+            if isinstance(fact, JobFinished):
+                self._finish(at, fact.job, watched)
+            self._hold(watched, None)
 
     def _progress(self, at: float, watched: _Watched, done: float) -> None:
         if watched.held is None:
@@ -195,7 +202,9 @@ class Stopwatch:
 
     # -------------------------------------------------------------------------------------------------------- holding
     def _change(self, at: float, change: Change) -> None:
-        watched = self._jobs[change.job]
+        watched = self._jobs.get(change.job)
+        if watched is None:
+            return
         held, last = watched.held, watched.last
         setting = None if held is None else self._setting(watched)
         self._hold(watched, change.allocation)

@@ -35,12 +35,13 @@ class Knowledge:
         self._read: dict[Path, tuple[int, Profile | None]] = {}  # by path: when it was written, and what it says
 
     def introduce(self, jobs: Iterable[Listed]) -> None:
-        """Believe of jobs what is known of their trainings."""
+        """Believe of jobs what is known of their trainings; of one whose file cannot be read, nothing."""
         for spec, program in jobs:
-            found = self._known(program)
-            belief = None if found is None else as_belief(found, program)
-            if belief is not None:
-                self._live.believe(spec, belief)
+            with contextlib.suppress(OSError, InputError):
+                found = self._known(program)
+                belief = None if found is None else as_belief(found, program)
+                if belief is not None:
+                    self._live.believe(spec, belief)
 
     def go_on_with(self, jobs: Mapping[JobId, Job], programs: Mapping[JobId, Program]) -> None:
         """The same of jobs that an earlier daemon took in and that are not over; they are followed from here on."""
@@ -51,11 +52,11 @@ class Knowledge:
         """Write down what was learned of a job; a full disk takes nothing from the job itself."""
         if program is None or not program.entry:
             return
-        own = self._profile(place_of(program.entry, program.args, self._folder))
-        profile = self._lessons.profile(job, program, own)
-        if profile is not None:
-            with contextlib.suppress(InputError):
-                save(profile, place_of(program.entry, program.args, self._folder))
+        place = place_of(program.entry, program.args, self._folder)
+        with contextlib.suppress(OSError, InputError):
+            profile = self._lessons.profile(job, program, self._profile(place))
+            if profile is not None:
+                save(profile, place)
 
     def close(self, job: JobId, program: Program | None) -> None:
         """A job is over: keep what was learned, and follow it no longer."""
