@@ -168,26 +168,27 @@ class Loop:
         self._in, self._out = self._process.stdin, self._process.stdout
 
     def await_ready(self) -> None:
-        """Return when it has started."""
+        """Return when it has started, or its training has begun or ended."""
         if not self._out.readline():
             raise SystemExit(f"{' '.join(self._command)} ended with {self._process.wait()}")
 
     def begin(self, model: str) -> None:
-        """Begin a training in a new process."""
-        self._say(model)  # answered, so that it reads no line that is meant for that process
+        """Begin a training in a new process, which reads what is said once `await_ready` has returned."""
+        self._say(model)
 
     async def make(self, steps: int) -> Spent:
         """Make steps of it."""
-        return Spent(*map(float, self._say(steps).split()))
+        self._say(steps)
+        return Spent(*map(float, self._out.readline().split()))
 
     def end(self) -> None:
         """End that process."""
         self._say(0)
+        self.await_ready()
 
-    def _say(self, words: str | int) -> str:
+    def _say(self, words: str | int) -> None:
         self._in.write(f"{words}\n")
         self._in.flush()
-        return self._out.readline()
 
     def close(self) -> None:
         """End it."""
@@ -248,10 +249,12 @@ async def overhead(
     made: list[dict[str, Spent]] = []
     steps = 0
     for _ in range(options.births):
+        for loop in loops.values():
+            loop.begin(name)
         worker, _ = await forked(nursery, name, min(os.sched_getaffinity(0)), device)
         ways: dict[str, Callable[[int], Awaitable[Spent]]] = {"worker": worker.make}
         for way, loop in loops.items():
-            loop.begin(name)
+            loop.await_ready()
             ways[way] = loop.make
         try:
             for make in ways.values():

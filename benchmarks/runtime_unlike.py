@@ -36,7 +36,7 @@ from carpool.runtime.program import Program
 ASKED = 1.35
 SETTLING = {"equal": 3, "balanced": 10, "alone": 2}  # steps that are not timed
 FOREVER = 10**6  # steps
-BATCHES = {"perceptron": 8192, "cnn": 384}  # so that a step is its passes, and little else
+BATCHES = {"perceptron": 4096, "cnn": 384}  # so that a step is its passes, and little else
 ENTRIES = {"cnn": "examples/cifar10_cnn.py:cnn", "perceptron": "benchmarks/trials/wide.py:training"}
 
 

@@ -66,7 +66,7 @@ async def open_desks(folder: Path, options: argparse.Namespace) -> dict[Division
 async def compare(desks: dict[Division, Desk], folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """All ways by turns."""
     steps_ms: dict[Division, list[float]] = {way: [] for way in Division}
-    digests: set[str] = set()
+    digests: dict[Division, list[str]] = {way: [] for way in Division}
     stories: list[str] = []
     results: dict[str, Any] = {}
     patience = Patience(options.limit_s)
@@ -74,17 +74,27 @@ async def compare(desks: dict[Division, Desk], folder: Path, options: argparse.N
         for way in Division if repeat % 2 else list(Division)[::-1]:
             step_ms, digest, story = await run(desks[way], folder, f"{way}-{repeat}", options)
             steps_ms[way].append(step_ms)
-            digests.add(digest)
+            digests[way].append(digest)
             stories += [story] if way is Division.CHOSEN else []
             print(f"{way:>7}: median step {step_ms:7.1f} ms, {story}", flush=True)
-        results = judged(steps_ms, options) | {"chosen": stories, "same_weights": len(digests) == 1}
+        results = judged(steps_ms, options) | judged_weights(digests) | {"chosen": stories}
         save("runtime_updates", results)
         if patience.is_over:
             break
     ratios = results["chosen_is_times_faster_than"]
     told = ", ".join(f"{ratio} x {way.value!r}" for way, ratio in ratios.items() if way is not Division.CHOSEN)
     print(f"the chosen one is as fast as {told}; weights the same: {results['same_weights']}", flush=True)
+    print(f"weights: {results['digests']}", flush=True)
     return results
+
+
+def judged_weights(digests: dict[Division, list[str]]) -> dict[str, Any]:
+    """Whether all runs ended with the same weights, and whether those of each way did."""
+    return {
+        "same_weights": len({digest for found in digests.values() for digest in found}) == 1,
+        "same_weights_each": {way: len(set(found)) == 1 for way, found in digests.items()},
+        "digests": {way: [digest[:12] for digest in found] for way, found in digests.items()},
+    }
 
 
 def judged(steps_ms: dict[Division, list[float]], options: argparse.Namespace) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class Samples:
         index = torch.from_numpy(samples)
         if self._ahead is None:  # the rows lie on the device
             index = index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index
-            return tuple(rows.index_select(0, index) for rows in self._rows.tensors)
+            return tuple([rows.index_select(0, index) for rows in self._rows.tensors])
         if self._request is not None and self._request.matches(epoch, samples):
             found = self._ahead.take()
         else:
