@@ -69,7 +69,7 @@ def live(
             time.sleep(0.2)
             child.send_signal(signal.SIGINT)  # without checkpoints
             stdout, stderr = child.communicate(timeout=30.0)
-        except KeyboardInterrupt:  # no time left: tell how far it came
+        except (KeyboardInterrupt, SystemExit):  # no time left: tell how far it came
             told = [[round(r["at"], 2), r["planned"]["reason"]] for r in _records(work / "journal") if "planned" in r]
             table.note("live, cut short", {"mix": whole.name, "plans": told, "applied": _applied(work / "journal")})
             raise

@@ -108,11 +108,11 @@ def baselines(table: Table, room: Room, whole: Mix, *, deterministic: bool, seco
         rates = room.run(whole.at(share), seconds)
         table.add(stage, whole.name, f"MPS {share} % each, graph", rates, solo, share=share, **more)
     table.add(stage, whole.name, "time slicing, eager", room.run(plain, seconds, eager=True), solo, **more)
+    if brief:
+        return
     for share in (33, 50):
         capped = [room.run([guest], seconds / 3)[0] for guest in whole.at(share)]
         table.add(stage, whole.name, f"alone at {share} %, graph", capped, solo, share=share, **more)
-    if brief:
-        return
     table.add(stage, whole.name, "time slicing, graph", room.run(plain, seconds), solo, **more)
     for share in (33, 100):
         rates = room.run(whole.at(share), seconds, eager=True)

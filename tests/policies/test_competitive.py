@@ -251,16 +251,10 @@ def test_shares_are_found_where_nothing_is_known() -> None:
 
 def test_unlike_shares_are_found_where_nothing_is_known() -> None:
     class Skewed(Law):
-        """One is hungry and takes from the others in proportion to the work it gets done, which want the rest."""
+        """One wants most of the device; the others want little, and harm it where they have much."""
 
-        hungers = (0.8, 0.4, 0.4)
-        harms = (2.0, 0.2, 0.2)
-
-        def speed(self, place: int, shares: Sequence[float]) -> float:
-            work = [s / (s + h * (1.0 - s)) for s, h in zip(shares, self.hungers, strict=True)]
-            taken = sum(self.harms[i] * work[i] for i, share in enumerate(shares) if i != place and share)
-            crowded = 0.0 if place == 0 else 2.0 * shares[0] ** 8
-            return 1.0 / (1.0 + self.hungers[place] * (1.0 / shares[place] - 1.0) + taken + crowded)
+        hungers = (0.9, 0.05, 0.05)
+        harms = (0.3, 0.6, 0.6)
 
     law = Skewed()
     run = drive(Competitive(), Cluster.build([(1, 1, "H200")]), stream(3, 60_000.0), law, report_every_s=0.2)

@@ -214,7 +214,7 @@ class Competitive(Policy):
         if trial.is_last(self.tries):
             return None
         tried = [each.vector for each in trial.tried]
-        moderate, enough = search.moderate(), self.min_gain
+        moderate = search.moderate()
         if search.is_guess:
             if moderate not in tried:
                 return moderate
@@ -222,14 +222,13 @@ class Competitive(Policy):
             contrast = _contrast(search, [hunger(own) for own in solos])
             if contrast is not None and len(tried) == _PROBED:
                 return contrast
-            enough = 0.0  # what is believed rests on few vectors: any gain is worth one more
             known = {each.vector: each.speeds for each in trial.tried}
             specs = [tenant.spec for tenant in search.tenants]
             search = replace(search, estimates=Taught(search.estimates, specs, known, solos))
         else:
             search.corrections = trial.corrections
         vector, values = search.best(trial.best, tabu=tried)
-        if vector not in tried and search.value(values) > trial.value * (1.0 + enough):
+        if vector not in tried and search.value(values) > trial.value * (1.0 + self.min_gain):
             return vector
         knows = isinstance(search.estimates, KnowsMixes)  # else the search knows only that more share is more
         return None if knows or moderate in tried else moderate
@@ -262,7 +261,7 @@ def _fixed(job: Job) -> Setting | None:
 
 
 def _contrast(search: ShareSearch, hungers: Sequence[float]) -> Vector | None:
-    """Moderate shares for the one job that is far hungrier than the others, whole ones for these.
+    """A level above moderate for the one job that is far hungrier than the others, isolated shares for these.
 
     Equal shares cannot tell who takes from whom; this vector does. None where nobody stands out.
     """
@@ -270,8 +269,10 @@ def _contrast(search: ShareSearch, hungers: Sequence[float]) -> Vector | None:
     others = [own for place, own in enumerate(hungers) if place != hungriest]
     if hungers[hungriest] < max(_HUNGRY, _STANDS_OUT * sum(others) / len(others)):
         return None
-    whole = search.equal(1.0)
-    return (*whole[:hungriest], search.moderate()[hungriest], *whole[hungriest + 1 :])
+    isolated, level = search.moderate(1.0), search.moderate()[hungriest].fraction
+    more = min((above for above in search.levels if above > level), default=level)
+    own = search.tenants[hungriest].fixed or Setting(more)
+    return (*isolated[:hungriest], own, *isolated[hungriest + 1 :])
 
 
 def _first_guess(search: ShareSearch, residents: Sequence[Job]) -> Vector:

@@ -187,9 +187,9 @@ class ShareSearch:
         """Everybody at one level, but for those whose setting is fixed."""
         return tuple(tenant.fixed or Setting(level) for tenant in self.tenants)
 
-    def moderate(self) -> Vector:
-        """The largest equal shares that sum to at most one and a half: where sharing is usually best."""
-        fitting = [level for level in self.levels if level * len(self.tenants) <= _MODERATE + _LEAST]
+    def moderate(self, virtual: float = _MODERATE) -> Vector:
+        """The largest equal shares that sum to at most `virtual`: at one and a half, sharing is usually best."""
+        fitting = [level for level in self.levels if level * len(self.tenants) <= virtual + _LEAST]
         return self.equal(max(fitting, default=self.levels[0]))
 
     def _near(self, vector: Vector) -> list[Vector]:

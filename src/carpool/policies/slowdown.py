@@ -2,14 +2,14 @@
 
 With s the shares, x_i job i's speed relative to alone on the whole device, and y_j that of job j alone under its cap,
 
-    1/x_i = 1 + h_i·(1/s_i − 1) + Σ_{j≠i} (c_ij·y_j + d_ij·s_j^8)        h, c, d ≥ 0
+    1/x_i = 1 + h_i·(1/s_i − 1) + Σ_{j≠i} (c_ij·(0.7·y_j + 0.3·s_j) + d_ij·s_j^8)        h, c, d ≥ 0
     1/y_j = 1 + h_j·(1/s_j − 1)
 
 The first term is Amdahl's law for a cap: h, the hunger, is the part of a step that more multiprocessors shorten;
-measuring a job alone under its cap shows it. The second is what neighbours take: in proportion to the work they get
-done under their caps, since capping one that needs few multiprocessors spares the others nothing; and far more where a
-cap leaves no multiprocessor free of them. Fitted to the vectors tried by non-negative least squares of relative errors,
-and held near what is typical while there are few. After the throughput estimator of competitive sharing (task
+measuring a job alone under its cap shows it. The second is what neighbours take: mostly in proportion to the work they
+get done under their caps, since capping one that needs few multiprocessors spares the others little; and far more where
+a cap leaves no multiprocessor free of them. Fitted to the vectors tried by non-negative least squares of relative
+errors, and held near what is typical while there are few. After the throughput estimator of competitive sharing (task
 combination and shares in, throughput out); the form is ours, chosen on seven mixes on an H200
 (`benchmarks/share_model.py`).
 """
@@ -25,6 +25,7 @@ Floats = NDArray[np.float64]
 Shares = tuple[float, ...]
 Solo = tuple[float, float]  # a cap, and the speed alone under it relative to the whole device
 
+_WORK = 0.7  # of what a neighbour takes: by the work it gets done; the rest by its cap
 _CROWDS = 8  # exponent of the term that matters only near whole caps
 _TYPICAL = (0.3, 0.4, 0.4)  # h, c and d before anything is tried
 _DOUBT = 0.02  # weight of the typical numbers against one measured vector
@@ -64,8 +65,8 @@ class Slowdown:
 
     def _row(self, shares: Sequence[float], place: int) -> Floats:
         others = [other for other in range(len(shares)) if other != place]
-        work = [_capped(self.hungers_[other], shares[other]) for other in others]
-        return np.array([1.0 / shares[place] - 1.0, *work, *[shares[other] ** _CROWDS for other in others]])
+        takes = [_WORK * _capped(self.hungers_[o], shares[o]) + (1.0 - _WORK) * shares[o] for o in others]
+        return np.array([1.0 / shares[place] - 1.0, *takes, *[shares[other] ** _CROWDS for other in others]])
 
 
 def hunger(solos: Sequence[Solo]) -> float:
