@@ -1,10 +1,10 @@
 """How well a few measured share vectors of a mix tell the others: the slowdown model of `competitive`, on kept rows.
 
 Usage: PYTHONPATH=src python benchmarks/share_model.py [--table benchmarks/results/gpu_sharing.json]
-For each mix the model learns from the two vectors that are always tried (whole shares, and equal ones that sum to
-150 %) and from each job alone under its cap where that was measured; then it predicts every other vector that was
-measured, and names the one it would try next. Mean absolute relative error of the jobs' rates, and CPU seconds of fit
-and search. Seconds to run.
+For each mix of which jobs were measured alone under a cap too, the model learns from the vectors that are always tried
+first (whole shares, equal ones that sum to 150 %, and more for a hungry job with less for the others), and predicts
+every other vector that was measured: mean absolute relative error of the jobs' rates. Then the search goes on as
+`competitive` does, among the vectors that were measured: what it tries, and what it would keep. Seconds to run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,11 @@ import numpy as np
 from measured import RESULTS, save
 from sharing.table import fair
 
-from carpool.policies.competitive import Competitive
-from carpool.policies.slowdown import Shares, Slowdown, Solo
+from carpool.core.estimates import Declared
+from carpool.core.model import JobId, JobSpec, Kind
+from carpool.policies.competitive import Competitive, contrasted
+from carpool.policies.share_search import ShareSearch, Tenant
+from carpool.policies.slowdown import Shares, Slowdown, Solo, hunger
 
 Measured = Mapping[Shares, Sequence[float]]  # speeds relative to alone
 
@@ -30,6 +32,7 @@ Measured = Mapping[Shares, Sequence[float]]  # speeds relative to alone
 def read(path: Path) -> dict[str, tuple[Measured, list[list[Solo]]]]:
     """Of each mix of three to six, what vectors gave, and the jobs alone under caps."""
     rows = [row for row in json.loads(path.read_text(encoding="utf-8"))["results"] if "rates" in row]
+    rows = [row for row in rows if row.get("deterministic", True)]
     alone = {row["mix"]: row["rates"] for row in rows if row["mode"] == "alone, graph"}
     found: dict[str, tuple[dict[Shares, Sequence[float]], list[list[Solo]]]] = {}
     for row in rows:
@@ -48,34 +51,52 @@ def read(path: Path) -> dict[str, tuple[Measured, list[list[Solo]]]]:
 
 
 def judge(mix: str, vectors: Measured, solos: list[list[Solo]]) -> dict[str, Any] | None:
-    """The error on vectors that were not learned from, and the best vector believed."""
+    """The error on vectors that were not learned from, and what the search would keep of all that was measured."""
     count = len(next(iter(vectors.values())))
-    moderate = max((v for v in vectors if len(set(v)) == 1 and sum(v) <= 1.5 + 1e-6), default=None)
-    learned = [vector for vector in ((1.0,) * count, moderate) if vector in vectors]
-    if len(learned) < 2 or len(vectors) < 4:
+    whole, moderate, contrast = first_tries(vectors, [hunger(own) for own in solos])
+    tried = [vector for vector in (whole, moderate, contrast) if vector in vectors]
+    if not all(solos) or moderate not in vectors or len(vectors) < 4:
         return None
+    capped = [[pair for pair in own if pair[0] == moderate[0]] for own in solos]
+    ones = [1.0] * count
     began = time.process_time()
-    capped = [[pair for pair in own if moderate and pair[0] == moderate[0]] for own in solos]
-    model = Slowdown().fit(learned, [vectors[vector] for vector in learned], capped)
-    fit_s = time.process_time() - began
-    others = [vector for vector in vectors if vector not in learned]
+    model = Slowdown().fit(tried, [vectors[vector] for vector in tried], capped)
+    others = [vector for vector in vectors if vector not in tried]
     errors = [abs(np.array(model.predict(vector)) / np.array(vectors[vector]) - 1.0).mean() for vector in others]
-    began = time.process_time()
-    levels = Competitive().levels if count == 3 else (0.15, 0.25, 0.33, 0.5, 0.8)
-    best = max(product(levels, repeat=count), key=lambda vector: fair(model.predict(vector), [1.0] * count))
-    equal = {v[0]: fair(s, [1.0] * count) for v, s in vectors.items() if len(set(v)) == 1}
+    while left := [vector for vector in vectors if vector not in tried]:
+        model = Slowdown().fit(tried, [vectors[vector] for vector in tried], capped)
+        following = max(left, key=lambda vector: fair(model.predict(vector), ones))
+        reached = max(fair(vectors[vector], ones) for vector in tried)
+        enough = reached * (1.0 + Competitive().min_gain)
+        if len(tried) >= Competitive().tries or fair(model.predict(following), ones) <= enough:
+            break
+        tried.append(following)
+    kept = max(tried, key=lambda vector: fair(vectors[vector], ones))
+    equal = max((v for v in vectors if len(set(v)) == 1), key=lambda v: fair(vectors[v], ones))
     return {
         "mix": mix,
         "vectors": len(others),
         "error": round(float(np.mean(errors)), 4),
-        "knows_caps": all(capped),
-        "next": list(best),
-        "best_equal": max(equal, key=lambda share: equal[share]),
-        "fair_of_best_equal": round(max(equal.values()), 4),
-        "fair_of_best_measured": round(max(fair(s, [1.0] * count) for s in vectors.values()), 4),
-        "fit_cpu_s": round(fit_s, 3),
-        "all_vectors_cpu_s": round(time.process_time() - began, 3),
+        "tried": [list(vector) for vector in tried],
+        "kept": list(kept),
+        "fair_of_kept": round(fair(vectors[kept], ones), 4),
+        "best_equal": equal[0],
+        "fair_of_best_equal": round(fair(vectors[equal], ones), 4),
+        "fair_of_best_measured": round(max(fair(speeds, ones) for speeds in vectors.values()), 4),
+        "cpu_s": round(time.process_time() - began, 3),
     }
+
+
+def first_tries(vectors: Measured, hungers: Sequence[float]) -> tuple[Shares, Shares, Shares]:
+    """What `competitive` tries first of a mix: whole shares, moderate ones, and a contrast for the hungriest job."""
+    tenants = [Tenant(JobSpec(JobId(str(place)))) for place in range(len(hungers))]
+    levels = tuple(sorted({share for vector in vectors for share in vector}))
+    search = ShareSearch(Declared(), Kind("H200"), tenants, levels)
+    contrast = contrasted(search, hungers) or search.equal(1.0)
+    whole, moderate, more = (
+        tuple(setting.fraction for setting in vector) for vector in (search.equal(1.0), search.moderate(), contrast)
+    )
+    return whole, moderate, more
 
 
 def main() -> None:
@@ -88,8 +109,14 @@ def main() -> None:
         row = judge(mix, vectors, solos)
         if row is not None:
             results.append(row)
-            words = "/".join(f"{share:.0%}" for share in row["next"])
-            print(f"{mix:14} error {row['error']:6.1%} on {row['vectors']} vectors; would try {words} next", flush=True)
+            words = "/".join(f"{share:.0%}" for share in row["kept"])
+            ahead = row["fair_of_kept"] / row["fair_of_best_equal"] - 1.0
+            print(
+                f"{mix:14} error {row['error']:5.1%} on {row['vectors']:2} vectors; keeps {words} after "
+                f"{len(row['tried'])}: {row['fair_of_kept']:.3f}, {ahead:+.1%} over the best equal share, "
+                f"best measured {row['fair_of_best_measured']:.3f}",
+                flush=True,
+            )
     print(save("share_model", results))
 
 

@@ -219,7 +219,7 @@ class Competitive(Policy):
             if moderate not in tried:
                 return moderate
             solos = search.solos(tried)
-            contrast = _contrast(search, [hunger(own) for own in solos])
+            contrast = contrasted(search, [hunger(own) for own in solos])
             if contrast is not None and len(tried) == _PROBED:
                 return contrast
             known = {each.vector: each.speeds for each in trial.tried}
@@ -260,7 +260,7 @@ def _fixed(job: Job) -> Setting | None:
     return Setting(job.lane[0]) if job.lane else None
 
 
-def _contrast(search: ShareSearch, hungers: Sequence[float]) -> Vector | None:
+def contrasted(search: ShareSearch, hungers: Sequence[float]) -> Vector | None:
     """A level above moderate for the one job that is far hungrier than the others, isolated shares for these.
 
     Equal shares cannot tell who takes from whom; this vector does. None where nobody stands out.
