@@ -7,14 +7,14 @@ import os
 import random
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from carpool.core.errors import InputError
-from carpool.core.messages import NodeLost, PolicyChanged, WeightChanged
+from carpool.core.messages import JobResumed, NodeLost, PolicyChanged, WeightChanged
 from carpool.core.model import JobId, Kind
 from carpool.core.topology import Placement
 from carpool.runtime.devices import parse_devices
@@ -25,6 +25,7 @@ from carpool.runtime.link import ExecutorOptions
 from carpool.service.clerk import Clerk
 from carpool.service.house import House, Setup
 from carpool.service.people import Person, Role
+from carpool.service.store import Store
 from carpool.testing.crashes import Victim, check_journal, kill_after, outcomes, read, steps_made
 from carpool.testing.reference import plain_loop
 
@@ -229,3 +230,52 @@ def test_what_was_learned_of_a_training_is_known_to_the_next_daemon(tmp_path: Pa
         assert house.followers.live.total(again.spec.id) == 60.0
     finally:
         house.close()
+
+
+ADA = Person("ada")
+COMMANDS = """
+[[job]]
+name = "short"
+command = ["sleep", "600"]
+
+[[job]]
+name = "long"
+command = ["sleep", "600"]
+"""
+
+
+def test_after_a_restart_behind_a_trimmed_journal_people_are_answered_as_before(tmp_path: Path) -> None:
+    state, path = tmp_path / "state", tmp_path / "jobs.toml"
+    path.write_text(COMMANDS, encoding="utf-8")
+    jobs = read_jobs(path).jobs
+
+    async def play() -> None:
+        async with opened(state, leave_running=True) as house:
+            clerk = Clerk(house.premises)
+            await clerk.submit(ADA, jobs)
+            await clerk.pause(ADA, "short")
+            await clerk.resume(ADA, "short")
+            await clerk.cancel(ADA, "short")
+        with closing(Store.open(state, House.header(house.setup))) as store:
+            store.forget_before(_resumed_in(store))
+        async with opened(state) as house:
+            clerk, feed = Clerk(house.premises, house.recovered.notes), house.followers.chronicle.feed
+            assert [[line.job for line in decision.changes] for decision in clerk.decisions(ADMIN)] == [["short"]]
+            assert [line.job for line in clerk.decisions(ADA)[0].changes] == [""], "whose it was is forgotten"
+            assert [span.job for span in clerk.timeline(ADA, 0.0, 2e10)] == ["", "long"]
+            assert [view.id for view in clerk.jobs(ADA).jobs] == ["long"]
+            assert [each.name for each in clerk.job(ADA, "long").holds] == ["cpu:1"]
+            assert await clerk.submit(ADA, jobs[:1]) == ("short-2",)
+            await clerk.reweigh(ADA, "long", 2.0)
+            feed.close()
+            told = [event.kind async for event in clerk.events(ADA, 0) if event.job == "long"]
+            assert told == ["changed"]
+
+    asyncio.run(play())
+
+
+def _resumed_in(store: Store) -> int:
+    [number] = [
+        entry.number for entry in store.entries() if any(isinstance(fact, JobResumed) for fact in entry.record.facts)
+    ]
+    return number

@@ -118,12 +118,20 @@ class Ledger:
             account.outcome = outcome
             account.done = float(outcome.steps)
 
-    def adopt(self, job: Job) -> None:
-        """Open an account for a job whose submission was never seen: the journal does not go back so far."""
-        if job.id not in self.accounts:
-            found = Account(job.spec, job.submitted_at, job.phase, done=job.done, rate=job.rate, as_of=job.as_of)
+    def owner(self, job: JobId) -> str:
+        """Whose a job is; empty where its submission was never seen: that is nobody's business but an admin's."""
+        account = self.accounts.get(job)
+        return "" if account is None else account.spec.user
+
+    def adopt(self, job: Job, begins_at: float) -> None:
+        """Open an account for a job before records are shown that may not go back to its submission.
+
+        What it holds since before they begin it is taken to hold then; of the rest the records tell.
+        """
+        found = Account(job.spec, job.submitted_at, job.phase, done=job.done, rate=job.rate, as_of=job.as_of)
+        if job.since < begins_at:
             found.hold(job.since, job.desired)
-            self.accounts[job.id] = found
+        self.accounts[job.id] = found
 
     def _take(self, at: float, fact: Fact) -> None:
         if getattr(fact, "job", None) not in self.accounts and not isinstance(fact, JobSubmitted | NodeLost):
@@ -131,6 +139,7 @@ class Ledger:
         match fact:
             case JobSubmitted(spec=spec):
                 phase = Phase.BLOCKED if spec.after else Phase.WAITING
+                self.accounts.pop(spec.id, None)  # adopted: now its place in the order of submission is known
                 self.accounts[spec.id] = Account(spec, at, phase, as_of=at)
             case AssignApplied(job=job, done=done) | ReleaseApplied(job=job, done=done):
                 account = self.accounts[job]

@@ -87,6 +87,10 @@ class Scheduler:
         """Jobs that hold devices."""
         return len(self._books.roster)
 
+    def has_seen(self, job: JobId) -> bool:
+        """Whether a job of this name was ever submitted."""
+        return job in self._books.jobs or job in self._books.ended
+
     def outcome(self, job: JobId) -> Phase | None:
         """How a job ended; None while it has not."""
         return self._books.ended.get(job)

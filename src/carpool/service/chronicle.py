@@ -24,7 +24,7 @@ from carpool.core.messages import (
     Record,
     WeightChanged,
 )
-from carpool.core.model import JobId
+from carpool.core.model import Job, JobId
 from carpool.runtime.reports import Evaluation, Report, Told
 from carpool.service.feed import Feed
 
@@ -72,6 +72,10 @@ class Chronicle:
         for change in planned.changes:
             phase = "waiting" if change.allocation is None else "running"
             self._tell(at, "phase", change.job, phase=phase)
+
+    def adopt(self, job: Job) -> None:
+        """Know whose a job is before records are shown that may not go back to its submission."""
+        self._owners[job.id] = job.spec.user
 
     def hear(self, at: float, report: Report) -> None:
         """Take in one report."""

@@ -92,7 +92,7 @@ class Clerk:
     ) -> None:
         self._in = premises
         self._allowances = allowances or Allowances()
-        self._names = Names(premises.ledger.accounts)
+        self._names = Names(premises.scheduler.has_seen)
         self._keys: dict[tuple[str, str], tuple[str, list[JobId]]] = {}  # (user, key): what was asked, and its jobs
         for job, note in (notes or {}).items():
             if "key" in note:
@@ -271,11 +271,11 @@ class Clerk:
 
     def timeline(self, who: Person, since: float, until: float, job: str = "") -> list[SpanView]:
         """Who held which device between two instants, in Unix time; with a job, only what that one held."""
-        calendar, accounts = self._in.calendar, self._in.ledger.accounts
+        calendar, ledger = self._in.calendar, self._in.ledger
         return [
             SpanView(
                 span.device,
-                span.job if who.may_see(accounts[span.job].spec.user) else "",
+                span.job if who.may_see(ledger.owner(span.job)) else "",
                 span.fraction,
                 calendar.unix(span.since),
                 None if span.until is None else calendar.unix(span.until),
@@ -286,12 +286,12 @@ class Clerk:
 
     def decisions(self, who: Person, *, before: int | None = None, limit: int = 100) -> list[DecisionView]:
         """The newest plans that changed something, newest first."""
-        accounts = self._in.ledger.accounts
+        owner = self._in.ledger.owner
         found: list[DecisionView] = []
         for decision in reversed(self._in.chronicle.decisions):
             if before is not None and decision.number >= before:
                 continue
-            visible = {change.job for change in decision.planned.changes if who.may_see(accounts[change.job].spec.user)}
+            visible = {change.job for change in decision.planned.changes if who.may_see(owner(change.job))}
             lines = show_changes(decision.planned, self._in.names, visible)
             reason = decision.planned.reason if len(visible) == len(lines) else ""
             found.append(DecisionView(decision.number, self._in.calendar.unix(decision.at), reason, lines))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -13,8 +13,8 @@ from carpool.runtime.jobfile import Listed
 class Names:
     """Gives names that are free. It remembers how far it has counted, so that the thousandth costs no more."""
 
-    def __init__(self, taken: Container[JobId]) -> None:
-        self._taken = taken
+    def __init__(self, is_taken: Callable[[JobId], bool]) -> None:
+        self._is_taken = is_taken
         self._counted: dict[JobId, int] = {}
 
     def rename(self, jobs: Sequence[Listed], user: str) -> list[Listed]:
@@ -33,11 +33,11 @@ class Names:
         ]
 
     def _free(self, name: JobId, given: Container[JobId]) -> JobId:
-        if name not in self._taken and name not in given:
+        if not self._is_taken(name) and name not in given:
             return name
         for number in count(self._counted.get(name, 1) + 1):
             found = JobId(f"{name}-{number}")
-            if found not in self._taken and found not in given:
+            if not self._is_taken(found) and found not in given:
                 self._counted[name] = number
                 return found
         raise AssertionError("numbers do not end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any, NamedTuple
 
 from carpool.backends.ledger import Ledger
@@ -73,17 +74,21 @@ def recover_scheduler(store: Store, scheduler: Scheduler) -> int:
 
 
 def recover_followers(store: Store, scheduler: Scheduler, followers: Followers, folded: int = 0) -> Recovered:
-    """Show followers all that is kept; jobs that are older than that are known from the scheduler."""
+    """Show followers all that is kept; jobs that are older than that are known from the balance."""
     found = Recovered({}, {}, folded)
+    begins_at = next(store.records(), Record(inf, ())).at
     if store.balance is not None:
         _take_details(found, store.balance.details)
+        for job in store.balance.balance.jobs:
+            followers.ledger.adopt(job, begins_at)
+            followers.chronicle.adopt(job)
     for entry in store.entries():
         for note in entry.notes:
             followers.take(note.at, report_from_json(dict(note.report)))
         followers.record(entry.record)
         _take_details(found, entry.details)
     for job in scheduler.jobs.values():
-        followers.ledger.adopt(job)
+        followers.spans.adopt(job, min(begins_at, scheduler.at))
     return found
 
 

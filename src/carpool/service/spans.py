@@ -18,7 +18,7 @@ from carpool.core.messages import (
     NodeLost,
     Record,
 )
-from carpool.core.model import Allocation, JobId
+from carpool.core.model import Allocation, Job, JobId
 from carpool.core.topology import Cluster
 
 _KEPT = 50_000  # spans that are over
@@ -51,6 +51,11 @@ class Spans:
         if record.planned is not None:
             for change in record.planned.changes:
                 self._hold(record.at, change.job, change.allocation)
+
+    def adopt(self, job: Job, begins_at: float) -> None:
+        """Show what a job holds since before the first record, once no record more is to come from the past."""
+        if job.desired is not None and job.id not in self._open:
+            self._open[job.id] = (max(job.since, begins_at), job.desired)
 
     def between(self, since: float, until: float) -> Iterator[Span]:
         """Spans that touch a stretch of time: those that are over in order of their ends, then those that are not."""
