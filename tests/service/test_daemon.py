@@ -180,6 +180,8 @@ def test_what_cannot_be_kept_is_refused_and_the_daemon_ends(house: House) -> Non
             await daemon.submit([listed("a")])
         with pytest.raises(Unkept):
             await running
+        with pytest.raises(Unkept, match="disk is full"):
+            await daemon.submit([listed("b")])
         assert not machine.orders
         assert not list(store.entries())
 

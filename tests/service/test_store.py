@@ -1,9 +1,10 @@
 """Nothing acknowledged is lost: both copies, damage to either, and by name what damage to both has taken."""
 
+import resource
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -260,8 +261,57 @@ def test_a_commit_that_fails_leaves_both_copies_as_they_were(folder: Path, opene
     assert len(read_log((folder / LOG).read_bytes()).lines) == NUM_RECORDS + 1
     other.execute("ROLLBACK")
     other.close()
+    store.record(submission(14))
+    with pytest.raises(sqlite3.OperationalError):
+        store.commit()
     store.close()
-    assert records_in(opened(folder)) == [*EXPECTED, submission(13)]
+    assert records_in(opened(folder)) == EXPECTED, "who was told that it was not kept may ask again, once"
+
+
+def test_a_disk_too_full_for_a_balance_fails_no_commit(tmp_path: Path, opened: Opening) -> None:
+    store = fill(opened(tmp_path), 3)
+    large = {JobId("job-1"): {"entry": "x" * (1 << 22)}}
+    kept = store.close_books(lived(store, 3).balance(), large)
+    store.put_down(kept, balance_text(kept), 1)
+    with _files_up_to(1 << 20):
+        fill_from(store, 4, 5)
+    fill_from(store, 6, 7)
+    again = opened(tmp_path)
+    assert records_in(again) == EXPECTED[:7]
+    assert (again.balance, again.findings.tell()) == (None, ())
+
+
+def test_a_log_that_cannot_be_written_anew_fails_no_commit(tmp_path: Path, opened: Opening) -> None:
+    store = fill(opened(tmp_path), 6)
+    (tmp_path / LOG).with_suffix(".new").mkdir()
+    kept = store.close_books(lived(store, 6).balance())
+    store.put_down(kept, balance_text(kept), 2)
+    fill_from(store, 7, 8)
+    (tmp_path / LOG).with_suffix(".new").rmdir()
+    assert list(read_log((tmp_path / LOG).read_bytes()).lines) == list(range(9)), "the old one goes on"
+    store.retain(2)
+    fill_from(store, 9, 9)
+    store.close()
+    again = opened(tmp_path)
+    assert records_in(again) == EXPECTED[4:9]
+    assert again.findings.tell() == ()
+
+
+def fill_from(store: Store, first: int, last: int) -> None:
+    for number in range(first, last + 1):
+        store.record(submission(number))
+        store.commit()
+
+
+@contextmanager
+def _files_up_to(size: int) -> Iterator[None]:
+    """No file grows beyond so many bytes, as on a disk that is full."""
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
 
 
 # ----------------------------------------------------------------------------------------------- balances, retention

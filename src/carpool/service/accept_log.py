@@ -110,18 +110,21 @@ class AcceptLog:
 
     @classmethod
     def write_anew(cls, path: Path, lines: Iterable[Line]) -> AcceptLog:
-        """A log that holds exactly these lines, in the place of whatever was there."""
+        """A log that holds exactly these lines, in the place of whatever was there; that stays where this fails."""
         fresh = path.with_suffix(".new")
-        last_crc = _START
-        with fresh.open("wb") as stream:
-            for line in lines:
-                stream.write(_text(line))
-                last_crc = line.crc
-            stream.flush()
+        written = list(lines)
+        stream = FileIO(fresh, "ab")
+        try:
+            stream.truncate(0)
+            _write_all(stream, b"".join(map(_text, written)))
             os.fsync(stream.fileno())
-        fresh.replace(path)
+            fresh.replace(path)
+        except BaseException:
+            stream.close()
+            fresh.unlink(missing_ok=True)  # it takes room that others need
+            raise
         sync_folder(path.parent)
-        return cls.extend(path, last_crc)
+        return cls(stream, written[-1].crc if written else _START)
 
     @classmethod
     def extend(cls, path: Path, last_crc: int) -> AcceptLog:

@@ -7,9 +7,9 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from carpool.backends.local import ExecutorGone, Link, Pace
+from carpool.backends.local import ExecutorGone, Pace
 from carpool.core.balance import Balance
 from carpool.core.errors import CarpoolError
 from carpool.core.messages import Fact, JobCancelled, JobFailed, JobFinished, JobSubmitted, Order, Record, Woke
@@ -19,48 +19,17 @@ from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Gone, Report, Told
 from carpool.runtime.wire import report_to_json
+from carpool.service.line import Line
 from carpool.service.store import Mark, Store, balance_text
 
 Commit = Callable[[Callable[[], None]], Awaitable[None]]
 Cut = Callable[[], Callable[[], None]]
+Renew = Callable[[str], Awaitable[tuple[Line, Sequence[Fact]]]]
 
 _RECORDS_RETAINED = 100_000  # for stories and figures; showing them to all who follow takes some seconds
 _RECORDS_PER_BALANCE = 1000  # folding so many takes a fraction of a second; with more jobs, as many as there are
 _SLOW_S = 0.02  # of computing: a policy that takes longer to decide is not asked at every fact
 _BREATHS = 4.0  # times as long as it took: deciding takes a fifth of the time at most
-
-
-class Line(Link, Protocol):
-    """The near end of an executor that outlives its daemon; `runtime.link.ExecutorLink` is the real one."""
-
-    @property
-    def life(self) -> int:
-        """Which executor it is: another one numbers its reports anew."""
-        ...
-
-    @property
-    def heard(self) -> int:
-        """The number of the report that `receive` returned last."""
-        ...
-
-    def acknowledge(self, number: int) -> None:
-        """What came up to this report is kept."""
-        ...
-
-    def proceed(self) -> None:
-        """Let jobs go on that stood still because nobody was there."""
-        ...
-
-    def forget(self, job: JobId) -> None:
-        """A job is over and will not be asked for again."""
-        ...
-
-    async def leave(self) -> None:
-        """Let the executor go on, for whoever claims it next."""
-        ...
-
-
-Renew = Callable[[str], Awaitable[tuple[Line, Sequence[Fact]]]]
 
 
 class Unkept(CarpoolError):
@@ -248,6 +217,10 @@ class Daemon:
         if carry:
             self._orders += orders
         self._dirty.set()
+        return self._promise()
+
+    def _promise(self) -> asyncio.Future[None]:
+        """Resolved when all that was folded until now is durable."""
         if self._kept is None:
             self._kept = asyncio.get_running_loop().create_future()
             self._kept.add_done_callback(_look_at)
@@ -295,8 +268,9 @@ class Daemon:
             if mark.life == self._link.life:
                 self._link.acknowledge(mark.heard)
         except Exception as error:
-            if kept is not None:
-                kept.set_exception(error)  # whoever asked must not wait for ever
+            for asked in (kept, self._promise()):  # whoever asked, or will ask, must not wait for ever
+                if asked is not None and not asked.done():
+                    asked.set_exception(error)
             raise
         if kept is not None and not kept.done():
             kept.set_result(None)
@@ -327,9 +301,10 @@ class Daemon:
             raise Unkept(f"the journal cannot be written: {error}. Make room on the disk, then start again.") from error
 
     def keep_balance(self) -> None:
-        """Let the next start begin here."""
-        self._store.keep_balance(*self._balance())
-        self._store.retain(self._retain)
+        """Let the next start begin here; where the disk is full it folds what it would not have to."""
+        with contextlib.suppress(OSError, sqlite3.Error):
+            self._store.keep_balance(*self._balance())
+            self._store.retain(self._retain)
 
     async def _keep_balance_aside(self) -> None:
         """The same while the daemon goes on: it is written in a thread, and put down with the next commit."""

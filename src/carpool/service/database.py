@@ -119,7 +119,7 @@ class Database:
 
 
 class _Transaction:
-    """BEGIN … COMMIT around a block, ROLLBACK where it fails."""
+    """BEGIN … COMMIT around a block, ROLLBACK where either fails; SQLite may have done that by itself."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -129,4 +129,9 @@ class _Transaction:
         return self._connection
 
     def __exit__(self, kind: object, value: object, trace: object) -> None:
-        self._connection.execute("COMMIT" if kind is None else "ROLLBACK")
+        try:
+            if kind is None:
+                self._connection.execute("COMMIT")
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -84,7 +86,8 @@ class Store:
         self._next = state.next
         self._before = state.accepted  # by the newest record
         self._last_crc = log.last_crc
-        self._pending: list[Line] = []
+        self._pending: deque[Line] = deque()
+        self._failed: BaseException | None = None  # why nothing more can be made durable
         self._due: tuple[Kept, str, int] | None = None  # a balance for the next commit, and what to retain
         self._details: dict[JobId, Mapping[str, Any]] = {}
 
@@ -145,15 +148,22 @@ class Store:
         self._before = accepted
 
     def commit(self) -> None:
-        """Make durable, in both copies or in none, what was taken in until now; `record` may go on meanwhile."""
-        batch, self._pending = self._pending, []
+        """Make durable, in both copies or in none, what was taken in until now; `record` may go on meanwhile.
+
+        Where that fails, what was taken in counts as never said, and so does all that follows from it: the store has to
+        be opened anew. A balance that cannot be written fails nobody: it only saves the next start some time.
+        """
+        if self._failed is not None:
+            raise self._failed
+        batch = [self._pending.popleft() for _ in range(len(self._pending))]
         if batch:
             self._add(batch)
         if self._due is not None:
             kept, text, retained = self._due
             self._due = None
-            self._write_balance(kept, text)
-            self.retain(retained)
+            with suppress(OSError, sqlite3.Error):
+                self._write_balance(kept, text)
+                self.retain(retained)
 
     def _add(self, batch: list[Line]) -> None:
         end = self._log.end
@@ -164,8 +174,8 @@ class Store:
             except sqlite3.Error:
                 self._log.rewind(*end)
                 raise
-        except BaseException:
-            self._pending = batch + self._pending
+        except BaseException as error:
+            self._failed = error
             raise
 
     def keep_balance(self, balance: Balance, details: Details | None = None) -> None:
@@ -199,11 +209,12 @@ class Store:
         """
         if self.balance is None:
             return
-        self._first = max(self._first, min(number, self.balance.number + 1))
-        line = Head(self.header, self._first, self.balance, self.begun_at).line()
-        kept = [kept for kept in self._database.lines() if kept.is_sound and kept.number >= self._first]
+        first = max(self._first, min(number, self.balance.number + 1))
+        line = Head(self.header, first, self.balance, self.begun_at).line()
+        kept = [kept for kept in self._database.lines() if kept.is_sound and kept.number >= first]
+        log = AcceptLog.write_anew(self.folder / LOG, [line, *kept])  # a full disk leaves the old one as it is
         self._log.close()
-        self._log = AcceptLog.write_anew(self.folder / LOG, [line, *kept])
+        self._log, self._first = log, first
         self._database.add([line])
         self._database.retain({kept.number for kept in (line, *kept)})
 
@@ -219,8 +230,9 @@ class Store:
         return (entry.record for entry in self.entries())
 
     def close(self) -> None:
-        """Commit and let go."""
-        self.commit()
+        """Commit, unless that has failed before, and let go."""
+        if self._failed is None:
+            self.commit()
         self._log.close()
         self._database.close()
 
