@@ -6,7 +6,8 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from carpool.core.errors import InputError
-from carpool.core.messages import JobResumed, NodeLost, PolicyChanged, WeightChanged
+from carpool.core.messages import Fact, JobResumed, NodeLost, PolicyChanged, WeightChanged
 from carpool.core.model import JobId, Kind
 from carpool.core.topology import Placement
 from carpool.runtime.devices import parse_devices
@@ -22,8 +23,10 @@ from carpool.runtime.door import Door
 from carpool.runtime.entry import load_training
 from carpool.runtime.jobfile import Listed, read_jobs
 from carpool.runtime.link import ExecutorOptions
+from carpool.service.accept_log import Line
 from carpool.service.clerk import Clerk
 from carpool.service.house import House, Setup
+from carpool.service.line import Line as DaemonLine
 from carpool.service.people import Person, Role
 from carpool.service.store import Store
 from carpool.testing.crashes import Victim, check_journal, kill_after, outcomes, read, steps_made
@@ -230,6 +233,46 @@ def test_what_was_learned_of_a_training_is_known_to_the_next_daemon(tmp_path: Pa
         assert house.followers.live.total(again.spec.id) == 60.0
     finally:
         house.close()
+
+
+def test_an_executor_may_die_while_a_commit_is_under_way(tmp_path: Path) -> None:
+    jobs = read_jobs(write_jobs(tmp_path, 2)).jobs
+    state = tmp_path / "state"
+
+    async def play() -> None:
+        async with opened(state) as house:
+            await house.daemon.submit(jobs[:1])
+            await until(house, lambda: steps(house, "job-0") >= 2)
+            is_renewing, may_end = asyncio.Event(), threading.Event()
+            add, renew = house.store._database.add, house.daemon._renew
+            assert renew is not None
+
+            def add_slowly(lines: Iterable[Line]) -> None:
+                add(_held_back(lines, may_end))
+
+            async def renew_and_tell(reason: str) -> tuple[DaemonLine, Sequence[Fact]]:
+                is_renewing.set()
+                return await renew(reason)
+
+            house.store._database.add = add_slowly  # type: ignore[method-assign]
+            house.daemon._renew = renew_and_tell
+            submitting = asyncio.create_task(house.daemon.submit(jobs[1:]))
+            os.kill(int((state / "executor" / "executor.pid").read_text()), signal.SIGKILL)
+            try:
+                await is_renewing.wait()
+            finally:
+                may_end.set()
+            await submitting
+            await until(house, lambda: not house.scheduler.jobs)
+
+    asyncio.run(play())
+    check_journal(read(state), [spec.id for spec, _ in jobs])
+
+
+def _held_back(lines: Iterable[Line], may_end: threading.Event) -> Iterator[Line]:
+    """Lines that are written within a transaction which ends only when it may."""
+    yield from lines
+    may_end.wait(PATIENCE_S)
 
 
 ADA = Person("ada")

@@ -295,7 +295,7 @@ class House:
         """The executor that an earlier daemon left, claimed; one that does not answer is ended."""
         while (end := self._door.knock()) is not None:
             try:
-                return await ExecutorLink.claim(end, self._claim())
+                return await ExecutorLink.claim(end, await self._claim())
             except Refused as refused:  # the newest epoch was lost with its record; we hold the folder, so it is ours
                 self.store.mark = self.store.mark._replace(epoch=refused.epoch)
             except CarpoolError as error:
@@ -306,16 +306,16 @@ class House:
     async def _started(self) -> ExecutorLink:
         end, process = self._door.open(self.setup.options.environment)
         try:
-            return await ExecutorLink.claim(end, self._claim(), process)
+            return await ExecutorLink.claim(end, await self._claim(), process)
         except CarpoolError as error:
             raise CarpoolError(f"{error} {self._door.last_words}") from error
 
-    def _claim(self) -> Claim:
+    async def _claim(self) -> Claim:
         """A claim of a new epoch, which is on the disk before anybody hears of it."""
         mark = self.store.mark
         self.store.mark = mark._replace(epoch=mark.epoch + 1)
         self.store.round_off(self.scheduler.at)
-        self.store.commit()
+        await self.setup.commit(self.store.commit)  # a commit may be under way: this one waits, and holds nobody up
         options = replace(self.setup.options, on_orphan="wait")
         return Claim(self._back.devices, self.setup.state, options, mark.epoch + 1, mark.life, mark.heard)
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -87,6 +88,7 @@ class Store:
         self._before = state.accepted  # by the newest record
         self._last_crc = log.last_crc
         self._pending: deque[Line] = deque()
+        self._one_commit = Lock()  # at a time, from whatever thread
         self._failed: BaseException | None = None  # why nothing more can be made durable
         self._due: tuple[Kept, str, int] | None = None  # a balance for the next commit, and what to retain
         self._details: dict[JobId, Mapping[str, Any]] = {}
@@ -153,17 +155,18 @@ class Store:
         Where that fails, what was taken in counts as never said, and so does all that follows from it: the store has to
         be opened anew. A balance that cannot be written fails nobody: it only saves the next start some time.
         """
-        if self._failed is not None:
-            raise self._failed
-        batch = [self._pending.popleft() for _ in range(len(self._pending))]
-        if batch:
-            self._add(batch)
-        if self._due is not None:
-            kept, text, retained = self._due
-            self._due = None
-            with suppress(OSError, sqlite3.Error):
-                self._write_balance(kept, text)
-                self.retain(retained)
+        with self._one_commit:
+            if self._failed is not None:
+                raise self._failed
+            batch = [self._pending.popleft() for _ in range(len(self._pending))]
+            if batch:
+                self._add(batch)
+            if self._due is not None:
+                kept, text, retained = self._due
+                self._due = None
+                with suppress(OSError, sqlite3.Error):
+                    self._write_balance(kept, text)
+                    self.retain(retained)
 
     def _add(self, batch: list[Line]) -> None:
         end = self._log.end
