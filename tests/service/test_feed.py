@@ -57,6 +57,8 @@ def test_a_closed_feed_ends_its_listeners() -> None:
 
 @given(kept=st.integers(1, 5), many=st.integers(0, 12), after=st.integers(0, 12))
 def test_gaps_are_told_and_nothing_comes_twice(kept: int, many: int, after: int) -> None:
+    after = min(after, many)
+
     async def play() -> list[Event]:
         feed = Feed(kept=kept)
         for _ in range(many):
@@ -70,4 +72,21 @@ def test_gaps_are_told_and_nothing_comes_twice(kept: int, many: int, after: int)
     oldest = max(1, many - kept + 1)
     missed = after + 1 < oldest
     assert [event.kind == "missed" for event in events] == [missed and place == 0 for place in range(len(events))]
-    assert numbers == list(range(oldest - 1 if missed else min(after, many) + 1, many + 1))
+    assert numbers == list(range(oldest - 1 if missed else after + 1, many + 1))
+
+
+def test_who_comes_back_after_a_restart_is_told_so_and_hears_all_that_happened_since() -> None:
+    async def play() -> list[tuple[str, str]]:
+        before, feed = Feed(epoch=1), Feed(epoch=2)
+        for _ in range(9):
+            before.add(0.0, "told", "a")
+        feed.add(0.0, "told", "a")  # as far as the journal tells of it again
+        feed.begin()
+        feed.add(1.0, "told", "b")
+        again = await heard(feed, before.last, 2)
+        assert len(await heard(feed, feed.last + 1, 2)) == 2
+        assert await heard(feed, again[0].number, 1) == again[1:]
+        assert [event.job for event in await heard(feed, 0, 2)] == ["a", "b"]
+        return [(event.kind, event.job) for event in again]
+
+    assert asyncio.run(play()) == [("missed", ""), ("told", "b")]

@@ -275,6 +275,26 @@ def _held_back(lines: Iterable[Line], may_end: threading.Event) -> Iterator[Line
     may_end.wait(PATIENCE_S)
 
 
+def test_who_listens_across_a_restart_is_told_what_was_missed_and_then_hears_on(tmp_path: Path) -> None:
+    setup = Setup(tmp_path, tuple(parse_devices("cpu:1")), "1", "", "fifo")
+
+    async def life(after: int | None) -> int:
+        house = House.open(setup)
+        try:
+            await house._claim()
+            feed = house.followers.chronicle.feed
+            for _ in range(3 if after is None else 1):
+                feed.add(0.0, "told", "a")
+            if after is not None:
+                feed.close()
+                assert [event.kind async for event in feed.listen(after)] == ["missed", "told"]
+            return feed.last
+        finally:
+            house.close()
+
+    asyncio.run(life(asyncio.run(life(None))))
+
+
 ADA = Person("ada")
 COMMANDS = """
 [[job]]

@@ -359,7 +359,7 @@ class Clerk:
         jobs = self._in.scheduler.jobs.values()
         return Vitals(
             self._in.chronicle.count,
-            self._in.chronicle.feed.last,
+            self._in.chronicle.feed.count,
             self._in.chronicle.feed.listeners,
             sum(self._in.ledger.accounts[job.id].rate for job in jobs if job.desired is not None),
         )

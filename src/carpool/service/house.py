@@ -90,10 +90,11 @@ class House:
         folded = recover_scheduler(store, self.scheduler)
         live.cluster = self.scheduler.cluster
         self.calendar = Calendar(store.begun_at)
-        chronicle = Chronicle(Feed(), self.calendar.unix)
+        chronicle = Chronicle(Feed(store.mark.epoch + 1), self.calendar.unix)
         lessons = Lessons(self.scheduler.cluster, setup.version)
         self.followers = Followers(Ledger(), live, Spans(self.scheduler.cluster), chronicle, lessons)
         self.recovered = recover_followers(store, self.scheduler, self.followers, folded)
+        chronicle.feed.begin()
         self._folder = folder
         self._scribe = Scribe(folder)
         self._knowledge = Knowledge(setup.state, lessons, live)

@@ -30,7 +30,7 @@ class Streams:
         self._clerk = clerk
         self._limits = limits
         self._open: Counter[str] = Counter()
-        self._rendered: dict[tuple[int, bool], bytes] = {}
+        self._rendered: dict[tuple[int, str, bool], bytes] = {}
 
     def events(self, who: Person, after: int | None) -> StreamingResponse:
         """Everything that somebody may see, behind an event's number or from now on."""
@@ -93,7 +93,7 @@ class Streams:
             self._rendered.clear()
         found = []
         for event in batch:
-            key = event.number, bool(event.data)  # without data it is what others may see of it
+            key = event.number, event.kind, bool(event.data)  # without data it is what others may see of it
             text = self._rendered.get(key)
             if text is None:
                 text = self._rendered[key] = as_sse(event)
