@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ from carpool.core.journal import Header
 from carpool.core.model import JobId, Phase
 from carpool.runtime.jobfolder import JobFolder
 from carpool.service.allowances import Allowance, Allowances, Exhausted
-from carpool.service.clerk import NotThere, Refused
+from carpool.service.clerk import Clerk, NotThere, Refused
 from carpool.service.papers import read_log
 from carpool.service.people import Forbidden, Person, Role
+from carpool.service.showing import Calendar
 from carpool.service.store import Store
 from carpool.testing.office import TWO_CORES, listed, open_office
 
@@ -137,9 +140,37 @@ def test_logs_are_read_in_pieces_and_curves_are_thinned(tmp_path: Path) -> None:
             rows = [{"at_s": float(n), "step": n, "loss": 1.0 / (n + 1), "steps_per_s": 2.0} for n in range(10)]
             text = "".join(json.dumps(row) + "\n" for row in rows) + '{"at_s": 1'
             (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
-            points = clerk.measurements(ADA, "a", most=4)
+            points = await clerk.measurements(ADA, "a", most=4)
             assert [point.step for point in points] == [0, 3, 6, 9]
             assert points[-1].at == 1_000_009.0
+
+    asyncio.run(play())
+
+
+@dataclass(frozen=True, slots=True)
+class Watching(Calendar):
+    """A calendar that says in which threads it was asked."""
+
+    threads: set[int] = field(default_factory=set)
+
+    def unix(self, at: float) -> float:
+        self.threads.add(threading.get_ident())
+        return Calendar.unix(self, at)
+
+
+def test_a_curve_with_torn_lines_is_shown_and_read_where_it_holds_nobody_up(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with open_office(tmp_path, a=1000) as office:
+            await office.clerk.submit(ADA, [listed("a")])
+            folder = JobFolder(tmp_path, "a").path
+            folder.mkdir(parents=True)
+            torn = b'{"at_s": 1.0, "st{"at_s": 2.0, "step": 2}\n', b"\xff\n", b"[]\n", b'{"step": 3}\n', b"\0\0\n"
+            rows = [json.dumps({"at_s": n, "step": n}).encode() + b"\n" for n in (0, 9)]
+            (folder / "metrics.jsonl").write_bytes(b"".join([rows[0], *torn, rows[1]]))
+            calendar = Watching(1_000_000.0)
+            clerk = Clerk(replace(office.premises, calendar=calendar))
+            assert [point.step for point in await clerk.measurements(ADA, "a")] == [0, 9]
+            assert threading.get_ident() not in calendar.threads
 
     asyncio.run(play())
 

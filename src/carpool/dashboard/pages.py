@@ -150,7 +150,7 @@ async def ask_head(asked: Asked) -> Show:
 async def ask_curves(asked: Asked) -> Show:
     """What a job reported, and what it held."""
     job, now = asked.clerk.job(asked.who, asked.job), asked.clerk.now()
-    measured = asked.clerk.measurements(asked.who, asked.job)
+    measured = await asked.clerk.measurements(asked.who, asked.job)
     spans = asked.clerk.timeline(asked.who, job.submitted_at, now, job.id)
     devices = asked.clerk.devices(asked.who)
     return partial(curves, job, measured, spans, devices, now, asked.zone)

@@ -198,7 +198,7 @@ async def measurements(
     most: Annotated[int, Query(ge=1, le=10_000, description="How many points at most.")] = 2000,
 ) -> Response:
     """A job's curve: loss, rate and what it measured of itself."""
-    return answer(list[Measurement], clerk.measurements(who, job, most=most))
+    return answer(list[Measurement], await clerk.measurements(who, job, most=most))
 
 
 @router.get("/jobs/{job}/log", response_model=LogPiece, responses=_ONE, tags=["jobs"])

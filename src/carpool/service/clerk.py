@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
@@ -225,9 +226,9 @@ class Clerk:
             return f"is {account.phase}" + (f": {account.error}" if account.error else "")
         return self._in.scheduler.policy.why(self._in.scheduler.snapshot(), found)
 
-    def measurements(self, who: Person, job: str, *, most: int = _MOST_POINTS) -> list[Measurement]:
-        """A job's curve: what it has reported, thinned to so many points; the last is always there."""
-        return read_curve(self.folder(who, job) / "metrics.jsonl", self._in.calendar, most)
+    async def measurements(self, who: Person, job: str, *, most: int = _MOST_POINTS) -> list[Measurement]:
+        """A job's curve: what it has reported, thinned to so many points; read aside, since it may be long."""
+        return await asyncio.to_thread(read_curve, self.folder(who, job) / "metrics.jsonl", self._in.calendar, most)
 
     def log(self, who: Person, job: str, start: int = 0, *, most: int = _LONGEST_PIECE) -> LogPiece:
         """A stretch of a job's log; a negative start counts from its end."""
@@ -286,17 +287,13 @@ class Clerk:
 
     def decisions(self, who: Person, *, before: int | None = None, limit: int = 100) -> list[DecisionView]:
         """The newest plans that changed something, newest first."""
-        owner = self._in.ledger.owner
-        found: list[DecisionView] = []
-        for decision in reversed(self._in.chronicle.decisions):
-            if before is not None and decision.number >= before:
-                continue
+        owner, found = self._in.ledger.owner, []
+        decided = reversed(self._in.chronicle.decisions)
+        for decision in islice((each for each in decided if before is None or each.number < before), limit):
             visible = {change.job for change in decision.planned.changes if who.may_see(owner(change.job))}
             lines = show_changes(decision.planned, self._in.names, visible)
             reason = decision.planned.reason if len(visible) == len(lines) else ""
             found.append(DecisionView(decision.number, self._in.calendar.unix(decision.at), reason, lines))
-            if len(found) == limit:
-                break
         return found
 
     @property

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from carpool.service.showing import Calendar
 from carpool.service.views import LogPiece, Measurement
@@ -27,16 +27,19 @@ def read_log(path: Path, start: int, most: int, *, is_over: bool) -> LogPiece:
 
 
 def read_curve(path: Path, calendar: Calendar, most: int) -> list[Measurement]:
-    """What a training has reported, thinned to so many points; the last is always there."""
-    rows = _json_lines(path)
-    every = max(1, -(-len(rows) // most))
-    chosen = rows[(len(rows) - 1) % every :: every] if rows else []
-    return [
-        Measurement(
-            calendar.unix(row["at_s"]), row["step"], row.get("loss"), row.get("steps_per_s"), row.get("metrics") or {}
-        )
-        for row in chosen
-    ]
+    """What a training has reported, thinned to so many points; the last is always there.
+
+    Only lines that are shown are parsed. One that a crash has torn is left out.
+    """
+    try:
+        with path.open("rb") as file:
+            count = sum(line.endswith(b"\n") for line in file)  # the last may still be being written
+            every = max(1, -(-count // most))
+            file.seek(0)
+            chosen = islice(file, (count - 1) % every, count, every) if count else ()
+            return [found for line in chosen if (found := _measurement(line, calendar)) is not None]
+    except FileNotFoundError:
+        return []
 
 
 def whole_characters(text: bytes) -> bytes:
@@ -50,10 +53,11 @@ def whole_characters(text: bytes) -> bytes:
     return text
 
 
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that may be being written."""
+def _measurement(line: bytes, calendar: Calendar) -> Measurement | None:
+    """One line of a curve; None where it is none."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        row = json.loads(line)
+        metrics = dict(row.get("metrics") or {})
+        return Measurement(calendar.unix(row["at_s"]), row["step"], row.get("loss"), row.get("steps_per_s"), metrics)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
