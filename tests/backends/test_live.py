@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from carpool.backends.live import Live
-from carpool.core.messages import JobSubmitted, ProgressReported
+from carpool.core.messages import JobFinished, JobSubmitted, ProgressReported, Record
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.policies.batch_tuning import KnowsBatches, best_step
@@ -296,3 +296,18 @@ def test_the_noise_of_a_profile_counts_until_a_job_tells_its_own() -> None:
     assert live.noise(TUNED.id) == 300.0
     live.learn(1.0, *tuned(100.0, noise=50.0))
     assert live.noise(TUNED.id) == 50.0
+
+
+def test_of_jobs_that_ended_long_ago_only_the_lengths_are_remembered() -> None:
+    live = Live(CLUSTER)
+    jobs = [JobSpec(JobId(f"j{number}")) for number in range(500)]
+    for number, spec in enumerate(jobs):
+        live.expect(spec.id, 100.0 * (1 + number % 3))
+        learned(live, spec, 10.0, 0)
+        live.curves.aim(spec.id, Aim(0.5))
+        live.record(Record(float(number), (JobFinished(spec.id, 1),)))
+    known = [spec for spec in jobs if live.rates(spec.id)]
+    assert known == jobs[-200:]
+    mean_s = sum(10.0 * (1 + number % 3) for number in range(500)) / 500
+    assert live.remaining(running(OTHER, 0), 0.0).mean == pytest.approx(mean_s)
+    assert live.total(jobs[0].id) == 100.0  # it is shown to people

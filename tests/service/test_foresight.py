@@ -1,12 +1,16 @@
 """A plan before submitting is behind what is there already, and changes nothing."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from carpool.core.errors import InputError
+from carpool.core.estimates import Declared, Estimate
+from carpool.core.model import Job
 from carpool.runtime.devices import parse_devices
+from carpool.service.clerk import Clerk
 from carpool.service.foresight import MOST, Foresight
 from carpool.service.people import Person
 from carpool.testing.office import Office, listed, open_office
@@ -42,5 +46,23 @@ def test_what_cannot_be_foreseen_is_told(tmp_path: Path) -> None:
             many = [listed(f"j{number}") for number in range(MOST + 1)]
             with pytest.raises(InputError, match=f"the limit of a forecast is {MOST}"):
                 await sight(office).foresee(ADA, many)
+
+    asyncio.run(play())
+
+
+class Careful(Declared):
+    """An estimator that is asked too much where it is asked at all."""
+
+    def remaining(self, job: Job, at: float) -> Estimate:
+        raise AssertionError("the limit is checked first")
+
+
+def test_behind_too_many_jobs_nothing_is_reckoned(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with open_office(tmp_path) as office:
+            await office.clerk.submit(ADA, [listed(f"j{number}") for number in range(MOST)])
+            clerk = Clerk(replace(office.premises, estimates=Careful()))
+            with pytest.raises(InputError, match=f"{MOST} jobs are there and 1 are asked for"):
+                await Foresight(clerk, [], lambda: "fifo", lambda jobs: {}).foresee(ADA, [listed("a")])
 
     asyncio.run(play())

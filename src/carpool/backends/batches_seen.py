@@ -58,5 +58,9 @@ class BatchesSeen:
         seen = self._of(job)
         return int(seen.memory_bytes * max(1.0, batch_size / seen.most)) if seen.most else 0
 
+    def forget(self, job: JobId) -> None:
+        """A job is over."""
+        self._seen.pop(job, None)
+
     def _of(self, job: JobId) -> Seen:
         return self._seen.setdefault(job, Seen())

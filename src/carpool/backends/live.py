@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
 from carpool.backends.batches_seen import BatchesSeen
 from carpool.core.estimates import Estimate
-from carpool.core.messages import ProgressReported, Record
+from carpool.core.messages import JobCancelled, JobFailed, JobFinished, ProgressReported, Record
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster, Placement
@@ -27,6 +27,7 @@ _UNSURE = 0.5  # spread of a guess, relative to it
 _LEAST = 0.1  # least spread of a rate that was not measured
 _FIXED = 0.5  # part of a step's time that does not grow with its batch, until measured
 
+_REMEMBERED = 200  # jobs that are over: what was measured of them still tells how places compare
 _PROBED = 0.02  # spread of what a probe measured, relative to it
 
 _Key = tuple[JobId, tuple[tuple[Kind, int], ...], float, int, bool]  # …, share, batch size, beside others
@@ -49,7 +50,8 @@ class Live:
     its profile says, and without one by the number of devices (Amdahl, a tenth serial), their speeds (`speeds`: cores
     of a device, say) and the share. Of a job without a profile that never ran it is known only how it compares with
     itself: its rate is 1 on the reference, and its length that of the average known job. Batch sizes are compared by
-    `goodput`, with the gradient noise that the job has reported.
+    `goodput`, with the gradient noise that the job has reported. Of jobs that ended long ago only their lengths are
+    remembered, so that deciding does not take longer the more jobs there have been.
     """
 
     def __init__(
@@ -68,7 +70,10 @@ class Live:
         self._rates: dict[_Key, Measured] = {}
         self._of_job: dict[JobId, list[_Key]] = {}
         self._totals: dict[JobId, float] = {}
+        self._over: deque[JobId] = deque()  # of which more than lengths is remembered
+        self._forgotten_s = (0.0, 0)  # lengths alone of those of which it is not: their sum, and how many they are
         self._typical = (-1, _TYPICAL_S)  # see `_typical_s`, and the version it is of
+        self._settings = 0  # in which some job was ever measured
         self._places: tuple[tuple[Cluster, int], Places] | None = None  # and what it was fitted to
         self.has_company: Callable[[Job], bool] = lambda job: False  # whether others hold some of its devices too
         self._batches = BatchesSeen()
@@ -109,7 +114,7 @@ class Live:
         if job not in self._lessons_of and job not in self._profiles:
             return spec.batch_size
         widths = {sum([count for _, count in key[1]]) for key in self._of_job.get(job, ())}
-        return job, spec.batch_size, self._lessons_of[job], len(self._rates) if len(widths) > 1 else 0
+        return job, spec.batch_size, self._lessons_of[job], self._settings if len(widths) > 1 else 0
 
     def own_batch(self, spec: JobSpec) -> int:
         """The batch size that its author gave a job; 0: not known yet."""
@@ -223,8 +228,23 @@ class Live:
         return self.moves.move_s(spec)
 
     def record(self, record: Record) -> None:
-        """Follow the scheduler, to see what moves cost."""
+        """Follow the scheduler, to see what moves cost and which jobs are over."""
         self.moves.record(record)
+        self._over += (fact.job for fact in record.facts if isinstance(fact, JobFinished | JobFailed | JobCancelled))
+        while len(self._over) > _REMEMBERED:
+            self._forget(self._over.popleft())
+
+    def _forget(self, job: JobId) -> None:
+        """Remember of a job that is over only how long it was."""
+        total_s, count = self._forgotten_s
+        for length_s in self._lengths_s([job]):
+            self._forgotten_s = (total_s + length_s, count + 1)
+        for key in self._of_job.pop(job, ()):
+            del self._rates[key]
+        self._lessons_of.pop(job, None)
+        self._profiles.pop(job, None)
+        self._batches.forget(job)
+        self.curves.forget(job)
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
         """Take one measured rate in, and the loss."""
@@ -242,6 +262,7 @@ class Live:
         known = self._rates.get(key)
         if known is None:
             self._of_job.setdefault(job.id, []).append(key)
+            self._settings += 1
         if report.alone:
             self._rates[key] = Measured(report.rate, report.rate * _PROBED)
         elif known is None:
@@ -263,7 +284,7 @@ class Live:
 
     def _known_places(self) -> Places:
         """How places compare, fitted anew when a job was measured in another one."""
-        known = (self.cluster, len(self._rates))
+        known = (self.cluster, self._settings)
         if self._places is None or self._places[0] != known:
             whole = [(key, measured.mean) for key, measured in self._rates.items() if key[2] == 1.0 and not key[4]]
             fitted = Places(self.cluster).fit([(key[0], Place(key[1], key[3]), rate) for key, rate in whole])
@@ -310,11 +331,17 @@ class Live:
         """Mean length alone, over the jobs of which it is known: reckoned once, since a plan asks for every job."""
         version, typical = self._typical
         if version != self._lessons:
-            known = self._of_job.keys() | self._profiles.keys()
-            lengths = [total / self._alone(job) for job, total in self._totals.items() if job in known]
-            typical = sum(lengths) / len(lengths) if lengths else _TYPICAL_S
+            total_s, count = self._forgotten_s
+            lengths_s = self._lengths_s({**self._of_job, **self._profiles})
+            count += len(lengths_s)
+            typical = (total_s + sum(lengths_s)) / count if count else _TYPICAL_S
             self._typical = self._lessons, typical
         return typical
+
+    def _lengths_s(self, jobs: Iterable[JobId]) -> list[float]:
+        """Lengths alone of those of these jobs of which they are known."""
+        known = [job for job in jobs if job in self._totals and (job in self._of_job or job in self._profiles)]
+        return [self._totals[job] / self._alone(job) for job in known]
 
 
 def in_company(scheduler: Scheduler) -> Callable[[Job], bool]:

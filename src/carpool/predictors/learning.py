@@ -44,6 +44,11 @@ class LossCurves:
             self._curves.setdefault(job, LossCurve()).partial_fit(step, loss)
             self.version += 1
 
+    def forget(self, job: JobId) -> None:
+        """A job is over, and nobody will ask for it any more."""
+        self._curves.pop(job, None)
+        self._aims.pop(job, None)
+
     def remaining(self, job: JobId, done: float) -> Estimate | None:
         """Steps from `done` to the job's aim; None where there is none, or too little was heard."""
         curve, aim = self._curves.get(job), self._aims.get(job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -301,16 +301,18 @@ class Clerk:
         """All there is."""
         return self._in.scheduler.cluster
 
-    def standing(self) -> tuple[list[Listed], dict[JobId, float]]:
-        """Jobs that wait or run, in order of submission, and the steps that are left of each, where that is known."""
-        at, found, left = self._in.now(), [], {}
-        for job in self._in.scheduler.jobs.values():
-            if job.phase is not Phase.PAUSED and job.id in self._in.programs:
-                found.append(Listed(job.spec, self._in.programs[job.id]))
-                remaining = self._in.estimates.remaining(job, at).mean
-                if 0.0 < remaining < inf:
-                    left[job.id] = remaining
-        return found, left
+    def standing(self) -> list[Listed]:
+        """Jobs that wait or run, in order of submission."""
+        programs, jobs = self._in.programs, self._in.scheduler.jobs.values()
+        return [
+            Listed(job.spec, programs[job.id]) for job in jobs if job.phase is not Phase.PAUSED and job.id in programs
+        ]
+
+    def left(self, jobs: Iterable[Listed]) -> dict[JobId, float]:
+        """The steps that are left of each of these jobs, where that is known."""
+        at, there = self._in.now(), self._in.scheduler.jobs
+        found = {spec.id: self._in.estimates.remaining(there[spec.id], at).mean for spec, _ in jobs}
+        return {job: steps for job, steps in found.items() if 0.0 < steps < inf}
 
     @property
     def policy(self) -> str:

@@ -44,13 +44,13 @@ class Foresight:
         """The plan of these jobs, as ``carpool plan --json`` prints it."""
         check_fit(jobs, self._clerk.cluster)
         async with self._one_at_a_time:
-            before, left = self._clerk.standing()
-            asked = self._clerk.as_submitted(who, jobs)
-            if len(before) + len(asked) > MOST:
+            before = self._clerk.standing()
+            if len(before) + len(jobs) > MOST:
                 raise InputError(
-                    f"{len(before)} jobs are there and {len(asked)} are asked for; the limit of a forecast is {MOST}",
+                    f"{len(before)} jobs are there and {len(jobs)} are asked for; the limit of a forecast is {MOST}",
                     way_out="Submit them, and look at what the daemon expects of each.",
                 )
+            left, asked = self._clerk.left(before), self._clerk.as_submitted(who, jobs)
             return await asyncio.to_thread(self._foresee, before, left, asked)
 
     def _foresee(self, before: Sequence[Listed], left: Mapping[JobId, float], asked: Sequence[Listed]) -> Json:
