@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -104,14 +105,14 @@ class Place:
         end, self.process = self.door.open({})
         return Caller(await ExecutorLink.claim(end, self._claim(self.epoch + 1), self.process))
 
-    async def claim(self, epoch: int | None = None) -> Caller:
+    async def claim(self, epoch: int | None = None, silence_s: float = 0.0) -> Caller:
         end = self.door.knock()
         assert end is not None
-        return Caller(await ExecutorLink.claim(end, self._claim(epoch or self.epoch + 1)))
+        return Caller(await ExecutorLink.claim(end, self._claim(epoch or self.epoch + 1, silence_s)))
 
-    def _claim(self, epoch: int) -> Claim:
+    def _claim(self, epoch: int, silence_s: float = 0.0) -> Claim:
         self.epoch = max(epoch, self.epoch)
-        return Claim(DEVICES, self.folder / "state", self._options, epoch, 1, self.known)
+        return Claim(DEVICES, self.folder / "state", self._options, epoch, 1, self.known, silence_s)
 
     async def when(self, found: Callable[[Mapping[JobId, Standing]], bool]) -> Caller:
         """Claim it until it stands as it should; each time without a word."""
@@ -277,5 +278,25 @@ def test_nobody_comes_and_it_ends_with_everything_on_disk(loop: asyncio.Abstract
         place.process.wait()
         assert place.checkpoints(parked) == {int(released.done)}
         assert place.checkpoints(running)
+
+    loop.run_until_complete(go())
+
+
+def test_one_that_is_silent_is_ended_and_one_that_works_at_a_long_step_is_not(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    async def go() -> None:
+        job = JobId("slow")
+        place = Place(tmp_path)
+        (await place.start()).die()
+        caller = await place.claim(silence_s=3.0)
+        caller.link.proceed()
+        place.begin(caller, job, steps=1, step_s=5.0)
+        await caller.finished(job)
+        os.kill(caller.link.pid, signal.SIGSTOP)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await caller.link.receive() == Gone("nothing was heard of it for 3 s; it was killed")
+        place.process.wait()
+        assert place.door.knock() is None
 
     loop.run_until_complete(go())

@@ -281,7 +281,7 @@ def test_who_listens_across_a_restart_is_told_what_was_missed_and_then_hears_on(
     async def life(after: int | None) -> int:
         house = House.open(setup)
         try:
-            await house._claim()
+            assert (await house._claim()).silence_s, "an executor that hangs is noticed"
             feed = house.followers.chronicle.feed
             for _ in range(3 if after is None else 1):
                 feed.add(0.0, "told", "a")

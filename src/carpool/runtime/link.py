@@ -30,6 +30,8 @@ __all__ = ["Claim", "ExecutorLink", "ExecutorOptions", "Refused"]
 _LONGEST_LINE = 1 << 26
 _START_S = 180.0  # importing torch from a cold disk takes its time
 _STOP_S = 20.0  # for a stop without checkpoints, which is quick
+_BEATS = 8  # signs of life that are asked for within the time after which silence means a hang
+_LOOKS = 2  # within it: who was stopped oneself finds at the second what came meanwhile
 
 
 class Refused(CarpoolError):
@@ -50,6 +52,7 @@ class Claim:
     epoch: int = 1
     life: int = 0  # of the executor that was heard before
     after: int = 0  # number of its last report that is kept
+    silence_s: float = 0.0  # without a sign of life, after which it is taken for hung and ended; 0: never
 
 
 class ExecutorLink:
@@ -59,6 +62,7 @@ class ExecutorLink:
         self._reader = reader
         self._writer = writer
         self._gone: Gone | None = None
+        self._silence_s = 0.0
         self._receipts = Receipts()
 
     inventory: Inventory  # how it stood when it was claimed
@@ -94,7 +98,9 @@ class ExecutorLink:
             link._process = Other(process.pid, process)
         devices = [asdict(device) for device in claim.devices]
         begin = {"devices": devices, "state": str(claim.state), "options": asdict(claim.options)}
-        link._say({"do": "claim", "epoch": claim.epoch, "life": claim.life, "after": claim.after, **begin})
+        beat_s = claim.silence_s / _BEATS
+        known = {"epoch": claim.epoch, "life": claim.life, "after": claim.after, "beat_s": beat_s}
+        link._say({"do": "claim", **known, **begin})
         try:
             first = await asyncio.wait_for(link._next(), _START_S)
         except TimeoutError:
@@ -107,6 +113,7 @@ class ExecutorLink:
             link._writer.close()
             raise Refused(first["epoch"])
         link.inventory = inventory_from_json(first)
+        link._silence_s = claim.silence_s if first.get("beat_s") else 0.0  # an older one knows of no beats
         if process is None:
             link._process = Other(link.inventory.pid)
         link._receipts = Receipts(claim.after if claim.life == link.inventory.life else 0)
@@ -150,10 +157,16 @@ class ExecutorLink:
     async def receive(self) -> Report:
         """The next report; `Gone`, again and again, once there is no executor any more."""
         while self._gone is None:
-            value = await self._next()
+            try:
+                value = await self._heard()
+            except TimeoutError:
+                self.kill()
+                await self._bury()
+                self._gone = Gone(f"nothing was heard of it for {self._silence_s:g} s; it was killed")
+                break
             if value is None:
                 self._gone = Gone(await self._bury())
-            elif self._receipts.is_new(value.pop("number")):
+            elif "number" in value and self._receipts.is_new(value.pop("number")):
                 return report_from_json(value)
         return self._gone
 
@@ -180,6 +193,16 @@ class ExecutorLink:
     def _say(self, value: Mapping[str, Any]) -> None:
         with contextlib.suppress(ConnectionError, RuntimeError):  # its end is seen by `receive`
             self._writer.write(line(value))
+
+    async def _heard(self) -> dict[str, Any] | None:
+        """What comes next; TimeoutError where that takes longer than one that works can be silent."""
+        if not self._silence_s:
+            return await self._next()
+        for _ in range(_LOOKS):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._silence_s / _LOOKS):
+                    return await self._next()
+        raise TimeoutError
 
     async def _next(self) -> dict[str, Any] | None:
         try:

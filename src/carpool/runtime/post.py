@@ -44,7 +44,8 @@ class Post:
         self._writer: asyncio.StreamWriter | None = None  # of whoever has claimed it
         self._is_answered = False  # the claim has been: reports may follow
         self._expects_another = False  # whoever left said so
-        self._alone_since = clock()
+        self._alone_since = self._beaten_at = clock()
+        self._beat_s = 0.0  # between signs of life, where whoever has claimed it wants some
         self._starting: asyncio.Task[None] | None = None
         self._executor: Executor | None = None
         self._tasks: list[asyncio.Task[Any]] = []
@@ -132,7 +133,8 @@ class Post:
             self._outbox.acknowledge(claim["after"])
         standings = self._executor.jobs.standings()
         inventory = Inventory(os.getpid(), self._life, tuple(self._devices), standings)
-        self._say({"report": "Claimed", **inventory_to_json(inventory)})
+        self._beat_s = claim.get("beat_s", 0.0)  # an older carpool would not understand them
+        self._say({"report": "Claimed", "beat_s": self._beat_s, **inventory_to_json(inventory)})
         self._is_answered = True
         for numbered in self._outbox:
             self._send(numbered)
@@ -198,12 +200,19 @@ class Post:
         while True:
             await asyncio.sleep(self._options.tick_s)
             executor.tick()
+            self._beat()
             alone_s = 0.0 if self._writer is not None else self._clock() - self._alone_since
             if self._expects_another and alone_s > self._options.handover_s:
                 self._expects_another = False
                 executor.wait(True)
             if self._waits and alone_s > self._patience_s(executor):
                 self.retire()
+
+    def _beat(self) -> None:
+        """Say that it is at work, although there is nothing to say; from the loop, since that is what may hang."""
+        if self._is_answered and self._beat_s and self._clock() - self._beaten_at >= self._beat_s:
+            self._beaten_at = self._clock()
+            self._say({"report": "Alive"})
 
     def _patience_s(self, executor: Executor) -> float:
         """How long to wait for somebody; with nothing to hand over not for long."""

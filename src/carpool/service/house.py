@@ -52,6 +52,7 @@ from carpool.service.store import Store
 
 _MOST_DEATHS = 5  # of executors, within
 _DEATHS_S = 60.0
+_SILENCE_S = 60.0  # of an executor: then it hangs, is ended, and another takes its place
 _MANY_RECORDS = 1000  # folded at a start: the next one should begin here
 
 
@@ -318,7 +319,7 @@ class House:
         self.store.round_off(self.scheduler.at)
         await self.setup.commit(self.store.commit)  # a commit may be under way: this one waits, and holds nobody up
         options = replace(self.setup.options, on_orphan="wait")
-        return Claim(self._back.devices, self.setup.state, options, mark.epoch + 1, mark.life, mark.heard)
+        return Claim(self._back.devices, self.setup.state, options, mark.epoch + 1, mark.life, mark.heard, _SILENCE_S)
 
     async def _renew(self, reason: str) -> tuple[ExecutorLink, Sequence[Fact]]:
         """Another executor for one that is gone; not again and again."""
