@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from carpool.core.errors import InputError, UnknownName
+
+# CPython 3.11 counts the depth of a tree for all threads together: two that parse at once may end in a SystemError.
+_PARSING = threading.Lock()
 
 
 def check_entry(entry: str, args: Iterable[str], folder: Path, where: str) -> None:
@@ -74,7 +78,9 @@ def _package_folders(top: str, where: str) -> list[Path]:
 
 def _check_function(path: Path, name: str, args: Iterable[str], where: str) -> None:
     try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
+        source = path.read_bytes()
+        with _PARSING:
+            tree = ast.parse(source, filename=str(path))
     except SyntaxError as error:
         raise InputError(f"{path.name}, line {error.lineno}: {error.msg}", where=where) from None
     except (OSError, ValueError) as error:
