@@ -311,3 +311,28 @@ def test_of_jobs_that_ended_long_ago_only_the_lengths_are_remembered() -> None:
     mean_s = sum(10.0 * (1 + number % 3) for number in range(500)) / 500
     assert live.remaining(running(OTHER, 0), 0.0).mean == pytest.approx(mean_s)
     assert live.total(jobs[0].id) == 100.0  # it is shown to people
+
+
+def test_jobs_of_which_nothing_is_known_are_alike_and_others_are_not() -> None:
+    live = Live(CLUSTER)
+    before = live.alike(SPEC)
+    assert before == live.alike(OTHER) != live.alike(replace(OTHER, batch_size=8))
+    learned(live, SPEC, 10.0, 0)
+    first = live.alike(SPEC)
+    assert first != live.alike(OTHER) == before
+    learned(live, SPEC, 12.0, 0)
+    assert first != live.alike(SPEC)
+    learned(live, SPEC, 18.0, 0, 1)
+    known = live.alike(SPEC)
+    learned(live, OTHER, 3.0, 0)
+    assert live.alike(SPEC) != known, "places compare otherwise once another job was measured"
+
+
+class TestContract(EstimatorContract):
+    """Without a profile."""
+
+    examples = 15
+    kinds = ("cpu1", "cpu2")
+
+    def make_estimator(self) -> Live:
+        return Live(Cluster.build([(2, 4, "cpu1"), (1, 4, "cpu2")]))

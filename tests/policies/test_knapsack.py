@@ -68,3 +68,13 @@ def test_who_loses_least_takes_another_kind_where_one_is_short() -> None:
     choice = deal(values, np.eye(2), np.full(2, many / 2.0), np.array([0.9, 0.1]))
     assert (choice != NONE).all()
     assert total(values, choice) >= 0.999 * (10.0 * many / 2 + values[many // 2 :, 1].sum())
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.7]), min_size=20, max_size=60), st.integers(0, 3))
+@settings(max_examples=40)
+def test_of_many_that_few_devices_serve_the_best_are_served_and_the_first_of_equals(
+    worths: list[float], devices: int
+) -> None:
+    choice = exact(np.array(worths)[:, None], np.ones((1, 1)), np.array([float(devices)]))
+    order = sorted((job for job, worth in enumerate(worths) if worth > 0.0), key=lambda job: (-worths[job], job))
+    assert np.flatnonzero(choice != NONE).tolist() == sorted(order[:devices])

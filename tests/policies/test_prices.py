@@ -77,3 +77,22 @@ def test_along_a_direction_all_that_is_wanted_is_worth_no_more_than_all_there_is
     assert 1.0 / 1.44 <= prices[1] / prices[0] * 3.0 <= 1.44
     assert along @ market.taken(prices * 1.2, parts) <= along @ market.supply
     assert along @ market.taken(prices / 2.0, parts) > along @ market.supply
+
+
+def test_what_nobody_may_take_changes_nothing_in_a_large_market() -> None:
+    random = np.random.default_rng(5)
+    jobs, widths = 400, np.array([1.0, 2.0, 4.0, 8.0])
+    needs = np.concatenate([np.stack([widths, 0 * widths], 1), np.stack([0 * widths, widths], 1)])
+    rates = random.uniform(0.5, 2.0, (jobs, 1)) * np.concatenate([widths**0.7, 0.4 * widths**0.7])
+    rates[random.random((jobs, 8)) < 0.4] = 0.0
+    rates[7] = 0.0
+    weights, work, supply = random.uniform(1.0, 3.0, jobs), random.uniform(10.0, 1e3, jobs), np.array([300.0, 200.0])
+    wide = np.concatenate([needs, np.tile(needs[:1], (8, 1))])
+    market = Market(rates, needs, supply, weights, work)
+    padded = Market(np.concatenate([rates, np.zeros((jobs, 8))], axis=1), wide, supply, weights, work)
+    assert rates.size < 5_000 < padded.rates.size, "one is reckoned as a whole, the other by what jobs may take"
+    parts = np.full(jobs, 0.5)
+    for prices in (np.array([0.3, 0.1]), np.array([2.0, 0.5])):
+        able = rates.any(axis=1)
+        assert (market.worths(prices, parts) == padded.worths(prices, parts))[able].all()
+        assert (market.taken(prices, parts) == padded.taken(prices, parts)).all()

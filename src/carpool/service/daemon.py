@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Gone, Report, Told
 from carpool.runtime.wire import report_to_json
+from carpool.service.breath import Breath
 from carpool.service.line import Line
 from carpool.service.store import Mark, Store, balance_text
 
@@ -28,8 +28,6 @@ Renew = Callable[[str], Awaitable[tuple[Line, Sequence[Fact]]]]
 
 _RECORDS_RETAINED = 100_000  # for stories and figures; showing them to all who follow takes some seconds
 _RECORDS_PER_BALANCE = 1000  # folding so many takes a fraction of a second; with more jobs, as many as there are
-_SLOW_S = 0.02  # of computing: a policy that takes longer to decide is not asked at every fact
-_BREATHS = 4.0  # times as long as it took: deciding takes a fifth of the time at most
 
 
 class Unkept(CarpoolError):
@@ -90,6 +88,7 @@ class Daemon:
         self._ended: list[JobId] = []  # likewise
         self._kept: asyncio.Future[None] | None = None  # resolved when all that was folded until now is durable
         self._committing: asyncio.Future[None] | None = None  # the same of what is just being written
+        self._breath = Breath()
         self._since_balance = 0
         self._balancing: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -228,11 +227,10 @@ class Daemon:
 
     def _decide(self, facts: Sequence[Fact]) -> list[Order]:
         """Fold facts and plan; after a plan that took long the next one waits, so that people are answered too."""
-        before, began = self._scheduler.planned_at, time.thread_time()
+        before, began = self._scheduler.planned_at, self._breath.begin()
         orders = self._scheduler.handle(self._now(), facts)
         if self._scheduler.planned_at != before:
-            took_s = time.thread_time() - began
-            self._scheduler.breath_s = _BREATHS * took_s if took_s > _SLOW_S else 0.0
+            self._scheduler.breath_s = self._breath.after(began)
         return orders
 
     def _now(self) -> float:

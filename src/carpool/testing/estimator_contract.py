@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import isfinite, isnan
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Neighbour, Placement
+from carpool.policies.alike import KnowsAlike
 from carpool.testing.strategies import random_runs
 
 Answers = list[Estimate]
@@ -80,6 +82,26 @@ class EstimatorContract:
                 assert version >= before, f"the version went from {before} to {version}"
                 assert version > before or now == answers, "answers changed under one version"
                 before, answers = version, now
+
+        self._try(check)
+
+    def test_jobs_that_are_alike_are_equally_fast(self) -> None:
+        """Where it says which jobs are alike (`KnowsAlike`), their rates are equal, and stay so until it says else."""
+
+        def check(data: st.DataObject) -> None:
+            estimator = self.make_estimator()
+            if not isinstance(estimator, KnowsAlike):
+                return
+            specs = data.draw(st.lists(self.specs(), min_size=1, max_size=6))
+            alone = replace(data.draw(self.placements()), neighbours=())
+            known: dict[tuple[object, int], Estimate] = {}
+            for lesson in (None, *data.draw(self.lessons())):
+                if lesson is not None:
+                    self._teach(estimator, [lesson])
+                for spec in specs:
+                    rate = estimator.rate(spec, alone)
+                    like = estimator.alike(spec), spec.devices
+                    assert known.setdefault(like, rate) == rate, f"{spec.id} is like another, and not as fast"
 
         self._try(check)
 
