@@ -313,6 +313,17 @@ def test_of_jobs_that_ended_long_ago_only_the_lengths_are_remembered() -> None:
     assert live.total(jobs[0].id) == 100.0  # it is shown to people
 
 
+def test_places_are_compared_anew_by_stages_once_there_are_many() -> None:
+    live, wide = Live(Cluster.build([(1, 64, "cpu1")])), JobSpec(JobId("a"), max_devices=64)
+    stages = []
+    for width in range(1, 60):
+        learned(live, wide, 1.0, *range(width))
+        like = live.alike(wide)
+        assert isinstance(like, tuple)
+        stages.append(like[-1])
+    assert sorted(set(stages)) == [0, *range(2, 16), *range(16, 32, 2), *range(32, 60, 4)]
+
+
 def test_jobs_of_which_nothing_is_known_are_alike_and_others_are_not() -> None:
     live = Live(CLUSTER)
     before = live.alike(SPEC)

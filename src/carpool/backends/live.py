@@ -92,6 +92,7 @@ class Live:
     def believe(self, spec: JobSpec, belief: ProfileBelief) -> None:
         """Begin with what is known of a job's training; what the job itself has told counts more."""
         self._profiles[spec.id] = belief
+        self._lessons_of[spec.id] += 1
         self._lessons += 1
         total = belief.total_steps(spec)
         if total is not None and spec.id not in self._totals:
@@ -114,7 +115,7 @@ class Live:
         if job not in self._lessons_of and job not in self._profiles:
             return spec.batch_size
         widths = {sum([count for _, count in key[1]]) for key in self._of_job.get(job, ())}
-        return job, spec.batch_size, self._lessons_of[job], self._settings if len(widths) > 1 else 0
+        return job, spec.batch_size, self._lessons_of[job], _stage(self._settings) if len(widths) > 1 else 0
 
     def own_batch(self, spec: JobSpec) -> int:
         """The batch size that its author gave a job; 0: not known yet."""
@@ -283,8 +284,11 @@ class Live:
         return spec.id, placement.groups, placement.fraction, batch_size, shared
 
     def _known_places(self) -> Places:
-        """How places compare, fitted anew when a job was measured in another one."""
-        known = (self.cluster, self._settings)
+        """How places compare, fitted anew when jobs were measured in other ones.
+
+        A fit takes longer the more there is to fit, so that it is not made for every one: see `_stage`.
+        """
+        known = (self.cluster, _stage(self._settings))
         if self._places is None or self._places[0] != known:
             whole = [(key, measured.mean) for key, measured in self._rates.items() if key[2] == 1.0 and not key[4]]
             fitted = Places(self.cluster).fit([(key[0], Place(key[1], key[3]), rate) for key, rate in whole])
@@ -342,6 +346,11 @@ class Live:
         """Lengths alone of those of these jobs of which they are known."""
         known = [job for job in jobs if job in self._totals and (job in self._of_job or job in self._profiles)]
         return [self._totals[job] / self._alone(job) for job in known]
+
+
+def _stage(settings: int) -> int:
+    """The number of settings, rounded down to an eighth once they are sixteen or more."""
+    return settings - settings % (1 << max(0, settings.bit_length() - 4))
 
 
 def in_company(scheduler: Scheduler) -> Callable[[Job], bool]:
