@@ -220,7 +220,7 @@ class Competitive(Policy):
                 return moderate
             solos = search.solos(tried)
             contrast = contrasted(search, [hunger(own) for own in solos])
-            if contrast is not None and len(tried) == _PROBED:
+            if contrast is not None and contrast not in tried and len(tried) == _PROBED:
                 return contrast
             known = {each.vector: each.speeds for each in trial.tried}
             specs = [tenant.spec for tenant in search.tenants]
