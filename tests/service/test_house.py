@@ -22,6 +22,7 @@ from carpool.runtime.devices import parse_devices
 from carpool.runtime.door import Door
 from carpool.runtime.entry import load_training
 from carpool.runtime.jobfile import Listed, read_jobs
+from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.link import ExecutorOptions
 from carpool.service.accept_log import Line
 from carpool.service.clerk import Clerk
@@ -102,11 +103,11 @@ ADMIN = Person("root", Role.ADMIN)
 
 @asynccontextmanager
 async def opened(
-    folder: Path, *, leave_running: bool = False, policy: str = "", devices: str = "cpu:2"
+    folder: Path, *, leave_running: bool = False, policy: str = "", devices: str = "cpu:2", days: float = 0.0
 ) -> AsyncIterator[House]:
     """A daemon at work, which is stopped in the end."""
     options = ExecutorOptions(mirror_s=0.2, grace_s=0.5, tick_s=0.02, orphan_s=60.0)
-    house = House.open(Setup(folder, tuple(parse_devices(devices)), "1", policy, "fifo", options))
+    house = House.open(Setup(folder, tuple(parse_devices(devices)), "1", policy, "fifo", options, checkpoint_days=days))
     try:
         await house.start()
         running = asyncio.create_task(house.run())
@@ -321,7 +322,8 @@ def test_after_a_restart_behind_a_trimmed_journal_people_are_answered_as_before(
             await clerk.cancel(ADA, "short")
         with closing(Store.open(state, House.header(house.setup))) as store:
             store.forget_before(_resumed_in(store))
-        async with opened(state) as house:
+        short, long = (_with_old_checkpoints(state, spec.id) for spec, _ in jobs)
+        async with opened(state, days=1.0) as house:
             clerk, feed = Clerk(house.premises, house.recovered.notes), house.followers.chronicle.feed
             assert [[line.job for line in decision.changes] for decision in clerk.decisions(ADMIN)] == [["short"]]
             assert [line.job for line in clerk.decisions(ADA)[0].changes] == [""], "whose it was is forgotten"
@@ -330,11 +332,20 @@ def test_after_a_restart_behind_a_trimmed_journal_people_are_answered_as_before(
             assert [each.name for each in clerk.job(ADA, "long").holds] == ["cpu:1"]
             assert await clerk.submit(ADA, jobs[:1]) == ("short-2",)
             await clerk.reweigh(ADA, "long", 2.0)
+            await until(house, lambda: not short.exists())
+            assert long.exists()
             feed.close()
             told = [event.kind async for event in clerk.events(ADA, 0) if event.job == "long"]
             assert told == ["changed"]
 
     asyncio.run(play())
+
+
+def _with_old_checkpoints(state: Path, job: JobId) -> Path:
+    folder = JobFolder(state, job).checkpoints
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder, (0.0, 0.0))
+    return folder
 
 
 def _resumed_in(store: Store) -> int:

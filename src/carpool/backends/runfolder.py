@@ -82,6 +82,19 @@ class RunFolder:
             ) from None
         self._lock = handle
 
+    def make_private(self) -> None:
+        """Let nobody else look into it: what jobs are given is in there, variables with secrets too."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.path.stat().st_mode & 0o077:
+            try:
+                self.path.chmod(0o700)
+            except PermissionError:
+                raise InputError(
+                    "others may look into it, and it is not yours to change",
+                    where=str(self.path),
+                    way_out="Name another --state.",
+                ) from None
+
     def let_go(self) -> None:
         """Let others in."""
         if self._lock is not None:

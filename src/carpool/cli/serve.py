@@ -100,7 +100,11 @@ def command(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     cap = parse_bytes(settings["memory_cap"], "memory_cap") if settings["memory_cap"] else 0
     options = ExecutorOptions(mps=settings["lanes"] == "auto", warm=settings["warm"], memory_cap=cap)
     policy, state = settings["policy"], settings.state
-    house = House.open(Setup(state, found, __version__, policy, default_policy(), options, commit=meters.commit))
+    setup = Setup(
+        state, found, __version__, policy, default_policy(), options,
+        checkpoint_days=settings["checkpoint_days"], commit=meters.commit,
+    )  # fmt: skip
+    house = House.open(setup)
     try:
         from carpool.cli.mounting import listening, mounted
 

@@ -91,6 +91,11 @@ class Scheduler:
         """Whether a job of this name was ever submitted."""
         return job in self._books.jobs or job in self._books.ended
 
+    @property
+    def ended(self) -> Mapping[JobId, Phase]:
+        """How jobs that are over ended, by id."""
+        return self._books.ended
+
     def outcome(self, job: JobId) -> Phase | None:
         """How a job ended; None while it has not."""
         return self._books.ended.get(job)

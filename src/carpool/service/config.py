@@ -49,6 +49,7 @@ SETTINGS = {
         Setting("lanes", Kind.TEXT, "auto", "auto or slice, as for carpool run"),
         Setting("warm", Kind.WHOLE, 1, "processes kept ready on each GPU"),
         Setting("memory_cap", Kind.TEXT, "", "what jobs on a device may take together; empty: all of it"),
+        Setting("checkpoint_days", Kind.WHOLE, 90, "days after its end that a job's checkpoints are kept; 0: for ever"),
         Setting("socket", Kind.TEXT, "", f"the daemon's Unix socket; empty: {SOCKET} in its folder"),
         Setting("host", Kind.TEXT, "127.0.0.1", "where it listens besides; beyond loopback there must be tokens"),
         Setting("port", Kind.WHOLE, PORT, "the port there; 0: none"),

@@ -46,6 +46,7 @@ from carpool.service.knowledge import Knowledge
 from carpool.service.notices import Ending, Notices
 from carpool.service.reconciling import is_ahead, reconcile
 from carpool.service.recovery import Followers, newest_policy, recover_followers, recover_scheduler
+from carpool.service.retention import Retention
 from carpool.service.showing import Calendar
 from carpool.service.spans import Spans
 from carpool.service.store import Store
@@ -67,6 +68,7 @@ class Setup:
     default_policy: str = "carpool"
     options: ExecutorOptions = field(default_factory=ExecutorOptions)
     retain: int = 100_000  # records that are kept when a balance stands for them: stories and figures go back so far
+    checkpoint_days: float = 0.0  # that checkpoints of jobs stay that are over; 0: always
     commit: Commit = asyncio.to_thread  # how the store's commits are run
 
 
@@ -109,13 +111,15 @@ class House:
         self._deaths: list[float] = []
         self._over: list[JobId] = []  # their records not yet durable
         self._notices = Notices(setup.state, self._tell)
+        days, ledger = setup.checkpoint_days, self.followers.ledger
+        self._retention = Retention(setup.state, days, self.scheduler, ledger, self.calendar, self._tell)
         self.daemon: Daemon
 
     @classmethod
     def open(cls, setup: Setup) -> House:
         """Hold the folder and bring everything to where its journal ends. InputError where another daemon holds it."""
-        _make_private(setup.state)
         folder = RunFolder(setup.state)
+        folder.make_private()
         folder.hold(by="daemon")
         try:
             store = Store.open(setup.state, cls.header(setup))
@@ -212,9 +216,11 @@ class House:
                 self._announce(job)
         self.daemon.proceed()
         first, self._first = self._first, []
+        clearing = asyncio.create_task(self._retention.look_always())
         try:
             await self.daemon.run(first)
         finally:
+            clearing.cancel()
             await self._notices.close()
         for job in self.scheduler.jobs:
             self._knowledge.keep(job, self.recovered.programs.get(job))
@@ -357,20 +363,6 @@ class House:
             for job in self.scheduler.jobs.values()
             if job.id not in self.recovered.programs
         ]
-
-
-def _make_private(state: Path) -> None:
-    """Make a folder that nobody else may look into: what jobs are given is in it, variables with secrets too."""
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if state.stat().st_mode & 0o077:
-        try:
-            state.chmod(0o700)
-        except PermissionError:
-            raise InputError(
-                "others may look into it, and it is not yours to change",
-                where=str(state),
-                way_out="Name another --state.",
-            ) from None
 
 
 def _facts_of(scheduler: Scheduler, back: Return) -> list[Fact]:
