@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from carpool.runtime.zoo.attention import Attention, feed_forward
+from carpool.runtime.zoo.blocks import blank
+from carpool.runtime.zoo.drawing import draw_normal
 
 
 class Layer(nn.Module):
@@ -30,13 +32,13 @@ class SpanFinder(nn.Module):
 
     def __init__(self, tokens: int, dim: int, layers: int, heads: int, positions: int, dropout: float) -> None:
         super().__init__()
-        self.words, self.places, self.kinds = (nn.Embedding(count, dim) for count in (tokens, positions, 2))
+        self.words, self.places, self.kinds = (blank(nn.Embedding, count, dim) for count in (tokens, positions, 2))
         self.norm, self.dropout = nn.LayerNorm(dim, eps=1e-12), nn.Dropout(dropout)
         self.layers = nn.ModuleList(Layer(dim, heads, dropout) for _ in range(layers))
         self.span = nn.Linear(dim, 2)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, 0.0, 0.02)
+                draw_normal(module.weight, 0.02)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
+from carpool.runtime.zoo.drawing import draw_normal
+
 Size = int | tuple[int, int]
 Activation = Callable[[], nn.Module]
 M = TypeVar("M", bound=nn.Module)
@@ -108,7 +110,7 @@ def scaled(channels: int, width: float) -> int:
 
 def blank(kind: Callable[..., M], *sizes: int) -> M:
     """A layer whose weights are set afterwards: large ones would be drawn twice, which takes as long as a start."""
-    made: M = nn.utils.skip_init(kind, *sizes)  # type: ignore[no-untyped-call]
+    made: M = nn.utils.skip_init(kind, *sizes, device=torch.get_default_device())  # type: ignore[no-untyped-call]
     return made
 
 
@@ -118,7 +120,7 @@ def start(model: nn.Module) -> nn.Module:
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         elif isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, 0.0, 0.01)
+            draw_normal(module.weight, 0.01)
         else:
             continue
         if module.bias is not None:

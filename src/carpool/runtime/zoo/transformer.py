@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from carpool.runtime.zoo.attention import Attention, feed_forward, later
 from carpool.runtime.zoo.blocks import blank
+from carpool.runtime.zoo.drawing import draw_normal
 
 
 class Layer(nn.Module):
@@ -46,7 +47,7 @@ class Translator(nn.Module):
         self.decoder = nn.ModuleList(Layer(dim, heads, inner, dropout, decodes=True) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
         self.dropout = nn.Dropout(dropout)
-        nn.init.normal_(self.words.weight, 0.0, dim**-0.5)
+        draw_normal(self.words.weight, dim**-0.5)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
