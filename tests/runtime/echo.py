@@ -22,7 +22,8 @@ REPLAYED = "steps are replayed as CUDA graphs, checked bit for bit against the c
 class Echo:
     """Does again what was recorded by calling it again, with the gradients where they were when it was recorded."""
 
-    def __init__(self, training: Training, *, wrong: float = 0.0) -> None:
+    def __init__(self, training: Training, *, wrong: float = 0.0, has_branches: bool = False) -> None:
+        self.has_branches = has_branches
         self._training = training
         self._parameters = list(training.model.parameters())
         self._wrong = wrong  # what a bad recording adds to every gradient

@@ -102,6 +102,41 @@ def test_a_device_waits_and_hands_on_by_itself(baton: Baton) -> None:
     assert signal.told == [("hold", 4), ("reach", 5)]
 
 
+class MovingBaton(Baton):
+    """Comes one grant further with every look."""
+
+    looks = 0
+
+    def has_reached(self, number: int) -> bool:
+        found = super().has_reached(number)
+        self.looks += 1
+        self.reach(self.looks)
+        return found
+
+
+def test_a_step_that_must_not_stand_queued_is_awaited_by_its_host() -> None:
+    baton, signal = MovingBaton(*new_baton()), FakeSignal()
+    token = Token(lambda message: None, baton, signal)
+    token.take(Grant(1, 5, 4))
+    assert token.begins(0, queues=False), "the host makes all ready"
+    assert baton.looks == 1, "and the one in front is not through yet"
+    token.starts()
+    assert baton.looks > 4
+    assert signal.told == [], "nothing was said to the device before"
+    looks = baton.looks
+    token.starts()
+    assert baton.looks == looks + 1, "the same step, made once more to prove it, does not wait again"
+    baton.close()
+
+
+def test_a_step_that_stands_queued_is_not_awaited_by_its_host(baton: Baton) -> None:
+    token = Token(lambda message: None, baton, FakeSignal())
+    token.take(Grant(1, 5, 4))
+    assert token.begins(0)
+    token.starts()
+    assert not baton.has_reached(4), "the device waits, not the host"
+
+
 class SlowBaton(Baton):
     """Is where it has to be only when it has been looked at a few times."""
 

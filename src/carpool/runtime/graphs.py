@@ -108,6 +108,11 @@ class Graphs:
         """A step is made without asking here; why, in words."""
         self._tell(f"steps are made without CUDA graphs: {why}")
 
+    @property
+    def may_queue(self) -> bool:
+        """Whether a step may stand queued on a device on which another process computes."""
+        return not self._recorder.has_branches
+
     def take_news(self) -> list[str]:
         """What has not been told yet."""
         news, self.news = self.news, []
@@ -121,6 +126,7 @@ class Graphs:
         if not self.refusal:
             self._look_for_moves()
         if (take := self._gathered.get(step.num_samples)) is None:
+            self._passes.starts()
             batch = self._passes.fetch(step)
             take = self._take_for(batch, step.num_samples)
             if take is None:
@@ -179,6 +185,7 @@ class Graphs:
         if take.gathering is not None:
             take.gathering.choose(step.draw.samples)
         self._passes.seed(step.number)
+        self._passes.starts()
         take.forward()
         self._recorder.bring(take.made, take.loss)
         take.backward()

@@ -9,10 +9,10 @@ step; float buffers are averaged with the weights n_s/n, integer buffers come fr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -63,6 +63,18 @@ class Step:
         return max((end - start for piece in pieces for start, end in self.passes(piece)), default=0)
 
 
+class Turn(Protocol):
+    """Who is told how far a pass has come."""
+
+    def starts(self) -> None:
+        """Nothing has been said to the device yet: return when it may be."""
+        ...
+
+    def is_queued(self) -> None:
+        """The device has been told all of it and the loss is not known yet."""
+        ...
+
+
 class Passes:
     """Makes the contributions of pieces, and leaves the model as it was: a step that fails can be made again."""
 
@@ -75,7 +87,7 @@ class Passes:
         self._before = Before(layout)
         self._autocast_to = training.autocast_dtype
         self._has_passed = False
-        self.on_queued: Callable[[], object] | None = None
+        self.turn: Turn | None = None  # who is told of the pass that is made; some things perhaps twice
         self.samples = Samples(
             training.dataset,
             seed=seed,
@@ -127,11 +139,16 @@ class Passes:
             self._undo()
         return value
 
+    def starts(self) -> None:
+        """A pass is about to be said to the device."""
+        if self.turn is not None:
+            self.turn.starts()
+
     def queued(self) -> None:
         """A pass has been said to the device: what is done while that is busy."""
         self.samples.send()
-        if self.on_queued is not None:
-            self.on_queued()
+        if self.turn is not None:
+            self.turn.is_queued()
 
     def seed(self, number: int) -> None:
         """Set all generators for the pass over a step that is one piece."""

@@ -49,6 +49,11 @@ class Place:
         """Add up and update with as many threads as every other rank: their number may change the bits."""
         return intra_op_threads(self.said.update_threads) if self.said.update_threads else _NOTHING
 
+    def starts(self) -> None:
+        """Nothing of a step has been said to the device yet: return when it may be."""
+        if self.token is not None:
+            self.token.starts()
+
     def is_queued(self) -> None:
         """Most of a step has been said to the device; if it is the last for now, another may make itself ready."""
         if self.token is not None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from carpool.runtime.branching import branches
 from carpool.runtime.vmm import ScratchPool
 
 Replay = Callable[[], None]
@@ -21,6 +22,8 @@ Replay = Callable[[], None]
 
 class Recorder(Protocol):
     """Makes recordings."""
+
+    has_branches: bool  # a recording so far was not one chain of work
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """What is done inside runs where recordings are made, so that libraries set themselves up there."""
@@ -55,6 +58,7 @@ class CudaRecorder:
         self._is_made = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._is_here = torch.cuda.Event()  # type: ignore[no-untyped-call]
         # torch lets go of what it knows of a pool with its last recording, and refuses that pool for ever.
+        self.has_branches = False
         self._anchor = None if scratch is None else self.record(lambda: torch.zeros(1, device=device))
 
     @contextmanager
@@ -70,7 +74,7 @@ class CudaRecorder:
 
     def record(self, work: Callable[[], object]) -> Replay:
         """Record what `work` does; other threads may go on using the device meanwhile."""
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # what the code's own passes used is not in our pool
         with self.aside(), _no_collection():
@@ -83,6 +87,8 @@ class CudaRecorder:
                     graph.capture_end()
                 self._mend()
                 raise
+        self.has_branches |= branches(graph.raw_cuda_graph())
+        graph.instantiate()
         return graph.replay
 
     def start_over(self) -> None:

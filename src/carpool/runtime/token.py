@@ -1,12 +1,13 @@
 """A worker's side of the turns: what its grants let it do, and how it hands the device on.
 
-`begins` before a step; `is_queued` when its kernels are on their way; `done` after it. With a baton, the next ones are
-chosen while the last step runs and take over without the executor; without one, or in company, every grant is asked for
-and ends with the next question.
+`begins` before a step; `starts` before its first kernel; `is_queued` when its kernels are on their way; `done` when it
+has been made. With a baton, the next ones are chosen while the last step runs and take over without the executor;
+without one, or in company, every grant is asked for and ends with the next question.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from collections import deque
@@ -32,6 +33,7 @@ class Token:
         self.left = 0  # steps of it
         self._has_asked = False
         self._behind = 0  # the device may still be waiting for the end of the grant of this number
+        self._awaited = 0  # the host waits for its end before it tells the device anything
 
     def take(self, grant: Grant) -> None:
         """Something was granted."""
@@ -64,9 +66,12 @@ class Token:
         if self.is_spent:
             self.hand_on(is_last=True)
 
-    def begins(self, step: int) -> bool:
-        """Whether a step may begin now; asks for it if that has not been done."""
-        if not self.left and self._grants and self._is_next(self._grants[0]):
+    def begins(self, step: int, *, queues: bool = True) -> bool:
+        """Whether a step may begin now; asks for it if that has not been done.
+
+        Not ``queues``: the device must not be told of the step before it is free, so `starts` waits for that.
+        """
+        if not self.left and self._grants and self._is_next(self._grants[0], queues):
             grant = self._grants.popleft()
             self.left, self._has_asked = grant.steps, False
             if self._baton is not None:
@@ -75,6 +80,14 @@ class Token:
             self._say(Asked(step))
             self._has_asked = True
         return self.left > 0
+
+    def starts(self) -> None:
+        """Nothing of the step has been said to the device yet: return when it may be.
+
+        Who comes next stays awake, and the device is its own a few microseconds after the last kernel in front.
+        """
+        while self._baton is not None and not self._baton.has_reached(self._awaited):
+            os.sched_yield() if self._baton.has_reached(self._awaited - 1) else time.sleep(_NAP_S)
 
     def is_queued(self) -> None:
         """Most of a step's work has been said to the device: once it has begun, others may make ready for the next.
@@ -102,13 +115,16 @@ class Token:
         if any(fd != ear for fd, _ in poll.poll()) and self._baton is not None:
             self._baton.hush()
 
-    def _is_next(self, grant: Grant) -> bool:
+    def _is_next(self, grant: Grant, queues: bool) -> bool:
         if self._baton is None or self._baton.has_reached(grant.after):
             return True
         if self._signal is None:
             return False
-        self._signal.hold_until(grant.after)
-        self._behind = grant.after
+        if queues:
+            self._signal.hold_until(grant.after)
+            self._behind = grant.after
+        else:
+            self._awaited = grant.after
         return True
 
 

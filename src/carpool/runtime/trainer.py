@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from carpool.runtime.flat import Contribution, Layout, Sums
 from carpool.runtime.goals import Best, BestSoFar, metric
 from carpool.runtime.graphs import Graphs
 from carpool.runtime.order import Cursor, DataOrder, batch_lengths
-from carpool.runtime.passes import Gathered, Passes, Places, Step, add_contributions
+from carpool.runtime.passes import Gathered, Passes, Places, Step, Turn, add_contributions
 from carpool.runtime.precision import settle_training
 from carpool.runtime.readers import Request
 from carpool.runtime.recorder import CudaRecorder, Recorder
@@ -170,16 +170,14 @@ class Trainer:
         """Whether a process that is alone may make the step in one pass, without adding anything up."""
         return len(step.bounds) == 1 and not 0 < step.most < step.num_samples and self._scale is None
 
-    def pass_whole(self, step: Step, on_queued: Callable[[], object] | None = None) -> float:
-        """The loss of a step in one pass, its gradient on the parameters; what fails can be repeated.
-
-        ``on_queued`` is called, perhaps twice, when the device has been told all of it and the loss is not known yet.
-        """
-        self._passes.on_queued = on_queued
+    def pass_whole(self, step: Step, turn: Turn | None = None) -> float:
+        """The loss of a step in one pass, its gradient on the parameters; what fails can be repeated."""
+        self._passes.turn = turn
         self._look_ahead(step, range(1))
         with self._bound():
             if self.graphs is not None:
                 return self.graphs.make_pass(step)
+            self._passes.starts()
             return self._passes.whole(self._passes.fetch(step), step.number)
 
     def apply_whole(self, step: Step, loss: float) -> Sums:

@@ -159,7 +159,8 @@ class Worker:
             token.hand_on()
         if not token.has_turn:
             self._lodger.make_way()
-        return token.begins(self._trainer.cursor.step)
+        graphs = self._trainer.graphs
+        return token.begins(self._trainer.cursor.step, queues=graphs is None or graphs.may_queue)
 
     def _make_step(self, place: Place) -> None:
         trainer = self._trainer
@@ -186,7 +187,7 @@ class Worker:
         trainer = self._trainer
         self._faults.strike(step, place.said.rank, place.pieces)
         if trainer.is_whole(step):
-            loss = trainer.pass_whole(step, place.is_queued)
+            loss = trainer.pass_whole(step, place)
             self._lodger.enter_wholly()
             if self._noise is not None:
                 self._noise.see(step.num_samples)
@@ -194,6 +195,7 @@ class Worker:
             return trainer.apply_whole(step, loss)
         self._tell_unrecorded(f"each of them is {len(step.bounds)} passes" if len(step.bounds) > 1 else "")
         self._lodger.enter_wholly()
+        place.starts()
         contributions = trainer.contribute(step, range(len(step.bounds)))
         place.is_queued()
         total = trainer.combine(step, contributions)
