@@ -6,6 +6,7 @@ import contextlib
 import traceback
 from typing import NoReturn
 
+from carpool.runtime.arrival import Arrival
 from carpool.runtime.baton import Baton
 from carpool.runtime.channel import Channel, Closed
 from carpool.runtime.counter import StepCounter, new_counter
@@ -34,15 +35,17 @@ def main(channel: Channel) -> int:
             received = sit(channel, received.message)
         assert isinstance(received.message, Begin), f"a worker's life starts with Begin, not {received.message}"
         begin = received.message
-        program = Program(**begin.program)
+        program, arrival = Program(**begin.program), Arrival()
         try:
             settle_in(begin, program, received.fds[:1])
             if not was_warm:
                 Heartbeat(channel, begin.heartbeat_s).start()
             if note := take_lane(begin):
                 channel.send(Noted(note))
+            arrival.passed("to settle in")
             grants: list[Grant] = []
-            trainer = make_trainer(begin, program, lambda: _arrive(channel, grants))
+            trainer = make_trainer(begin, program, arrival, lambda: _enter(channel, grants))
+            channel.send(Noted(arrival.words()))
             norms = joint_norms(program, trainer.training)
             residence = residence_of(trainer, loosely=not program.deterministic) if begin.memory_cap else None
             counter = StepCounter(received.fds[1] if received.fds[1:] else new_counter(begin.job))
@@ -63,7 +66,7 @@ def main(channel: Channel) -> int:
     return 0
 
 
-def _arrive(channel: Channel, grants: list[Grant]) -> int:
+def _enter(channel: Channel, grants: list[Grant]) -> int:
     """Wait until a device under a cap has room; the bytes of it."""
     channel.send(Arrived())
     while not grants:

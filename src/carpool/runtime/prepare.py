@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from carpool.runtime.allocator import give_freed_memory_back, keep_freed_memory
+from carpool.runtime.arrival import Arrival
 from carpool.runtime.deathbed import call_oneself
 from carpool.runtime.digest import digest, fingerprint
 from carpool.runtime.entry import load_training
@@ -55,16 +56,18 @@ def settle_in(begin: Begin, program: Program, fds: tuple[int, ...]) -> None:
     sys.argv = [program.entry]
 
 
-def make_trainer(begin: Begin, program: Program, arrive: Callable[[], int] = lambda: 0) -> Trainer:
-    """Load the entry and put its training on the device; ``arrive``, in between, says how much memory there is."""
+def make_trainer(begin: Begin, program: Program, arrival: Arrival, enter: Callable[[], int] = lambda: 0) -> Trainer:
+    """Load the entry and put its training on the device; ``enter``, in between, says how much memory there is."""
     device = torch.device(begin.device)
     if not begin.memory_cap:
         _start_cuda(device, program.memory_bytes)
     folder = Path(program.folder) if program.folder else None
     training = as_asked(load_training(program.entry, program.args, seed=program.seed, folder=folder), program)
+    arrival.passed("in its entry")
     if begin.memory_cap:  # only now, because CUDA itself takes memory
-        room = max(1, arrive() - CONTEXT)
+        room = max(1, enter() - CONTEXT)
         _start_cuda(device, min(room, program.memory_bytes or room))
+        arrival.passed("until there was room")
     trainer = Trainer(
         training,
         seed=program.seed,
@@ -77,6 +80,7 @@ def make_trainer(begin: Begin, program: Program, arrive: Callable[[], int] = lam
     if program.batch_size:
         trainer.resize_batch(program.batch_size)
     give_freed_memory_back()  # what loading the data took: a worker holds what its steps need and no more
+    arrival.passed(f"to bring it to {device}")
     return trainer
 
 
