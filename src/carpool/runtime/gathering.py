@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from carpool.runtime.vmm import seen_from
+
 
 class Gathering:
     """One place for batches of some length."""
@@ -17,6 +19,7 @@ class Gathering:
         device = tensors[0].device
         self._tensors = tensors
         self._chosen = torch.zeros(count, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._seen = seen_from(device, self._chosen) if device.type == "cuda" else self._chosen
         self._index = torch.zeros(count, dtype=torch.int64, device=device)
         self.batch = tuple(rows.new_empty((count, *rows.shape[1:])) for rows in tensors)
 
@@ -26,6 +29,6 @@ class Gathering:
 
     def gather(self) -> None:
         """Fetch the chosen samples."""
-        self._index.copy_(self._chosen, non_blocking=True)
+        torch.add(self._seen, 0, out=self._index)  # by a kernel
         for rows, place in zip(self._tensors, self.batch, strict=True):
             torch.index_select(rows, 0, self._index, out=place)

@@ -97,7 +97,7 @@ class _Access(ctypes.Structure):
 
 
 class _Bytes:
-    """Some bytes of a GPU, in the form in which torch takes over what others have allocated."""
+    """Some bytes that a GPU can reach, in the form in which torch takes over what others have allocated."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -106,6 +106,20 @@ class _Bytes:
             "data": (address, False),
             "version": 3,
         }
+
+
+def _taken_over(address: int, num_bytes: int, device: torch.device) -> Tensor:
+    return torch.as_tensor(_Bytes(address, num_bytes), device=device)
+
+
+def seen_from(device: torch.device, pinned: Tensor) -> Tensor:
+    """A tensor in pinned memory as a tensor of the GPU, whose kernels read it where it lies.
+
+    So it takes no copy, which would stand behind all others at the copy engine: those of a whole state, for example.
+    """
+    seen = _taken_over(pinned.data_ptr(), pinned.nbytes, device).view(pinned.dtype)
+    assert seen.data_ptr() == pinned.data_ptr(), "it is the same memory"
+    return seen
 
 
 class CudaRegion:
@@ -134,7 +148,7 @@ class CudaRegion:
 
     def bytes(self) -> Tensor:
         """What is in use."""
-        return torch.as_tensor(_Bytes(self.base, self.size), device=self._device)
+        return _taken_over(self.base, self.size, self._device)
 
     def clear(self) -> None:
         """Have nothing in use."""
