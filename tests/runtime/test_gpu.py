@@ -6,6 +6,7 @@ import itertools
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from torch.optim import lr_scheduler
 from carpool.runtime.checkpoint import load, save
 from carpool.runtime.datasets import synthetic
 from carpool.runtime.digest import digest
+from carpool.runtime.gathering import Gathering
 from carpool.runtime.goals import Stop
 from carpool.runtime.lodger import Lodger
 from carpool.runtime.memory import new_memory
@@ -21,6 +23,7 @@ from carpool.runtime.mirror import read_mirror
 from carpool.runtime.passes import Gathered
 from carpool.runtime.protocol import Message, Published
 from carpool.runtime.publishing import Publisher
+from carpool.runtime.recorder import CudaRecorder
 from carpool.runtime.seeding import seed_entry
 from carpool.runtime.segment import Segment, contribution_bytes
 from carpool.runtime.slots import Slots
@@ -145,6 +148,40 @@ def test_a_checkpoint_moves_between_gpu_and_cpu(tmp_path: Any) -> None:
     save(tmp_path / "b.ckpt", here.state_dict())
     trainer.load_state_dict(load(tmp_path / "b.ckpt"))
     trainer.step()
+
+
+def test_a_recording_knows_whether_it_has_branches() -> None:
+    device = torch.device("cuda", 0)
+    recorder, other, value = CudaRecorder(device), torch.cuda.Stream(device), torch.zeros(4, device=device)
+
+    def beside() -> None:
+        here = torch.cuda.current_stream(device)
+        other.wait_stream(here)
+        with torch.cuda.stream(other):
+            value.mul_(2.0)
+        value.clone()
+        here.wait_stream(other)
+
+    recorder.record(lambda: value.add_(1.0).mul_(3.0))
+    assert not recorder.has_branches
+    replay = recorder.record(beside)
+    assert recorder.has_branches
+    value.fill_(1.0)
+    replay()
+    assert value.tolist() == [2.0] * 4
+
+
+def test_rows_are_gathered_by_numbers_that_lie_on_the_host() -> None:
+    rows = torch.arange(10.0, device="cuda").view(5, 2)
+    gathering = Gathering([rows], 2)
+    recorder = CudaRecorder(torch.device("cuda", 0))
+    gathering.gather()
+    replay = recorder.record(gathering.gather)
+    for chosen in ([3, 1], [0, 4]):
+        gathering.choose(np.array(chosen))
+        replay()
+        torch.cuda.synchronize()
+        assert torch.equal(gathering.batch[0], rows[chosen])
 
 
 def test_adaptive_pooling_is_named() -> None:

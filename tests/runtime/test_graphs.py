@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.echo import REPLAYED, learned, recorded
+from tests.runtime.echo import REPLAYED, Echo, learned, recorded
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -61,6 +61,38 @@ def test_it_is_told_once_when_steps_are_replayed(make_training: Any) -> None:
         trainer.step()
         assert all(parameter.grad is None for parameter in trainer.training.model.parameters())
     assert graphs.news == [REPLAYED]
+
+
+class Listener:
+    """Notes how far the recorder had come when it was told of a pass."""
+
+    def __init__(self, echo: Echo) -> None:
+        self._echo = echo
+        self.heard: list[tuple[str, int]] = []
+
+    def starts(self) -> None:
+        self.heard.append(("starts", self._echo.replays))
+
+    def is_queued(self) -> None:
+        self.heard.append(("queued", self._echo.replays))
+
+
+def test_who_waits_for_its_turn_is_asked_before_anything_is_replayed(make_training: Any) -> None:
+    trainer, echo, _ = recorded(make_training(batch_size=50))
+    for _ in range(5):
+        trainer.step()
+    before, listener = echo.replays, Listener(echo)
+    trainer.pass_whole(trainer.begin(), listener)
+    assert listener.heard[-2:] == [("starts", before), ("queued", before + 2)]
+
+
+def test_branches_are_told_and_keep_a_step_from_being_queued(make_training: Any) -> None:
+    for has_branches in (False, True):
+        trainer, _, graphs = recorded(make_training(batch_size=50), has_branches=has_branches)
+        for _ in range(5):
+            trainer.step()
+        told = "its CUDA graphs have branches: no step is queued before it is its turn"
+        assert (told in graphs.take_news(), graphs.may_queue) == (has_branches, not has_branches)
 
 
 def test_a_last_partial_batch_has_a_recording_of_its_own(make_training: Any) -> None:

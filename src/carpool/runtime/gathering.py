@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +20,10 @@ class Gathering:
         device = tensors[0].device
         self._tensors = tensors
         self._chosen = torch.zeros(count, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._seen = seen_from(device, self._chosen) if device.type == "cuda" else self._chosen
+        self._seen = self._chosen
+        if device.type == "cuda":
+            with contextlib.suppress(RuntimeError):  # where torch does not take it, it is copied
+                self._seen = seen_from(device, self._chosen)
         self._index = torch.zeros(count, dtype=torch.int64, device=device)
         self.batch = tuple(rows.new_empty((count, *rows.shape[1:])) for rows in tensors)
 
@@ -29,6 +33,9 @@ class Gathering:
 
     def gather(self) -> None:
         """Fetch the chosen samples."""
-        torch.add(self._seen, 0, out=self._index)  # by a kernel
+        if self._seen.device == self._index.device:
+            torch.add(self._seen, 0, out=self._index)  # by a kernel
+        else:
+            self._index.copy_(self._seen, non_blocking=True)
         for rows, place in zip(self._tensors, self.batch, strict=True):
             torch.index_select(rows, 0, self._index, out=place)

@@ -28,7 +28,7 @@ from carpool.runtime.flat import Layout
 from carpool.runtime.gathering import Gathering
 from carpool.runtime.passes import Passes, Step
 from carpool.runtime.proof import Settings, are_same, copies, host_chance, numbers_in, tensors_in
-from carpool.runtime.recorder import Recorder, Replay
+from carpool.runtime.recorder import Recorder, Replay, why_not
 from carpool.runtime.rows import put
 from carpool.runtime.seeding import Caveats
 from carpool.runtime.still import NotStill, Outline, fill, outline, still
@@ -228,6 +228,8 @@ class Graphs:
                 self._gathered[step.num_samples] = take
             how = "closely" if self._compares_loosely else "bit for bit"
             self._tell(f"steps are replayed as CUDA graphs, checked {how} against the code")
+            if self._recorder.has_branches:
+                self._tell("its CUDA graphs have branches: no step is queued before it is its turn")
         self._now = take
         return loss
 
@@ -250,7 +252,7 @@ class Graphs:
                 fill(take.batch, batch)
             found = self._replay_pass(take, step)
         except Exception as error:  # noqa: BLE001 - whatever user code does while it is recorded
-            return _reason(error)
+            return why_not(error)
         loosely = self._compares_loosely
         is_same = math.isclose(found, loss, rel_tol=1e-3) if loosely else found == loss
         used = [gradient is not None for gradient in wanted]
@@ -344,7 +346,7 @@ class Graphs:
             same = are_same(state, after, loosely=self._compares_loosely)
             problem = "" if same else "recorded, it gives other weights"
         except Exception as error:  # noqa: BLE001 - an optimizer may do anything
-            problem = _reason(error)
+            problem = why_not(error)
         finally:
             update.drop_gradients()
         if problem:
@@ -390,9 +392,3 @@ class Graphs:
 
 def _some(gradients: Sequence[Tensor | None]) -> list[Tensor]:
     return [gradient for gradient in gradients if gradient is not None]
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of what went wrong, and of what led to it."""
-    line = str(error).strip().partition("\n")[0]
-    return f"it cannot be recorded: {type(error).__name__}: {line}"

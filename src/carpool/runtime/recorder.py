@@ -127,6 +127,12 @@ class CudaRecorder:
         generator.graphsafe_set_state(torch.Generator(self._device).graphsafe_get_state())
 
 
+def why_not(error: BaseException) -> str:
+    """Why something was not recorded: the first line of what went wrong."""
+    line = str(error).strip().partition("\n")[0]
+    return f"it cannot be recorded: {type(error).__name__}: {line}"
+
+
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """A tensor that is collected while recording could end the recording."""
