@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.runtime.berths import Berths, Leaves
+from carpool.runtime.berths import Berths, Comes, Leaves
 from carpool.runtime.residency import Need
 from carpool.runtime.turns import Granted
 
@@ -75,10 +75,44 @@ def test_who_comes_soon_is_let_in_before_its_turn_but_never_for_the_one_that_com
     berths.want(grant("a"))
     berths.moves(None)
     assert berths.moves("a", soon="c").come == []
-    assert berths.moves("a", soon="b").come == ["b"]
+    assert berths.moves("a", soon="b").come == [Comes("b", wholly=True)]
     berths.want(grant("b", 2))
     assert [each.who for each in berths.moves("a").told] == ["b"]
     assert berths.counts["b"].hits == 1
+
+
+def test_who_fits_only_into_the_scratch_of_the_one_that_computes_brings_its_state_in_before() -> None:
+    berths = with_(14, a=Need(4, 6), b=Need(4, 6))
+    berths.want(grant("a"))
+    berths.moves(None)
+    assert berths.moves("a", soon="b").come == [Comes("b", wholly=False)]
+    assert berths.taken == 14
+    berths.want(grant("b", 2))
+    assert berths.counts["b"].hits == 1
+    assert berths.moves("a").leave == [Leaves("a", wholly=False)], "its state may stay"
+    berths.left("a", wholly=False)
+    assert [each.who for each in berths.moves("b").told] == ["b"]
+
+
+def test_those_who_rest_make_room_while_another_computes() -> None:
+    berths = with_(12, a=Need(4), b=Need(4), c=Need(10))
+    for number, who in enumerate("ab"):
+        berths.want(grant(who, number))
+        berths.moves(None)
+    moves = berths.moves("b", soon="c")
+    assert (moves.come, moves.leave) == ([], [Leaves("a", wholly=True)]), "never the one that computes"
+    berths.left("a", wholly=True)
+    berths.want(grant("c", 3))
+    assert berths.moves("b").leave == [Leaves("b", wholly=True)], "so this is all that is left to do"
+
+
+def test_nobody_makes_room_before_it_is_asked_without_speculation() -> None:
+    berths = with_(12, a=Need(4), b=Need(4), c=Need(10))
+    berths.speculates = False
+    for number, who in enumerate("ab"):
+        berths.want(grant(who, number))
+        berths.moves(None)
+    assert berths.moves("b", soon="c").leave == []
 
 
 def test_who_has_been_told_to_leave_comes_back_when_it_has_left() -> None:

@@ -70,6 +70,12 @@ def test_the_coldest_goes_first(
             assert taken + needs[name].state > capacity
 
 
+def test_a_state_comes_before_there_is_room_for_its_scratch() -> None:
+    needs = {"a": Need(4, 6), "b": Need(4, 6)}
+    found = plan(14, needs, Residents(frozenset("a"), frozenset("a")), running="a", coming=["b"], recent=["a"])
+    assert found == Residents(frozenset("ab"), frozenset("a"))
+
+
 def test_scratch_goes_before_any_state() -> None:
     needs = {"a": Need(4, 4), "b": Need(4, 4), "c": Need(4, 4)}
     now = Residents(frozenset("abc"), frozenset("a"))

@@ -24,6 +24,14 @@ class Leaves(Generic[K]):
     wholly: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Comes(Generic[K]):
+    """Somebody is let in: its state, and wholly its scratch too."""
+
+    who: K
+    wholly: bool
+
+
 @dataclass(slots=True)
 class Counts:
     """How often a job that came to its turn was still on the device."""
@@ -38,7 +46,7 @@ class Moves(Generic[K]):
 
     told: list[Granted[K]]  # grants that have room
     leave: list[Leaves[K]]
-    come: list[K]  # before their turn
+    come: list[Comes[K]]  # before their turn
 
 
 @dataclass(slots=True, eq=False)
@@ -112,34 +120,62 @@ class Berths(Generic[K]):
             made.told.append(granted)
         may_come = soon is not None and self.speculates and soon in self.needs and soon not in self._states
         if may_come and soon is not None and running is not None and running in self.needs:
-            is_possible = soon in self._plan(running, soon).states
-            if is_possible and self._admit(soon, running, made.leave):
-                made.come.append(soon)
+            self._expect(soon, running, made)
         return made
 
+    def _expect(self, who: K, running: K, made: Moves[K]) -> None:
+        """Let somebody in while another computes: as much of it as fits beside that one.
+
+        Where nothing does, those who rest make room meanwhile: then only the one that computes has to leave for it.
+        """
+        beside = self._plan(running, who)
+        if who not in beside.states:
+            self._send_away(self._plan_alone(who), {who, running}, made.leave)
+            return
+        self._send_away(beside, {who, running}, made.leave)
+        wholly = who in beside.scratches
+        if self._has_room(who, wholly=wholly):
+            self._states.add(who)
+            if wholly:
+                self._scratches.add(who)
+            made.come.append(Comes(who, wholly))
+
     def _admit(self, who: K, running: K | None, leave: list[Leaves[K]]) -> bool:
-        """Let somebody in if there is room; else say who has to leave for it."""
+        """Let somebody in wholly if there is room; else say who has to leave for it."""
         wanted = self._plan(running, who)
-        if who not in wanted.states:  # not beside the one that computes: that has to leave too, when it is through
-            wanted = self._plan(None, who)
-        if who not in wanted.states:  # larger than the cap: all others leave for it
-            wanted = Residents(frozenset(), frozenset())
+        if who not in wanted.scratches:  # not beside the one that computes: that has to leave too, when it is through
+            wanted = self._plan_alone(who)
+        self._send_away(wanted, {who} if self.leaves_early or running is None else {who, running}, leave)
+        if not self._has_room(who, wholly=True):
+            return False
+        self._states.add(who)
+        self._scratches.add(who)
+        return True
+
+    def _send_away(self, wanted: Residents[K], spared: set[K], leave: list[Leaves[K]]) -> None:
+        """Tell those to leave who have what others are to have."""
         for other in [*self._states]:
-            if other == who or (other == running and not self.leaves_early):
+            if other in spared:
                 continue
             wholly = other not in wanted.states
             is_told = self._leaving.get(other, False) or (other in self._leaving and not wholly)
             if not is_told and (wholly or (other in self._scratches and other not in wanted.scratches)):
                 self._leaving[other] = wholly
                 leave.append(Leaves(other, wholly))
-        is_alone = not self._states - {who}  # then it has all there is, whatever it needs
-        if who in self._leaving or not (
-            is_alone or self._taken_by_others(who) + self._need(who).whole <= self.capacity
-        ):
+
+    def _has_room(self, who: K, *, wholly: bool) -> bool:
+        """Whether somebody can come in now."""
+        if who in self._leaving:
             return False
-        self._states.add(who)
-        self._scratches.add(who)
-        return True
+        if not self._states - {who}:  # then it has all there is, whatever it needs
+            return True
+        need = self._need(who)
+        return self._taken_by_others(who) + (need.whole if wholly else need.state) <= self.capacity
+
+    def _plan_alone(self, who: K) -> Residents[K]:
+        """Who shall be there once the one that computes is through; nobody else beside one larger than the cap."""
+        wanted = self._plan(None, who)
+        return wanted if who in wanted.scratches else Residents(frozenset(), frozenset())
 
     def _plan(self, running: K | None, who: K) -> Residents[K]:
         now = Residents(frozenset(self._states), frozenset(self._scratches))

@@ -26,7 +26,7 @@ class Lodger:
     def hear(self, order: Vacate | Occupy) -> None:
         """Come at once, or leave when `make_way` is called."""
         if isinstance(order, Occupy):
-            self.come()
+            self.come(wholly=order.wholly)
         elif self._way is None or order.wholly:
             self._way = order
 
@@ -44,10 +44,10 @@ class Lodger:
             self._way = None
             self._say(Vacated(wholly=True))
 
-    def come(self) -> None:
-        """Bring in what is missing, while another may still compute."""
+    def come(self, *, wholly: bool = True) -> None:
+        """Bring in what is missing, while another may still compute; not wholly: the state alone."""
         if self._residence is not None:
-            self._residence.come_back()
+            self._residence.come_back(wholly=wholly)
 
     def enter(self) -> None:
         """A step begins."""

@@ -147,7 +147,9 @@ class Vacate(Message):
 
 @dataclass(frozen=True, slots=True)
 class Occupy(Message):
-    """There is room on the device: bring the state in, the turn comes soon."""
+    """There is room on the device for the state, or wholly for scratch too: bring it in, the turn comes soon."""
+
+    wholly: bool = True
 
 
 @dataclass(frozen=True, slots=True)

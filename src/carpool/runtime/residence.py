@@ -130,8 +130,8 @@ class Residence:
             self.out_s.append(copied - began)
             self.unmap_s.append(time.perf_counter() - copied)
 
-    def come_back(self) -> None:
-        """Have memory again, and begin to copy the state into it."""
+    def come_back(self, *, wholly: bool = True) -> None:
+        """Have memory again, and begin to copy the state into it; wholly: scratch too."""
         began = time.perf_counter()
         comes = not self.is_in and self._flat is not None and self._mirror is not None
         if comes:
@@ -141,9 +141,10 @@ class Residence:
             self.map_s.append(time.perf_counter() - began)
             self._copies.begin(self._flat, self._mirror, self._weights)
             self.is_in = True
-        if self._scratch is not None and not self.has_scratch and self._scratch.size:
-            self._scratch.map()  # while the copies are on their way
-        self.has_scratch = True
+        if wholly:
+            if self._scratch is not None and not self.has_scratch and self._scratch.size:
+                self._scratch.map()  # while the copies are on their way
+            self.has_scratch = True
         if comes:
             self.come_s.append(time.perf_counter() - began)
 

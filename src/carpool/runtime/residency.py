@@ -58,7 +58,8 @@ def plan(
     """Who shall be on the device; those of ``coming`` who are missing do not fit beside what computes now.
 
     ``coming`` and ``recent`` name jobs in their order, the next and the latest one first. Nobody is brought in but
-    those who come; a job that computes or comes first is brought in whole or not at all.
+    those who come. Who comes first is brought in wholly; where it would fit only into the scratch of what computes now,
+    its state is brought in and its scratch has to wait.
     """
     room = capacity - sum(need.fixed for need in needs.values())
     states: set[K] = set()
@@ -68,10 +69,12 @@ def plan(
         scratches.add(running)
         room -= needs[running].whole
     first = next((who for who in coming if who != running), None)
-    if first is not None and needs[first].whole <= room:
+    if first is not None and needs[first].state <= room:
         states.add(first)
-        scratches.add(first)
-        room -= needs[first].whole
+        room -= needs[first].state
+        if needs[first].scratch <= room:
+            scratches.add(first)
+            room -= needs[first].scratch
     for who in (*coming, *recent):
         if who not in states and (who in now.states or (who in coming and who != first)) and needs[who].state <= room:
             states.add(who)

@@ -144,5 +144,5 @@ class Rota:
             self._tell(leaver.who, Vacate(leaver.wholly))
         for who, steps, number, after in moves.told:
             self._tell(who, Grant(steps, number, after, 0 if who in berths.needs else berths.room))
-        for who in moves.come:
-            self._tell(who, Occupy())
+        for comer in moves.come:
+            self._tell(comer.who, Occupy(comer.wholly))
