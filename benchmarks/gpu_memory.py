@@ -3,6 +3,7 @@
 Usage: PYTHONPATH=src python benchmarks/gpu_memory.py [--cases three,two,eight] [--reference] [--out FILE]
 All jobs run through an executor to their ends. A thread asks the driver every 5 ms how much of the GPU is taken. Gaps
 are stamped on the device (trials/timed.py). The cap counts everything on the GPU, processes' own contexts included.
+`--parked` names models that are parked and brought back where there is room for them (trials/parked.py).
 With `--reference` all jobs run once without a cap: the weights must be the same, and the memory they take is shown.
 `copies_ms` is what a parked job's weights, and its whole state, take at the measured rate; `parked`, where two jobs do
 not fit beside each other, compares the gap with what has to be moved in it.
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 from gpu_switching import program
 from measured import RESULTS, conditions
+from trials.baselines import parked_ms
 from trials.copying import copy_rates
 from trials.gaps import gaps_ms, spread
 from trials.gpu import open_desk
@@ -61,6 +63,9 @@ CASES = {
     "two": Case(("vgg16:128", "vgg19:128"), 7 * _GIB, 0.02, ((False, True),)),
     "eight": Case((*_EIGHT, "mobilenet_v3:128"), 16 * _GIB, 0.05),
 }
+
+
+PARKED = "vgg16:128,resnet50:128,bert_base:8,mobilenet_v3:128"
 
 
 class Watch(threading.Thread):
@@ -164,6 +169,11 @@ class Table:
         self._devices = devices
         print(f"# copies, bytes per second: {self._rates}", flush=True)
 
+    def park(self, models: Sequence[str]) -> None:
+        """Park jobs one by one."""
+        for model, row in parked_ms(models).items():
+            self._add({"case": "parked", "jobs": [model], **row})
+
     def reference(self, models: Sequence[str], case: Case) -> None:
         """Run jobs without a cap; what others take with one is compared with it."""
         row = self._run("without a cap", models, case, None)
@@ -189,11 +199,14 @@ class Table:
             row["copies_ms"] = expected
         if len(models) == len(expected) == 2:
             row["parked"] = parked(row["gap_ms"], expected)
+        self._add(row)
+        return row
+
+    def _add(self, row: dict[str, Any]) -> None:
         self._rows.append(row)
         print(json.dumps(row), flush=True)
         document = {**self._head, "copy_rates": self._rates, "results": self._rows}
         self._path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        return row
 
 
 def main() -> None:
@@ -202,12 +215,15 @@ def main() -> None:
     parser.add_argument("--cases", default="three,two,eight")
     parser.add_argument("--ways", default="0,1,2,3", help="of the ablation: which of its four rows")
     parser.add_argument("--cap", type=float, default=0.0, help="GiB, instead of the cases' own caps")
+    parser.add_argument("--parked", default=PARKED, help="models to park where there is room for them")
     parser.add_argument("--reference", action="store_true", help="first without a cap: the weights must be the same")
     parser.add_argument("--devices", default="cuda:0")
     parser.add_argument("--out", default="", help=f"write JSON here instead of {RESULTS.name}/gpu_memory.json")
     options = parser.parse_args()
     table = Table(Path(options.out) if options.out else RESULTS / "gpu_memory.json", options.devices)
-    cases = {name: CASES[name] for name in options.cases.split(",")}
+    if options.parked and options.devices.startswith("cuda"):
+        table.park(options.parked.split(","))
+    cases = {name: CASES[name] for name in options.cases.split(",") if name}
     if options.reference:
         every = dict.fromkeys(model for case in cases.values() for model in case.models)
         table.reference(list(every), next(iter(cases.values())))

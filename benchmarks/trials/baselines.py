@@ -64,10 +64,19 @@ def _line(child: subprocess.Popen[bytes], ends: float) -> str:
     return child.stdout.readline().decode().strip() if ready else ""
 
 
-def streamed_ms(models: Sequence[str], device: str, patience_s: float = 100.0) -> dict[str, dict[str, Any]]:
+def streamed_ms(models: Sequence[str], device: str) -> dict[str, dict[str, Any]]:
     """The PipeSwitch-like baseline (streamed.py), all models in one process."""
-    command = [sys.executable, "-m", "trials.streamed", device, *models]
-    with _started(command) as child:
+    return _rows("trials.streamed", [device, *models], models)
+
+
+def parked_ms(models: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What it costs that a job was parked (parked.py), all models in one process."""
+    return _rows("trials.parked", models, models)
+
+
+def _rows(module: str, words: Sequence[str], models: Sequence[str], patience_s: float = 100.0) -> dict[str, Any]:
+    """What a program prints of each model."""
+    with _started([sys.executable, "-m", module, *words]) as child:
         ends = time.monotonic() + patience_s
         lines = [line for _ in models if (line := _line(child, ends)).startswith("{")]
         child.kill()

@@ -49,12 +49,19 @@ class Clock:
             self._kernel = torch.cuda._compile_kernel(_SOURCE, "stamp")  # type: ignore[attr-defined]
         self._kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[self._ring, kind, _ROOM])
 
+    def last(self, count: int) -> list[int]:
+        """The newest stamps, oldest first: time in nanoseconds doubled, plus the kind."""
+        return self._all()[-count:]
+
+    def _all(self) -> list[int]:
+        if self._ring is None:
+            return self._host
+        count, *ring = self._ring.tolist()
+        return ring[:count] if count <= _ROOM else ring[count % _ROOM :] + ring[: count % _ROOM]
+
     def write(self, path: Path) -> None:
-        """Write all stamps, oldest first: 8 bytes each, time in nanoseconds doubled, plus the kind."""
-        stamps = self._host
-        if self._ring is not None:
-            count, *ring = self._ring.tolist()
-            stamps = ring[:count] if count <= _ROOM else ring[count % _ROOM :] + ring[: count % _ROOM]
+        """Write all stamps, oldest first, 8 bytes each."""
+        stamps = self._all()
         part = path.with_suffix(".part")
         part.write_bytes(struct.pack(f"{len(stamps)}q", *stamps))
         part.rename(path)
