@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from carpool.runtime.digest import digest
 from carpool.runtime.lodger import Lodger
-from carpool.runtime.protocol import Message, Vacate, Vacated
+from carpool.runtime.protocol import Message, Occupy, Vacate, Vacated
 from carpool.runtime.residence import residence_of
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.training import Training
@@ -41,3 +41,16 @@ def test_who_ends_before_it_has_settled_has_nothing_to_give_back(make_training: 
     assert said == []
     with lodger.readable():
         digest(trainer.training.model)
+
+
+def test_a_state_comes_before_its_scratch_where_it_is_told_so(make_training: MakeTraining) -> None:
+    residence = residence_of(trainer := Trainer(make_training()), loosely=False)
+    lodger = Lodger(residence, lambda message: None)
+    trainer.step()
+    lodger.settle()
+    lodger.hear(Vacate(wholly=True))
+    lodger.make_way()
+    lodger.hear(Occupy(wholly=False))
+    assert (residence.is_in, residence.has_scratch) == (True, False)
+    lodger.come()
+    assert residence.has_scratch
