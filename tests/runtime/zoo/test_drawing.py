@@ -7,7 +7,7 @@ import os
 import torch
 
 from carpool.runtime.seeding import seed_entry
-from carpool.runtime.zoo.drawing import draw_normal
+from carpool.runtime.zoo.drawing import draw, draw_normal, normal, xavier
 
 _LARGE = (3, (3 << 20) + 7)  # more than two chunks, the last one not whole
 
@@ -42,3 +42,18 @@ def test_small_ones_are_drawn_as_torch_does() -> None:
     seed_entry(3)
     torch.nn.init.normal_(wanted, 0.0, 0.5)
     assert torch.equal(drawn(3, (4, 5)), wanted)
+
+
+def test_many_tensors_are_drawn_at_once_each_its_own() -> None:
+    def made() -> list[torch.Tensor]:
+        seed_entry(0)
+        first, second = (torch.nn.Parameter(torch.empty(300, 500)) for _ in range(2))
+        draw([(first, xavier(first)), (second, normal(2.0))])
+        return [first.detach(), second.detach()]
+
+    uniform, wide = made()
+    assert all(torch.equal(one, other) for one, other in zip((uniform, wide), made(), strict=True))
+    bound = (6 / 800) ** 0.5
+    assert 0.99 * bound < uniform.abs().max().item() <= bound
+    assert abs(wide.std().item() - 2.0) < 0.02
+    assert not torch.equal(uniform, wide)

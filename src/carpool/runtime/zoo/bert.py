@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from carpool.runtime.zoo.attention import Attention, feed_forward
 from carpool.runtime.zoo.blocks import blank
-from carpool.runtime.zoo.drawing import draw_normal
+from carpool.runtime.zoo.drawing import draw, normal
 
 
 class Layer(nn.Module):
@@ -36,9 +36,9 @@ class SpanFinder(nn.Module):
         self.norm, self.dropout = nn.LayerNorm(dim, eps=1e-12), nn.Dropout(dropout)
         self.layers = nn.ModuleList(Layer(dim, heads, dropout) for _ in range(layers))
         self.span = nn.Linear(dim, 2)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                draw_normal(module.weight, 0.02)
+        weighted = [module for module in self.modules() if isinstance(module, nn.Linear | nn.Embedding)]
+        draw((module.weight, normal(0.02)) for module in weighted)
+        for module in weighted:
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from carpool.runtime.zoo.attention import Attention, feed_forward, later
 from carpool.runtime.zoo.blocks import blank
-from carpool.runtime.zoo.drawing import draw_normal
+from carpool.runtime.zoo.drawing import draw, normal, xavier
 
 
 class Layer(nn.Module):
@@ -47,11 +47,10 @@ class Translator(nn.Module):
         self.decoder = nn.ModuleList(Layer(dim, heads, inner, dropout, decodes=True) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
         self.dropout = nn.Dropout(dropout)
-        draw_normal(self.words.weight, dim**-0.5)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)
+        linear = [module for module in self.modules() if isinstance(module, nn.Linear)]
+        draw([(self.words.weight, normal(dim**-0.5)), *((each.weight, xavier(each.weight)) for each in linear)])
+        for each in linear:
+            nn.init.zeros_(each.bias)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits of the word after each place of ``target``; 0 is padding."""
