@@ -8,6 +8,7 @@ is made, one step of it, and thrown away. What it leaves behind is the context, 
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 import warnings
@@ -138,10 +139,11 @@ def _pictures(batch: int, *, channels_last: bool = False) -> Training:
 
 
 class _Attention(nn.Module):
-    """A block of a transformer that says the next word."""
+    """A block of a transformer that says the next word, by torch's own attention or written out."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_fused: bool) -> None:
         super().__init__()
+        self.is_fused = is_fused
         self.words = nn.Embedding(_WORDS, _WIDTH)
         self.norm = nn.LayerNorm(_WIDTH)
         self.mix = nn.Linear(_WIDTH, 3 * _WIDTH)
@@ -152,22 +154,39 @@ class _Attention(nn.Module):
     def forward(self, numbers: Tensor) -> Tensor:
         """Logits of the next words."""
         mixed = self.mix(self.norm(self.words(numbers))).unflatten(-1, (3, 4, _WIDTH // 4)).permute(2, 0, 3, 1, 4)
-        said = scaled_dot_product_attention(mixed[0], mixed[1], mixed[2], is_causal=True)
+        if self.is_fused:
+            said = scaled_dot_product_attention(mixed[0], mixed[1], mixed[2], is_causal=True)
+        else:
+            places = torch.arange(numbers.shape[1], device=numbers.device)
+            scores = mixed[0] @ mixed[1].transpose(-1, -2) / math.sqrt(_WIDTH // 4)
+            scores = scores.masked_fill(places[None, :] > places[:, None], torch.finfo(scores.dtype).min)
+            said = self.body[2](scores.softmax(-1)) @ mixed[2]
         logits: Tensor = self.body(said.transpose(1, 2).flatten(-2)).flatten(0, 1)
         return logits
 
 
-def _sentences(batch: int) -> Training:
-    model = _Attention()
-    numbers = torch.zeros(batch, _LENGTH, dtype=torch.int64)
+def _word_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
+    return cross_entropy(model(batch[0]), batch[1].flatten())
+
+
+def _padded_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
+    said = batch[1].flatten()
+    total = cross_entropy(model(batch[0]), said, ignore_index=0, reduction="sum", label_smoothing=0.1)
+    return total, (said != 0).sum()
+
+
+def _sentences(batch: int, *, is_fused: bool) -> Training:
+    model = _Attention(is_fused=is_fused)
+    numbers = torch.ones(batch, _LENGTH, dtype=torch.int64)
+    adam = torch.optim.AdamW if is_fused else torch.optim.Adam
     return Training(
         model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=0.001),
+        optimizer=adam(model.parameters(), lr=0.001),
         dataset=TensorData(numbers, numbers),
-        loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1].flatten()),
+        loss=_word_loss if is_fused else _padded_loss,
         batch_size=batch,
         stop=Stop(steps=1),
-        clip_norm=1.0,
+        clip_norm=1.0 if is_fused else None,
     )
 
 
@@ -175,5 +194,6 @@ def _sentences(batch: int) -> Training:
 _LIKELY: dict[str, Callable[[torch.device], object]] = {
     "pictures": lambda device: _try_out(_pictures(_batch(device)), device),
     "pictures, channels last": lambda device: _try_out(_pictures(_batch(device), channels_last=True), device),
-    "sentences": lambda device: _try_out(_sentences(_batch(device)), device),
+    "sentences": lambda device: _try_out(_sentences(_batch(device), is_fused=True), device),
+    "sentences, attention written out": lambda device: _try_out(_sentences(_batch(device), is_fused=False), device),
 }
