@@ -41,6 +41,10 @@ class Lessons:
             case Outcome(job=job, steps=steps):
                 self._stopwatch.ended(job, steps)
 
+    def sized(self, job: JobId) -> Sized | None:
+        """What a training said of itself when it was loaded; None: nothing yet."""
+        return self._sized.get(job)
+
     def profile(self, job: JobId, program: Program, before: Profile | None) -> Profile | None:
         """What was known before with what was learned now; None where that is nothing."""
         timed, sized = self._stopwatch.timed(job), self._sized.get(job)

@@ -16,7 +16,7 @@ from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
-from carpool.runtime.reports import Facts, Gone, Report, Told
+from carpool.runtime.reports import Facts, Gone, Report, Sized, Told
 from carpool.runtime.wire import report_to_json
 from carpool.service.breath import Breath
 from carpool.service.line import Line
@@ -43,9 +43,10 @@ class Daemon:
     one that it knows of, so that none is lost and none counts twice.
 
     `introduced` are the jobs that the executor knows already. `expect` is shown jobs before anything is decided about
-    them, `accept` when they are submitted, `take` every report, after the scheduler has had the facts in it; `cut` is
-    asked before every commit for what is to be done behind it. An executor that is gone is replaced by `renew`, whose
-    facts say what that meant for the devices; without it the daemon ends.
+    them, `accept` when they are submitted, `take` every report, after the scheduler has had the facts in it. `sized`
+    remembers what a training has told of itself. `cut` is asked before every commit for what is to be done behind it.
+    An executor that is gone is replaced by `renew`, whose facts say what that meant for the devices; without it the
+    daemon ends.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Daemon:
         expect: Callable[[Sequence[Listed]], None] = lambda jobs: None,
         accept: Callable[[Sequence[Listed]], None] = lambda jobs: None,
         take: Callable[[float, Report], None] = lambda at, report: None,
+        sized: Callable[[JobId], Sized | None] = lambda job: None,
         commit: Commit = asyncio.to_thread,
         cut: Cut = lambda: lambda: None,
         retain: int = _RECORDS_RETAINED,
@@ -75,6 +77,7 @@ class Daemon:
         self._expect = expect
         self._accept = accept
         self._take = take
+        self._sized = sized
         self._run_commit = commit
         self._cut = cut
         self._retain = retain
@@ -323,7 +326,9 @@ class Daemon:
         self._since_balance = 0
         jobs = self._scheduler.jobs
         return self._scheduler.balance(), {
-            job: _details(program, self._notes.get(job)) for job, program in self._programs.items() if job in jobs
+            job: _details(program, self._notes.get(job), self._sized(job))
+            for job, program in self._programs.items()
+            if job in jobs
         }
 
     async def _last_commit(self, committing: asyncio.Task[None]) -> None:
@@ -351,9 +356,14 @@ class Daemon:
         await halting
 
 
-def _details(program: Program, note: Mapping[str, Any] | None) -> dict[str, Any]:
+def _details(program: Program, note: Mapping[str, Any] | None, sized: Sized | None = None) -> dict[str, Any]:
     """What the store keeps of a job besides its spec."""
-    return {"program": program.as_json(), **({"note": dict(note)} if note else {})}
+    details: dict[str, Any] = {"program": program.as_json()}
+    if note:
+        details["note"] = dict(note)
+    if sized is not None:  # it is said once, in a record that a balance may stand for
+        details["sized"] = report_to_json(sized)
+    return details
 
 
 def _look_at(kept: asyncio.Future[None]) -> None:

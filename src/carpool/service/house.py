@@ -260,6 +260,7 @@ class House:
             expect=self._knowledge.introduce,
             accept=self._accept,
             take=self._take,
+            sized=self.followers.lessons.sized,
             cut=self._cut,
             retain=self.setup.retain,
             renew=self._renew,

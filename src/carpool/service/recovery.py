@@ -82,6 +82,9 @@ def recover_followers(store: Store, scheduler: Scheduler, followers: Followers, 
         for job in store.balance.balance.jobs:
             followers.ledger.adopt(job, begins_at)
             followers.chronicle.adopt(job)
+        for detail in store.balance.details.values():
+            if "sized" in detail:
+                followers.take(store.balance.balance.at, report_from_json(dict(detail["sized"])))
     for entry in store.entries():
         for note in entry.notes:
             followers.take(note.at, report_from_json(dict(note.report)))
