@@ -167,6 +167,26 @@ def place(loop: asyncio.AbstractEventLoop, tmp_path_factory: pytest.TempPathFact
     loop.run_until_complete(end())
 
 
+def test_one_that_is_silent_is_ended_and_one_that_works_at_a_long_step_is_not(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    async def go() -> None:
+        job = JobId("slow")
+        place = Place(tmp_path)
+        (await place.start()).die()
+        caller = await place.claim(silence_s=3.0)
+        caller.link.proceed()
+        place.begin(caller, job, steps=1, step_s=5.0)
+        await caller.finished(job)
+        os.kill(caller.link.pid, signal.SIGSTOP)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await caller.link.receive() == Gone("nothing was heard of it for 3 s; it was killed")
+        place.process.wait()
+        assert place.door.knock() is None
+
+    loop.run_until_complete(go())
+
+
 def test_a_job_stands_still_without_a_caller_and_goes_on_with_the_next(
     place: Place, loop: asyncio.AbstractEventLoop
 ) -> None:
@@ -278,25 +298,5 @@ def test_nobody_comes_and_it_ends_with_everything_on_disk(loop: asyncio.Abstract
         place.process.wait()
         assert place.checkpoints(parked) == {int(released.done)}
         assert place.checkpoints(running)
-
-    loop.run_until_complete(go())
-
-
-def test_one_that_is_silent_is_ended_and_one_that_works_at_a_long_step_is_not(
-    loop: asyncio.AbstractEventLoop, tmp_path: Path
-) -> None:
-    async def go() -> None:
-        job = JobId("slow")
-        place = Place(tmp_path)
-        (await place.start()).die()
-        caller = await place.claim(silence_s=3.0)
-        caller.link.proceed()
-        place.begin(caller, job, steps=1, step_s=5.0)
-        await caller.finished(job)
-        os.kill(caller.link.pid, signal.SIGSTOP)
-        async with asyncio.timeout(PATIENCE_S):
-            assert await caller.link.receive() == Gone("nothing was heard of it for 3 s; it was killed")
-        place.process.wait()
-        assert place.door.knock() is None
 
     loop.run_until_complete(go())
