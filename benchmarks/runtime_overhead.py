@@ -29,22 +29,18 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from measured import RESULTS, Patience, conditions
-from torch.nn.functional import cross_entropy
+from trials.loops import GUARD_S, LOOPS, Loop, Spent, named, serve
 from trials.steps import MODELS, mlp
 
 import carpool
-from carpool.runtime.allocator import keep_freed_memory, with_huge_pages
 from carpool.runtime.channel import AsyncChannel, Channel, pair
 from carpool.runtime.memory import Mirrors
 from carpool.runtime.mirror import read_mirror, write_mirror
@@ -62,139 +58,10 @@ from carpool.runtime.protocol import (
     Ready,
     Stepped,
 )
-from carpool.runtime.seeding import settle
 from carpool.runtime.trainer import Trainer
 
 LIMIT, LONG_ENOUGH_S = 1.02, 0.010
-GUARD_S = 600.0  # after which everything is ended
 SPELL_S = 0.25  # how long each way computes in a round
-READ_EVERY = 10  # steps after which a good user reads the loss
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """What some steps took."""
-
-    clock_s: float
-    core_s: float
-
-
-def bare_loop(training: carpool.Training, device: torch.device) -> Iterator[None]:
-    """The loop that a good user would write; it stops after every step."""
-    model, optimizer, batch_size = training.model.to(device), training.optimizer, training.batch_size
-    images, targets = (tensor.to(device) for tensor in training.dataset.tensors)
-    number = 0
-    while True:
-        order = torch.randperm(training.num_samples, device=device)
-        for start in range(0, training.num_samples, batch_size):
-            rows = order[start : start + batch_size]
-            inputs, labels = images.index_select(0, rows), targets.index_select(0, rows)
-            optimizer.zero_grad()
-            loss = cross_entropy(model(inputs), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            if number % READ_EVERY == 0:
-                loss.item()
-            number += 1
-            yield
-
-
-def like_loop(training: carpool.Training, device: torch.device) -> Iterator[None]:
-    """The same under carpool's settings."""
-    settle()
-    keep_freed_memory()
-    return bare_loop(training, device)
-
-
-def trainer_loop(training: carpool.Training, device: torch.device) -> Iterator[None]:
-    """Carpool's trainer without a worker around it."""
-    trainer = Trainer(training, device=device)
-    keep_freed_memory()
-    with trainer.caveats.watching():
-        for _ in trainer.steps():
-            yield
-
-
-LOOPS = {"bare": bare_loop, "like": like_loop, "trainer": trainer_loop}
-
-
-def serve(loop: str, device: torch.device) -> int:
-    """In a process of its own: fork one for every training that a line of input names, which makes its steps."""
-    torch.set_num_threads(1)
-    if loop != "bare":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    print("ready", flush=True)
-    while name := sys.stdin.readline().strip():
-        pid = os.fork()
-        if not pid:
-            make_steps(LOOPS[loop](named(name)(), device), device)
-            os._exit(0)
-        os.waitpid(pid, 0)
-        print("ended", flush=True)
-    return 0
-
-
-def make_steps(steps: Iterator[None], device: torch.device) -> None:
-    """As many as each line of input says, until one says none."""
-    print("born", flush=True)
-    while count := int(sys.stdin.readline() or "0"):
-        began, on_core = time.perf_counter(), time.process_time()
-        for _ in range(count):
-            next(steps)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        print(time.perf_counter() - began, time.process_time() - on_core, flush=True)
-
-
-def named(model: str) -> Callable[[], carpool.Training]:
-    """A model by name."""
-    return next(entry for entries in MODELS.values() for entry in entries if entry.__name__ == model)
-
-
-class Loop:
-    """A process that serves a loop."""
-
-    def __init__(self, loop: str, device: str) -> None:
-        self._command = [sys.executable, __file__, "--serve", loop, "--device", device]
-        environment = dict(os.environ) if loop == "bare" else with_huge_pages(os.environ)
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        self._guard = threading.Timer(GUARD_S, self._process.kill)
-        self._guard.daemon = True
-        self._guard.start()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._in, self._out = self._process.stdin, self._process.stdout
-
-    def await_ready(self) -> None:
-        """Return when it has started, or its training has begun or ended."""
-        if not self._out.readline():
-            raise SystemExit(f"{' '.join(self._command)} ended with {self._process.wait()}")
-
-    def begin(self, model: str) -> None:
-        """Begin a training in a new process, which reads what is said once `await_ready` has returned."""
-        self._say(model)
-
-    async def make(self, steps: int) -> Spent:
-        """Make steps of it."""
-        self._say(steps)
-        return Spent(*map(float, self._out.readline().split()))
-
-    def end(self) -> None:
-        """End that process."""
-        self._say(0)
-        self.await_ready()
-
-    def _say(self, words: str | int) -> None:
-        self._in.write(f"{words}\n")
-        self._in.flush()
-
-    def close(self) -> None:
-        """End it."""
-        self._in.close()
-        self._process.wait()
-        self._guard.cancel()
 
 
 class Worker:
@@ -400,7 +267,7 @@ async def measure(device: str, options: argparse.Namespace, keep: Callable[[dict
         os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     patience = Patience(options.limit_s)
-    loops = {loop: Loop(loop, device) for loop in LOOPS}
+    loops = {loop: Loop(__file__, loop, device) for loop in LOOPS}
     nursery = Nursery(lambda exited: None)
     began = time.perf_counter()
     await nursery.start()
