@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -87,6 +89,49 @@ def test_depth_is_that_of_the_value(value: object) -> None:
         return 0 if inner is None else 1 + max(map(deep, inner), default=0)
 
     assert json_depth(json.dumps(value).encode()) == deep(value)
+
+
+@pytest.mark.parametrize("body", [b'"' + b'\\"' * (1 << 19), b'"\\' * (1 << 19), b'"' * (1 << 20), b"\\" * (1 << 20)])
+def test_texts_that_do_not_end_hold_nobody_up(tmp_path: Path, body: bytes) -> None:
+    async def scene(at: Reception) -> None:
+        answer = await at["nobody"].post("/sign-in", content=body[: 1 << 20], headers={"Origin": BASE})
+        assert answer.status_code == 401
+
+    with within_cpu_s(20):  # it takes hundredths of one; where every quote begins a new search, an hour
+        play(tmp_path, scene)
+
+
+@contextmanager
+def within_cpu_s(seconds: int) -> Iterator[None]:
+    """Fail what would go on for ever."""
+
+    def ring(*_: object) -> None:
+        raise AssertionError(f"{seconds} s of work, and no end to it")
+
+    before = signal.signal(signal.SIGVTALRM, ring)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@given(st.text(alphabet='"\\[]{}a\n'))
+def test_depth_is_told_of_anything(text: str) -> None:
+    """As a reader of one character after the other would tell it."""
+    depth = deepest = 0
+    is_text = is_escaped = False
+    for each in text:
+        if is_text:
+            is_text = is_escaped or each != '"'
+            is_escaped = each == "\\" and not is_escaped
+        elif each == '"':
+            is_text = True
+        else:
+            depth += (each in "[{") - (each in "]}")
+            deepest = max(deepest, depth)
+    assert json_depth(text.encode()) == deepest
 
 
 IMPOSSIBLE: list[dict[str, Any]] = [
