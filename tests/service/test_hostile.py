@@ -82,6 +82,17 @@ def test_deep_json_is_turned_away(tmp_path: Path, body: bytes) -> None:
     play(tmp_path, scene)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32-le"])
+def test_depth_cannot_be_hidden_in_another_encoding(tmp_path: Path, encoding: str) -> None:
+    async def scene(at: Reception) -> None:
+        text = json.dumps(at.body("\u2200", args={"lr": "DEEP"}), ensure_ascii=False)  # a byte of it is a quote
+        body = text.replace('"DEEP"', "[" * 40 + "]" * 40).encode(encoding)
+        answer = await at["ada"].post("/v1/jobs", content=body)
+        assert (answer.status_code, answer.json()["detail"]) == (400, "the body holds zero bytes. Send it as UTF-8.")
+
+    play(tmp_path, scene)
+
+
 @given(st.recursive(st.text() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_depth_is_that_of_the_value(value: object) -> None:
     def deep(each: object) -> int:

@@ -78,6 +78,8 @@ class Bodies:
             text = f"the body was not there within {self._limits.body_s:g} s"
             raise Turned(408, text, headers={"Connection": "close"}) from None
         body = b"".join(pieces)
+        if b"\x00" in body:  # UTF-16 could hide its depth from us, and not from whoever reads it
+            raise Turned(400, "the body holds zero bytes. Send it as UTF-8.")
         if json_depth(body) > self._limits.json_depth:
             raise Turned(400, f"the body nests deeper than {self._limits.json_depth} levels. Send it flatter.")
         return body
