@@ -24,6 +24,9 @@ from carpool.service.tokens import Tokens
 from carpool.testing.reception import BASE, GENEROUS, PEOPLE, Reception, open_reception
 
 
+JSON = {"Content-Type": "application/json"}
+
+
 def play(folder: Path, scene: Callable[[Reception], Awaitable[None]], **options: Any) -> None:
     async def run() -> None:
         async with open_reception(folder, **options) as reception:
@@ -73,7 +76,7 @@ def test_a_slow_body_is_given_up(tmp_path: Path) -> None:
 )
 def test_deep_json_is_turned_away(tmp_path: Path, body: bytes) -> None:
     async def scene(at: Reception) -> None:
-        answer = await at["ada"].post("/v1/jobs", content=body)
+        answer = await at["ada"].post("/v1/jobs", content=body, headers=JSON)
         assert (answer.status_code, answer.json()["detail"]) == (
             400,
             "the body nests deeper than 32 levels. Send it flatter.",
@@ -87,7 +90,7 @@ def test_depth_cannot_be_hidden_in_another_encoding(tmp_path: Path, encoding: st
     async def scene(at: Reception) -> None:
         text = json.dumps(at.body("\u2200", args={"lr": "DEEP"}), ensure_ascii=False)  # a byte of it is a quote
         body = text.replace('"DEEP"', "[" * 40 + "]" * 40).encode(encoding)
-        answer = await at["ada"].post("/v1/jobs", content=body)
+        answer = await at["ada"].post("/v1/jobs", content=body, headers=JSON)
         assert (answer.status_code, answer.json()["detail"]) == (400, "the body holds zero bytes. Send it as UTF-8.")
 
     play(tmp_path, scene)
@@ -148,7 +151,11 @@ def test_depth_is_told_of_anything(text: str) -> None:
 IMPOSSIBLE: list[dict[str, Any]] = [
     {"seed": 10**400},
     {"memory": "9" * 400 + "GiB"},
+    {"memory": 10**30},
     {"time_limit": float("inf")},
+    {"time_limit": "9" * 400 + "h"},
+    {"checkpoint_every": 10**400},
+    {"batch": {"tune": True, "min": 1, "max": 10**40}},
     {"weight": float("nan")},
     {"weight": 1e308},
     {"weight": -1},
@@ -157,22 +164,43 @@ IMPOSSIBLE: list[dict[str, Any]] = [
     {"name": "../../etc/passwd"},
     {"name": "a; DROP TABLE lines; --"},
     {"name": "\ud800"},
+    {"name": "a" + "é" * 60},  # three hundred characters as a file's name
+    {"name": "a" * 101},
     {"args": {"lr": "\ud800"}},
     {"entry": "train.py\x00:main"},
     {"command": ["python\x00", "x"], "entry": ""},
     {"environment": {"A=B": "1"}},
     {"environment": {"A": "\x00"}},
+    {"environment": {"": "1"}},
+    {"notify": ["mail\x00"]},
     {"sweep": {name: list(range(100)) for name in "abcd"}},
     {"after": ["a"]},
 ]
+NO_DEFAULTS: list[dict[str, Any]] = [
+    *({key: value} for key, value in product(("seed", "devices", "memory", "weight", "time_limit"), (10**400, [], None))),
+    *({key: 5} for key in ("command", "environment", "notify", "args", "folder", "kinds", "python", "user", "after")),
+    {"environment": {"A": "\x00"}},
+    {"weight": -1.0},
+    {"nothing": "known"},
+]
+
+
+def test_no_job_gets_by_default_what_it_could_not_have_itself(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        for defaults in NO_DEFAULTS:
+            answer = await at["ada"].post("/v1/jobs", json=at.body("a") | {"defaults": defaults})
+            assert answer.status_code == 422, defaults
+
+    play(tmp_path, scene)
 
 
 def test_what_no_job_can_be_is_refused(tmp_path: Path) -> None:
     async def scene(at: Reception) -> None:
         for change in IMPOSSIBLE:
             body = json.dumps(at.body("a") | {"job": [{"name": "a", "entry": "train.py:main", **change}]})
-            answer = await at["ada"].post("/v1/jobs", content=body)
+            answer = await at["ada"].post("/v1/jobs", content=body, headers=JSON)
             assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), change
+            assert "valid dictionary" not in answer.text, "it was not read at all"
             assert "\x1b" not in answer.text
 
     play(tmp_path, scene)

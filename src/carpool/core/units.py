@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import re
-from math import isfinite
 
 from carpool.core.errors import InputError
 
 _BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_MOST_BYTES = 1 << 62
+_MOST_SECONDS = 1e12  # thirty thousand years
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(value: object, where: str) -> int:
     """A number of bytes, or text such as ``16GiB``."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    match = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match[2] not in _BYTES:
+    amount: float = -1.0
+    if isinstance(value, int) and not isinstance(value, bool):
+        amount = value
+    elif isinstance(value, str) and (match := _AMOUNT.fullmatch(value)) and match[2] in _BYTES:
+        amount = float(match[1]) * _BYTES[match[2]]
+    if not 0 <= amount <= _MOST_BYTES:
         raise InputError(f"{value!r} is not an amount of memory", where=where, way_out="Write bytes, or such as 16GiB.")
-    return int(float(match[1]) * _BYTES[match[2]])
+    return int(amount)
 
 
 def parse_seconds(value: object, where: str) -> float:
     """A number of seconds, or text such as ``90min``."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and isfinite(value):
-        return float(value)
-    match = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match[2] not in _SECONDS:
+    amount: float = -1.0
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        amount = value
+    elif isinstance(value, str) and (match := _AMOUNT.fullmatch(value)) and match[2] in _SECONDS:
+        amount = float(match[1]) * _SECONDS[match[2]]
+    if not 0 <= amount <= _MOST_SECONDS:
         raise InputError(
             f"{value!r} is not a length of time", where=where, way_out="Write seconds, or such as 90min or 2h."
         )
-    return float(match[1]) * _SECONDS[match[2]]
+    return float(amount)

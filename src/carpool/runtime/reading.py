@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
 from typing import Any, NoReturn
 
 from carpool.core.errors import InputError, UnknownName
+
+_MOST = 1 << 53  # whole numbers up to here are the same to everybody who reads JSON; numbers above 0 stay below too
 
 
 class Table:
@@ -49,13 +50,15 @@ class Table:
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or (value < least and key in self.values):
             self._refuse(key, f"Give a whole number of at least {least}.")
+        if value > _MOST:
+            self._refuse(key, f"Give at most {_MOST}.")
         return int(value)
 
     def number(self, key: str, default: float) -> float:
-        """A finite number above 0."""
+        """A number above 0."""
         value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-            self._refuse(key, "Give a number above 0.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MOST:
+            self._refuse(key, f"Give a number above 0, at most {_MOST}.")
         return float(value)
 
     def choice(self, key: str, among: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,14 @@ def _check_text(data: Mapping[str, Any]) -> None:
     except (UnicodeEncodeError, ValueError, OverflowError) as error:
         raise InputError(f"is no text that could be kept: {error}", where="submission") from None
     for table in (data.get("defaults", {}), *data.get("job", [])):
-        command, environment = table.get("command") or (), table.get("environment")
+        environment = table.get("environment")
         variables = environment if isinstance(environment, dict) else {}
-        texts = [*command, *variables, *variables.values()]
-        if any("\x00" in text for text in texts if isinstance(text, str)) or any("=" in name for name in variables):
+        lists = [value for key in ("command", "notify") if isinstance(value := table.get(key), list)]
+        texts = [*chain.from_iterable(lists), *variables, *variables.values()]
+        is_name = all(name and "=" not in name for name in variables)
+        if not is_name or any("\x00" in text for text in texts if isinstance(text, str)):
             raise InputError(
-                "command or environment holds what no program can be given",
+                "command, notify or environment holds what no program can be given",
                 where=f"job {table.get('name')!r}",
-                way_out="Leave out zero bytes, and '=' in the names of variables.",
+                way_out="Leave out zero bytes; the name of a variable is not empty and has no '='.",
             )
