@@ -19,14 +19,15 @@ ENDING = Ending(JobId("a"), "ada", "failed", "loss is NaN")
 class Postbox:
     """Takes what is sent, after so many refusals."""
 
-    def __init__(self, refusals: int = 0) -> None:
+    def __init__(self, refusals: int = 0, error: Exception | None = None) -> None:
         self.sent: list[str] = []
         self._refusals = refusals
+        self._error = error or Unanswered("closed")
 
     async def send(self, how: Sequence[str], environment: Mapping[str, str], text: str) -> None:
         if self._refusals:
             self._refusals -= 1
-            raise Unanswered("closed")
+            raise self._error
         self.sent.append(text)
 
 
@@ -60,6 +61,18 @@ def test_it_is_tried_again_and_then_said_in_the_story(tmp_path: Path) -> None:
     told, _ = announced(other, Postbox(refusals=3))
     assert told == ["its end could not be told with 'mail': closed"]
     assert not (JobFolder(other, "a").path / "notified").exists()
+
+
+def test_a_folder_that_cannot_be_looked_at_ends_nothing(tmp_path: Path) -> None:
+    postbox = Postbox()
+    told, _ = announced(tmp_path / ("x" * 300), postbox)
+    assert len(postbox.sent) == 1
+    assert [words.partition(": that")[0] for words in told] == ["its end was told, and will be again"]
+
+
+def test_what_no_program_can_be_given_is_said_in_the_story(tmp_path: Path) -> None:
+    told, _ = announced(tmp_path, Postbox(refusals=3, error=ValueError("embedded null byte")))
+    assert told == ["its end could not be told with 'mail': embedded null byte"]
 
 
 def test_a_command_gets_the_ending_on_stdin_and_in_its_environment(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ KEYS = (
     *("checkpoint_every", "keep", "time_limit", "retries", "notify"),
 )
 _OWN = frozenset({"name", "entry", "command", "after", "sweep"})  # what a job cannot take from [defaults]
-_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,99}", re.ASCII)
 _DEFAULT_SHARDS = 8
 
 
@@ -143,7 +143,7 @@ def _name(table: Mapping[str, Any], place: int, where: str) -> str:
         raise InputError(
             f"job {place} is named {name!r}",
             where=where,
-            way_out="A name begins with a letter or digit and holds letters, digits, '.', '_' and '-', at most 100.",
+            way_out="A name begins with a letter or digit and holds letters (a-z, A-Z), digits, '.', '_' and '-', at most 100.",
         )
     return name
 

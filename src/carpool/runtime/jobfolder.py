@@ -6,6 +6,7 @@ import json
 import os
 import re
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,17 +14,15 @@ from urllib.parse import quote
 from carpool.runtime.actions import Cut, Split
 from carpool.runtime.crew import Kept
 
+_LONGEST = 255  # characters of a file's name (NAME_MAX)
 _CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
 
 
 class JobFolder:
-    """``STATE/jobs/NAME``; names that are no plain file names are written with ``%``."""
+    """``STATE/jobs/NAME``; names that are no plain file names are written with ``%``, and long ones end in a digest."""
 
     def __init__(self, state: Path, job: str) -> None:
-        name = quote(job, safe="").replace("~", "%7E")
-        if name.startswith("."):
-            name = "%2E" + name[1:]
-        self.path = state / "jobs" / name
+        self.path = state / "jobs" / _file_name(job)
         self.checkpoints = self.path / "checkpoints"
         self._cuts = self.path / "cuts.jsonl"
         self._splits = self.path / "splits.jsonl"
@@ -85,6 +84,17 @@ class JobFolder:
         if self._log is not None:
             os.close(self._log)
             self._log = None
+
+
+def _file_name(job: str) -> str:
+    """A name that a file can have; two jobs never have the same one."""
+    name = quote(job, safe="").replace("~", "%7E")
+    if name.startswith("."):
+        name = "%2E" + name[1:]
+    if len(name) > _LONGEST:
+        digest = sha256(job.encode()).hexdigest()
+        name = f"{name[: _LONGEST - len(digest) - 1]}~{digest}"
+    return name
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

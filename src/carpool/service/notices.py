@@ -55,7 +55,7 @@ class Notices:
     def announce(self, ending: Ending, how: Sequence[str]) -> None:
         """Tell it, aside; nothing happens where it was told before or nobody wants to know."""
         mark = JobFolder(self._state, ending.job).path / _MARK
-        if not how or mark.exists():
+        if not how or _is_set(mark):
             return
         task = asyncio.get_running_loop().create_task(self._announce(ending, how, mark))
         self._going.add(task)
@@ -79,12 +79,23 @@ class Notices:
                 await asyncio.wait_for(self._send(how, environment, text), _TRY_S)
             except TimeoutError:
                 problem = f"no answer after {_TRY_S:.0f} s"
-            except (OSError, Unanswered) as error:
-                problem = str(error)
+            except Exception as error:  # noqa: BLE001 - told in the story; what users ask for must not end the daemon
+                problem = str(error) or type(error).__name__
             else:
-                _set(mark)
+                try:
+                    _set(mark)
+                except OSError as error:
+                    self._tell(ending.job, f"its end was told, and will be again: that cannot be kept: {error}")
                 return
         self._tell(ending.job, f"its end could not be told with {how[0]!r}: {problem}")
+
+
+def _is_set(mark: Path) -> bool:
+    """Whether it is known that an ending was told; one that is told twice is better than one that never is."""
+    try:
+        return mark.exists()
+    except OSError:
+        return False
 
 
 def _set(mark: Path) -> None:
