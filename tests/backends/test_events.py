@@ -1,7 +1,12 @@
 """Event files: checked against the format's own numbers, and read back record by record."""
 
 import struct
+from math import exp
 from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from carpool.backends.events import EventFile, crc32c
 
@@ -37,3 +42,18 @@ def test_points_are_written_as_tensorboard_reads_them(tmp_path: Path) -> None:
     accuracy = b"\x0a\x08accuracy\x15" + struct.pack("<f", 1.0)
     summary = b"\x0a" + bytes([len(loss)]) + loss + b"\x0a" + bytes([len(accuracy)]) + accuracy
     assert second == wall + b"\x10\xac\x02" + b"\x2a" + bytes([len(summary)]) + summary
+
+
+@given(st.text(), st.floats() | st.integers(-(10**400), 10**400))
+@example("perplexity", exp(100))
+@example("\ud800", -1e300)
+def test_any_figure_can_be_written(tmp_path_factory: pytest.TempPathFactory, tag: str, value: float) -> None:
+    folder = tmp_path_factory.mktemp("events")
+    EventFile(folder).add(1, {tag: value})
+    (path,) = folder.iterdir()
+    (written,) = struct.unpack("<f", records(path)[1][-4:])
+    if abs(value) > 3.4e38:
+        assert abs(written) > 3.3e38
+        assert (written > 0) == (value > 0)
+    else:
+        assert written == pytest.approx(value, rel=1e-6, abs=1e-37, nan_ok=True)

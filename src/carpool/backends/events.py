@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 from time import time
 
@@ -26,7 +27,7 @@ class EventFile:
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Points of several curves at one step."""
-        tagged = [_field(1, tag.encode()) + b"\x15" + struct.pack("<f", value) for tag, value in values.items()]
+        tagged = [_field(1, tag.encode("utf-8", "replace")) + b"\x15" + _float(value) for tag, value in values.items()]
         summary = b"".join(_field(1, value) for value in tagged)
         self._append(b"\x10" + _varint(step) + _field(5, summary))
 
@@ -39,6 +40,14 @@ class EventFile:
 
 def _field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _float(value: float) -> bytes:
+    """A number in four bytes; what is too large for them, such as the perplexity of a bad start, is infinite."""
+    try:
+        return struct.pack("<f", value)
+    except (OverflowError, struct.error):  # the latter of whole numbers that no float can be
+        return struct.pack("<f", inf if value > 0 else -inf)
 
 
 def _varint(value: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -16,7 +17,8 @@ class Scribe:
     """Follows records and reports; what it has to write is written when somebody says so.
 
     The journal is the truth, and these files are for people: whoever wants them never to be ahead of it asks `cut` for
-    the writing, commits, and only then lets it be done.
+    the writing, commits, and only then lets it be done. What cannot be written (the disk is full, a job's folder was
+    deleted) is left out, and nothing else with it.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -51,7 +53,8 @@ class Scribe:
 
         def write() -> None:
             for each in unwritten:
-                each()
+                with contextlib.suppress(OSError):
+                    each()
 
         return write
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -283,8 +282,7 @@ class House:
         over, self._over = self._over, []
 
         def finish() -> None:
-            with contextlib.suppress(OSError):  # the journal has it all
-                write()
+            write()
             for job in over:
                 self._knowledge.close(job, self.recovered.programs.get(job))
                 self._announce(job)

@@ -1,0 +1,26 @@
+"""What cannot be written of one job takes nothing from another."""
+
+import json
+from pathlib import Path
+
+from carpool.backends.runfolder import RunFolder
+from carpool.backends.scribe import Scribe
+from carpool.core.model import JobId
+from carpool.runtime.reports import Evaluation, Outcome, Told
+
+
+def test_a_folder_that_is_gone_takes_nothing_from_other_jobs(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    scribe = Scribe(folder)
+    folder.job("b").mkdir(parents=True)
+    for job in (JobId("a"), JobId("b")):
+        scribe.take(1.0, Told(job, "began"))
+        scribe.take(2.0, Evaluation(job, 7, {"perplexity": 1e300}))
+        scribe.take(3.0, Outcome(job, steps=7, epochs=1, loss=None, digest="d"))
+    scribe.cut()()
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["b"]
+    assert json.loads((folder.job("b") / "story.jsonl").read_text())["what"] == "began"
+    assert json.loads((folder.job("b") / "metrics.jsonl").read_text())["metrics"] == {"perplexity": 1e300}
+    outcome = folder.outcome(JobId("b"))
+    assert outcome is not None
+    assert outcome.digest == "d"
