@@ -97,6 +97,19 @@ def test_the_same_key_is_the_same_wish(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+def test_a_key_of_a_wish_that_was_refused_can_be_used_again(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with open_office(tmp_path, a=1000) as office:
+            clerk = office.clerk
+            for _ in range(2):
+                with pytest.raises(InputError, match="exists already"):
+                    await clerk.submit(ADA, [listed("a"), listed("a")], key="once")
+            assert await clerk.submit(ADA, [listed("c")], key="once") == ("c",)
+            assert clerk.job(ADA, "c").phase is Phase.RUNNING
+
+    asyncio.run(play())
+
+
 def test_keys_are_known_after_a_restart(tmp_path: Path) -> None:
     async def play() -> None:
         async with open_office(tmp_path, a=1000) as office:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -17,7 +15,6 @@ from typing import Any
 from carpool.backends.ledger import Account, Ledger
 from carpool.core.errors import CarpoolError, InputError
 from carpool.core.estimates import Estimator
-from carpool.core.journal import spec_to_json
 from carpool.core.messages import JobCancelled, JobPaused, JobResumed, LimitsChanged, PolicyChanged, WeightChanged
 from carpool.core.model import JobId, JobSpec, Phase
 from carpool.core.scheduler import Scheduler
@@ -29,6 +26,7 @@ from carpool.service.allowances import Allowances
 from carpool.service.chronicle import Chronicle
 from carpool.service.daemon import Daemon
 from carpool.service.feed import Event
+from carpool.service.keys import Keys, fingerprint
 from carpool.service.names import Names
 from carpool.service.papers import read_curve, read_log
 from carpool.service.people import Person
@@ -94,10 +92,7 @@ class Clerk:
         self._in = premises
         self._allowances = allowances or Allowances()
         self._names = Names(premises.scheduler.has_seen)
-        self._keys: dict[tuple[str, str], tuple[str, list[JobId]]] = {}  # (user, key): what was asked, and its jobs
-        for job, note in (notes or {}).items():
-            if "key" in note:
-                self._keys.setdefault((note["user"], note["key"]), (note["body"], []))[1].append(job)
+        self._keys = Keys(notes or {})
 
     # -------------------------------------------------------------------------------------------------------- wishes
     async def submit(self, who: Person, jobs: Sequence[Listed], key: str = "") -> tuple[JobId, ...]:
@@ -107,24 +102,19 @@ class Clerk:
         """
         who.check_submits()
         check_fit(jobs, self._in.scheduler.cluster)
-        body = _fingerprint(jobs) if key else ""
-        if key and (who.name, key) in self._keys:
-            before, names = self._keys[who.name, key]
-            if before != body:
-                raise InputError(
-                    f"idempotency key {key!r} was used for other jobs before", way_out="Use a key for one wish only."
-                )
+        body = fingerprint(jobs) if key else ""
+        if key and (before := self._keys.granted(who.name, key, body)) is not None:
             await self._in.daemon.settle()
-            return tuple(names)
+            return before
         self._allowances.of(who.name).check(who.name, self._active(who.name), jobs)
         named = self.as_submitted(who, jobs)
-        names = [job.spec.id for job in named]
-        note = {"user": who.name, "key": key, "body": body} if key else None
-        granted = self._in.daemon.submit(named, note)
+        names = tuple(job.spec.id for job in named)
         if key:
-            self._keys[who.name, key] = (body, names)
-        await granted
-        return tuple(names)
+            granting = self._in.daemon.submit(named, {"user": who.name, "key": key, "body": body})
+            await self._keys.keep(who.name, key, body, names, granting)
+        else:
+            await self._in.daemon.submit(named)
+        return names
 
     async def cancel(self, who: Person, job: str) -> None:
         """Withdraw a job."""
@@ -388,9 +378,3 @@ class Clerk:
             total=self._in.total(name),
             ends_in=None if job is None else expected_end(job, at, self._in.estimates),
         )
-
-
-def _fingerprint(jobs: Sequence[Listed]) -> str:
-    """What was asked, in a few bytes."""
-    asked = [[spec_to_json(spec), program.as_json()] for spec, program in jobs]
-    return sha256(json.dumps(asked, sort_keys=True, default=list).encode()).hexdigest()
