@@ -206,6 +206,25 @@ def test_what_no_job_can_be_is_refused(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+def test_a_small_body_does_not_become_a_large_record(tmp_path: Path) -> None:
+    long = {"A": "é" * 20_000}  # 120 KB as JSON has it
+    many = [{"name": f"j{number}", "entry": "train.py:main"} for number in range(200)]
+    swept = {"name": "j", "entry": "train.py:main", "sweep": {"lr": list(range(200))}}
+
+    async def scene(at: Reception) -> None:
+        for change in (
+            {"job": many, "defaults": {"environment": long}},
+            {"job": [swept], "defaults": {"args": long}},
+            {"job": [swept | {"environment": long}]},
+            {"job": [swept | {"sweep": {"lr": list(range(199)), "b": ["é" * 100_000]}}]},
+        ):
+            answer = await at["ada"].post("/v1/jobs", json=at.body("a") | change)
+            assert answer.status_code == 422
+            assert "the limit is 16777216" in answer.json()["detail"]
+
+    play(tmp_path, scene)
+
+
 # --------------------------------------------------------------------------------------------------------------- paths
 OUTSIDE: list[dict[str, Any]] = [
     {"entry": "../secret.py:main"},

@@ -61,9 +61,7 @@ def answer(kind: Any, value: Any, status: int = 200) -> Response:
 async def _jobs_of(body: Submission, desk: Desk, visitor: Visitor) -> tuple[Listed, ...]:
     """The jobs that were sent; in a thread, since files are looked at."""
     data = body.model_dump(exclude_unset=True, exclude={"folder"})
-    return await asyncio.to_thread(
-        read_submission, data, Path(body.folder), desk.roots_for(visitor), desk.limits.jobs_at_once
-    )
+    return await asyncio.to_thread(read_submission, data, Path(body.folder), desk.roots_for(visitor), desk.limits)
 
 
 # ------------------------------------------------------------------------------------------------------------- wishes

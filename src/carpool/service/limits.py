@@ -13,6 +13,7 @@ class Limits:
     body_s: float = 20.0  # seconds in which a body has to be there
     json_depth: int = 32
     jobs_at_once: int = 1000  # in one submission, sweeps counted out
+    jobs_bytes: int = 16 << 20  # of all jobs of one submission, each written out with what it has from defaults
     requests_per_s: float = 50.0  # of one person in the long run
     burst: float = 200.0
     strangers_per_s: float = 2.0  # wrong tokens from one address in the long run
