@@ -56,7 +56,9 @@ def test_options() -> None:
     assert options_from_json(json.loads(line(asdict(options)))) == options
 
 
-@pytest.mark.parametrize("name", ["plain-1.x", "../up", "/abs", "..", ".hidden", "a b", "ä/ö", "a" + "é" * 60, "a" * 300])
+@pytest.mark.parametrize(
+    "name", ["plain-1.x", "../up", "/abs", "..", ".hidden", "a b", "ä/ö", "a" + "é" * 60, "a" * 300]
+)
 def test_a_jobs_folder_lies_under_the_state_whatever_its_name(tmp_path: Path, name: str) -> None:
     folder = JobFolder(tmp_path, name)
     assert folder.path.resolve().parent == (tmp_path / "jobs").resolve()

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from carpool.core.errors import InputError
 from carpool.core.journal import Header
 from carpool.core.model import JobId, Phase
+from carpool.core.policy import Plan, Snapshot
+from carpool.policies.fifo import Fifo
 from carpool.runtime.jobfolder import JobFolder
 from carpool.service.allowances import Allowance, Allowances, Exhausted
 from carpool.service.clerk import Clerk, NotThere, Refused
@@ -44,6 +46,35 @@ def test_a_submitted_job_is_shown_to_its_owner_and_to_those_who_see_all(tmp_path
             assert clerk.decisions(BEN)[0].reason == ""
             assert clerk.decisions(ADA)[0].reason != ""
             assert clerk.summary(ADA).held == 1.0
+
+    asyncio.run(play())
+
+
+@dataclass(frozen=True, slots=True)
+class Chatty(Fifo):
+    """Serves in order, and tells of everybody by name."""
+
+    def plan(self, view: Snapshot) -> Plan:
+        plan = Fifo.plan(self, view)
+        words = "; ".join(f"{job.id} came at {job.submitted_at:g}, as was due to {job.id}." for job in view.active())
+        return replace(plan, reason=f"{len(plan.changes)} start in order; {words}")
+
+
+def test_reasons_do_not_tell_the_names_of_others_jobs(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with open_office(tmp_path, policy=Chatty()) as office:
+            clerk = office.clerk
+            await clerk.submit(BEN, [listed("secret-project.v2"), listed("b")])
+            await clerk.submit(ADA, [listed("a")])
+            await clerk.cancel(BEN, "b")
+            told = "1 start in order; a came at 0, as was due to a."
+            assert clerk.job(ADA, "a").reason == clerk.decisions(ADA)[0].reason == told
+            assert clerk.jobs(ADA).jobs[0].reason == told
+            assert [moment.words for moment in clerk.story(ADA, "a")][-1] == f"gets cpu:1: {told}"
+            assert "secret-project.v2" in clerk.job(BEN, "secret-project.v2").reason
+            assert "secret-project.v2" in clerk.job(ADMIN, "a").reason
+            assert "secret-project.v2" in clerk.job(READER, "a").reason
+            assert [decision.reason for decision in clerk.decisions(ADA)][1:] == [""]
 
     asyncio.run(play())
 

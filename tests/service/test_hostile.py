@@ -177,7 +177,10 @@ IMPOSSIBLE: list[dict[str, Any]] = [
     {"after": ["a"]},
 ]
 NO_DEFAULTS: list[dict[str, Any]] = [
-    *({key: value} for key, value in product(("seed", "devices", "memory", "weight", "time_limit"), (10**400, [], None))),
+    *(
+        {key: value}
+        for key, value in product(("seed", "devices", "memory", "weight", "time_limit"), (10**400, [], None))
+    ),
     *({key: 5} for key in ("command", "environment", "notify", "args", "folder", "kinds", "python", "user", "after")),
     {"environment": {"A": "\x00"}},
     {"weight": -1.0},

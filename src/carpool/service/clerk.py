@@ -30,7 +30,7 @@ from carpool.service.keys import Keys, fingerprint
 from carpool.service.names import Names
 from carpool.service.papers import read_curve, read_log
 from carpool.service.people import Person
-from carpool.service.showing import Calendar, expected_end, show_changes, show_job, tell, what_runs
+from carpool.service.showing import Calendar, discreet, expected_end, show_changes, show_job, tell, what_runs
 from carpool.service.spans import Spans
 from carpool.service.views import (
     DecisionView,
@@ -198,15 +198,16 @@ class Clerk:
             found = [account for account in found if self._phase(account) in phases]
         ordered = reversed(tuple(found)) if newest_first else iter(found)
         page = islice(ordered, offset, offset + limit)
-        return Page(tuple(self._shown(account) for account in page), len(found), offset)
+        told = self._told(who)
+        return Page(tuple(self._shown(account, told) for account in page), len(found), offset)
 
     def job(self, who: Person, job: str) -> JobView:
         """One job."""
-        return self._shown(self._account(who, job))
+        return self._shown(self._account(who, job), self._told(who))
 
     def story(self, who: Person, job: str) -> list[Moment]:
         """What happened to a job, in words."""
-        return tell(self._account(who, job), self._in.calendar, self._in.names)
+        return tell(self._account(who, job), self._in.calendar, self._in.names, self._told(who))
 
     def why(self, who: Person, job: str) -> str:
         """Why a job waits, or holds what it holds, as the policy sees it."""
@@ -277,12 +278,12 @@ class Clerk:
 
     def decisions(self, who: Person, *, before: int | None = None, limit: int = 100) -> list[DecisionView]:
         """The newest plans that changed something, newest first."""
-        owner, found = self._in.ledger.owner, []
+        owner, told, found = self._in.ledger.owner, self._told(who), []
         decided = reversed(self._in.chronicle.decisions)
         for decision in islice((each for each in decided if before is None or each.number < before), limit):
             visible = {change.job for change in decision.planned.changes if who.may_see(owner(change.job))}
             lines = show_changes(decision.planned, self._in.names, visible)
-            reason = decision.planned.reason if len(visible) == len(lines) else ""
+            reason = told(decision.planned.reason) if visible else ""
             found.append(DecisionView(decision.number, self._in.calendar.unix(decision.at), reason, lines))
         return found
 
@@ -365,12 +366,24 @@ class Clerk:
         job = self._in.scheduler.jobs.get(account.spec.id)
         return account.phase if job is None else job.phase
 
-    def _shown(self, account: Account) -> JobView:
+    def _told(self, who: Person) -> Callable[[str], str]:
+        """What somebody is told of a policy's reasons: nothing about jobs that are not theirs to see."""
+        if who.may_see(""):
+            return str
+        has_seen, owner = self._in.scheduler.has_seen, self._in.ledger.owner
+
+        def is_hidden(job: JobId) -> bool:
+            return has_seen(job) and not who.may_see(owner(job))
+
+        return lambda reason: discreet(reason, is_hidden)
+
+    def _shown(self, account: Account, told: Callable[[str], str]) -> JobView:
         at, name = self._in.now(), account.spec.id
         job = self._in.scheduler.jobs.get(name)
         return show_job(
             account,
             phase=self._phase(account),
+            told=told,
             at=at,
             calendar=self._in.calendar,
             names=self._in.names,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import hypot, inf
 
@@ -15,6 +15,7 @@ from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
 from carpool.runtime.program import Program
 from carpool.service.views import ChangeView, DeviceView, Expected, Holding, JobView, Moment, NodeView
 
+_WORD = re.compile(r"[\w.\-]+")  # what may be the name of a job
 _EXIT_CODE = re.compile(r"ended with exit code (\d{1,3})\b")
 
 
@@ -68,10 +69,23 @@ def what_runs(program: Program | None) -> str:
     return program.entry or " ".join(program.command)
 
 
+def discreet(reason: str, is_hidden: Callable[[JobId], bool]) -> str:
+    """A policy's reason without the clauses that name a job which is somebody else's business.
+
+    Policies join what they have to say of each job by semicolons, and name jobs as words.
+    """
+    return "; ".join(
+        clause
+        for clause in reason.split("; ")
+        if not any(is_hidden(JobId(name)) for word in _WORD.findall(clause) for name in (word, word.rstrip(".-")))
+    )
+
+
 def show_job(
     account: Account,
     *,
     phase: Phase,
+    told: Callable[[str], str],
     at: float,
     calendar: Calendar,
     names: Mapping[int, str],
@@ -79,7 +93,7 @@ def show_job(
     total: float | None = None,
     ends_in: Expected | None = None,
 ) -> JobView:
-    """An account as people see it at an instant."""
+    """An account as somebody sees it at an instant; `told` is what they are told of a policy's reason."""
     spec, outcome = account.spec, account.outcome
     until = at if account.ended_at is None else account.ended_at
     held_s = account.held_s + (at - account.held_since if account.held is not None else 0.0)
@@ -107,7 +121,7 @@ def show_job(
         loss=account.loss if outcome is None else outcome.loss,
         metrics={} if outcome is None else outcome.metrics,
         ends_in=ends_in,
-        reason=account.decisions[-1].reason if account.decisions else "",
+        reason=told(account.decisions[-1].reason) if account.decisions else "",
         error=account.error,
         exit_code=exit_code(phase, account.error),
         digest=None if outcome is None else outcome.digest,
@@ -133,27 +147,29 @@ def expected_end(job: Job, at: float, estimates: Estimator) -> Expected | None:
     return Expected(mean, hypot(left.std / job.rate, 0.05 * mean))
 
 
-def tell(account: Account, calendar: Calendar, names: Mapping[int, str]) -> list[Moment]:
-    """A job's story from its account, oldest first."""
-    told = [*_moments(account, names), *account.story]
-    return [Moment(calendar.unix(at), words) for at, words in sorted(told, key=lambda each: each[0])]
+def tell(account: Account, calendar: Calendar, names: Mapping[int, str], told: Callable[[str], str]) -> list[Moment]:
+    """A job's story from its account, oldest first; `told` is what somebody is told of a policy's reason."""
+    story = [*_moments(account, names, told), *account.story]
+    return [Moment(calendar.unix(at), words) for at, words in sorted(story, key=lambda each: each[0])]
 
 
 def _asked_for(spec: JobSpec) -> str:
     return f"{spec.devices} device{'' if spec.devices == 1 else 's'}"
 
 
-def _moments(account: Account, names: Mapping[int, str]) -> Iterator[tuple[float, str]]:
+def _moments(account: Account, names: Mapping[int, str], told: Callable[[str], str]) -> Iterator[tuple[float, str]]:
     yield account.submitted_at, f"was submitted: asks for {_asked_for(account.spec)}"
     for given in account.decisions:
         if given.allocation is None:
-            yield given.at, f"is taken off its devices: {given.reason}"
+            words = "is taken off its devices"
         else:
             got = ", ".join(
                 each.name + ("" if each.fraction == 1.0 else f" at {each.fraction:.0%}")
                 for each in holdings(given.allocation, names)
             )
-            yield given.at, f"gets {got}: {given.reason}"
+            words = f"gets {got}"
+        reason = told(given.reason)
+        yield given.at, f"{words}: {reason}" if reason else words
     if account.ended_at is not None:
         how = {Phase.FAILED: f"failed: {account.error}", Phase.CANCELLED: "was cancelled by its user"}
         yield account.ended_at, how.get(account.phase, str(account.phase))
