@@ -259,6 +259,22 @@ def test_who_has_too_much_is_refused_until_some_of_it_is_over(tmp_path: Path) ->
     asyncio.run(play())
 
 
+def test_limits_cannot_be_raised_beyond_what_somebody_may_have(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with open_office(tmp_path, allowances=Allowances(Allowance(devices=2))) as office:
+            clerk = office.clerk
+            await clerk.submit(ADA, [listed("a"), listed("b")])
+            for who in (ADA, ADMIN):
+                with pytest.raises(Exhausted, match="'ada' would have 3 devices in jobs that are not over"):
+                    await clerk.limit(who, "a", 2, 2)
+            await clerk.limit(ADA, "a", 1, 2)
+            await clerk.cancel(ADA, "b")
+            await clerk.limit(ADA, "a", 2, 2)
+            await clerk.limit(ADA, "a", 1, 1)
+
+    asyncio.run(play())
+
+
 @given(text=st.text(), most=st.integers(1, 9))
 def test_a_log_read_in_pieces_is_the_log(tmp_path_factory: pytest.TempPathFactory, text: str, most: int) -> None:
     path = tmp_path_factory.mktemp("log") / "log"
