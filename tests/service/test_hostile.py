@@ -1,9 +1,9 @@
-"""Hostile requests, each with its outcome: nothing breaks, nothing leaks, nothing is done that was not allowed."""
+"""Hostile bodies and jobs, each with its outcome: nothing breaks, nothing leaks, nothing is granted."""
 
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
@@ -19,22 +19,9 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
 
 from carpool.service.bodies import json_depth
-from carpool.service.door import COOKIE
-from carpool.service.tokens import Tokens
-from carpool.testing.reception import BASE, GENEROUS, PEOPLE, Reception, open_reception
-
+from carpool.testing.reception import BASE, GENEROUS, Reception, withstand
 
 JSON = {"Content-Type": "application/json"}
-
-
-def play(folder: Path, scene: Callable[[Reception], Awaitable[None]], **options: Any) -> None:
-    async def run() -> None:
-        async with open_reception(folder, **options) as reception:
-            await scene(reception)
-            untouched = (await reception["root"].get("/v1/jobs")).json()
-            assert untouched["total"] == 0, "a hostile request was granted"
-
-    asyncio.run(run())
 
 
 # -------------------------------------------------------------------------------------------------------------- bodies
@@ -54,7 +41,7 @@ def test_a_large_body_is_not_read_to_its_end(tmp_path: Path) -> None:
         assert "larger than 1048576 bytes" in chunked.json()["detail"]
         assert sent <= 2 << 20
 
-    play(tmp_path, scene)
+    withstand(tmp_path, scene)
 
 
 def test_a_slow_body_is_given_up(tmp_path: Path) -> None:
@@ -68,7 +55,7 @@ def test_a_slow_body_is_given_up(tmp_path: Path) -> None:
         answer = await at["ada"].post("/v1/jobs", content=slow())
         assert (answer.status_code, answer.headers["connection"]) == (408, "close")
 
-    play(tmp_path, scene, limits=replace(GENEROUS, body_s=0.05))
+    withstand(tmp_path, scene, limits=replace(GENEROUS, body_s=0.05))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +69,7 @@ def test_deep_json_is_turned_away(tmp_path: Path, body: bytes) -> None:
             "the body nests deeper than 32 levels. Send it flatter.",
         )
 
-    play(tmp_path, scene)
+    withstand(tmp_path, scene)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32-le"])
@@ -93,7 +80,7 @@ def test_depth_cannot_be_hidden_in_another_encoding(tmp_path: Path, encoding: st
         answer = await at["ada"].post("/v1/jobs", content=body, headers=JSON)
         assert (answer.status_code, answer.json()["detail"]) == (400, "the body holds zero bytes. Send it as UTF-8.")
 
-    play(tmp_path, scene)
+    withstand(tmp_path, scene)
 
 
 @given(st.recursive(st.text() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
@@ -112,7 +99,7 @@ def test_texts_that_do_not_end_hold_nobody_up(tmp_path: Path, body: bytes) -> No
         assert answer.status_code == 401
 
     with within_cpu_s(20):  # it takes hundredths of one; where every quote begins a new search, an hour
-        play(tmp_path, scene)
+        withstand(tmp_path, scene)
 
 
 @contextmanager
@@ -194,7 +181,7 @@ def test_no_job_gets_by_default_what_it_could_not_have_itself(tmp_path: Path) ->
             answer = await at["ada"].post("/v1/jobs", json=at.body("a") | {"defaults": defaults})
             assert answer.status_code == 422, defaults
 
-    play(tmp_path, scene)
+    withstand(tmp_path, scene)
 
 
 def test_what_no_job_can_be_is_refused(tmp_path: Path) -> None:
@@ -206,7 +193,7 @@ def test_what_no_job_can_be_is_refused(tmp_path: Path) -> None:
             assert "valid dictionary" not in answer.text, "it was not read at all"
             assert "\x1b" not in answer.text
 
-    play(tmp_path, scene)
+    withstand(tmp_path, scene)
 
 
 def test_a_small_body_does_not_become_a_large_record(tmp_path: Path) -> None:
@@ -225,7 +212,7 @@ def test_a_small_body_does_not_become_a_large_record(tmp_path: Path) -> None:
             assert answer.status_code == 422
             assert "the limit is 16777216" in answer.json()["detail"]
 
-    play(tmp_path, scene)
+    withstand(tmp_path, scene)
 
 
 # --------------------------------------------------------------------------------------------------------------- paths
@@ -256,7 +243,7 @@ def test_nothing_outside_the_roots_is_run_or_looked_at(tmp_path: Path) -> None:
             assert "outside the folders" in answer.json()["detail"] or "in no file" in answer.json()["detail"]
             assert "roots" in answer.json()["way_out"] or "Name a file" in answer.json()["way_out"]
 
-    play(tmp_path, scene)
+    withstand(tmp_path, scene)
 
 
 def test_the_base_folder_must_be_a_root_too(tmp_path: Path) -> None:
@@ -265,140 +252,4 @@ def test_the_base_folder_must_be_a_root_too(tmp_path: Path) -> None:
             answer = await at["ada"].post("/v1/jobs", json=at.body("a") | {"folder": folder})
             assert answer.status_code == 422, folder
 
-    play(tmp_path, scene)
-
-
-# --------------------------------------------------------------------------------------------------------------- doors
-def test_a_wrong_token_lets_nobody_in(tmp_path: Path) -> None:
-    async def scene(at: Reception) -> None:
-        nobody = at["nobody"]
-        for header in ["Bearer", "Bearer wrong", "Bearer carpool_", "Basic YTpi", "bearer \xff", "x"]:
-            wrong = {b"Authorization": header.encode("latin-1")}
-            answers = [
-                await nobody.get(path, headers=wrong) for path in ("/v1/jobs", "/v1/me", "/v1/events", "/metrics")
-            ]
-            answers.append(await nobody.post("/v1/jobs", json=at.body("a"), headers=wrong))
-            assert {each.status_code for each in answers} == {401}, header
-
-    play(tmp_path, scene)
-
-
-def test_who_tries_many_tokens_has_to_wait(tmp_path: Path) -> None:
-    async def scene(at: Reception) -> None:
-        answers = [await at["nobody"].get("/v1/me", headers={"Authorization": f"Bearer {n}"}) for n in range(6)]
-        assert [each.status_code for each in answers] == [401, 401, 401, 429, 429, 429]
-        assert int(answers[-1].headers["retry-after"]) >= 1
-        assert (await at["ada"].get("/v1/me")).status_code == 200
-
-    play(tmp_path, scene, limits=replace(GENEROUS, strangers_per_s=0.001, strangers_burst=3))
-
-
-def test_who_asks_too_often_has_to_wait_and_others_do_not(tmp_path: Path) -> None:
-    async def scene(at: Reception) -> None:
-        answers = [(await at["ada"].get("/v1/me")).status_code for _ in range(5)]
-        assert answers == [200, 200, 200, 429, 429]
-        assert (await at["ben"].get("/v1/me")).status_code == 200
-
-    play(tmp_path, scene, limits=replace(GENEROUS, requests_per_s=0.001, burst=3))
-
-
-def test_a_removed_token_lets_nobody_in_any_more(tmp_path: Path) -> None:
-    async def scene(at: Reception) -> None:
-        assert (await at["ada"].get("/v1/me")).status_code == 200
-        Tokens(tmp_path / "tokens.json").remove("ada-1")
-        assert (await at["ada"].get("/v1/me")).status_code == 401
-
-    play(tmp_path, scene)
-
-
-def test_another_host_is_turned_away(tmp_path: Path) -> None:
-    async def scene(at: Reception) -> None:
-        for host in ["evil.example", "localhost.evil.example", "evil.example:7637", "", "127.0.0.1.", "[::2]:7637"]:
-            assert (await at["ada"].get("/v1/jobs", headers={"Host": host})).status_code == 421, host
-        for ours in ("localhost", "LOCALHOST:7637", "127.0.0.1:80", "[::1]:7637", "[::1]"):
-            assert (await at["ada"].get("/v1/me", headers={"Host": ours})).status_code == 200
-
-    play(tmp_path, scene)
-
-
-def test_a_page_elsewhere_cannot_act_for_who_is_signed_in(tmp_path: Path) -> None:
-    async def scene(at: Reception) -> None:
-        token = at["ada"].headers["Authorization"].removeprefix("Bearer ")
-        signed = {"Cookie": f"{COOKIE}={token}"}
-        for origin in [None, "null", "http://evil.example", "https://localhost:7637", "http://localhost:1"]:
-            headers = signed | ({"Origin": origin} if origin else {})
-            forged = await at["nobody"].post("/v1/jobs", json=at.body("a"), headers=headers)
-            assert forged.status_code == 403, origin
-        assert (await at["nobody"].get("/v1/me", headers=signed)).json()["name"] == "ada"
-        own = await at["nobody"].post("/v1/jobs/none/cancel", headers=signed | {"Origin": BASE})
-        assert own.status_code == 404  # let in: there is no such job
-
-    play(tmp_path, scene)
-
-
-def test_another_user_at_the_socket_is_nobody(tmp_path: Path) -> None:
-    async def scene(at: Reception) -> None:
-        from carpool.testing.reception import _by_socket, _client
-
-        async with _client(_by_socket(at.app, 4712)) as other:
-            assert (await other.get("/v1/me")).status_code == 401
-            assert (await other.post("/v1/jobs", json=at.body("a"))).status_code == 401
-
-    play(tmp_path, scene)
-
-
-def test_others_jobs_are_not_there(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with open_reception(tmp_path) as at:
-            await at["ada"].post("/v1/jobs", json=at.body("a", environment={"KEY": "swordfish"}))
-            paths = ["", "/story", "/why", "/measurements", "/log", "/log/follow"]
-            missing = [await at["ben"].get(f"/v1/jobs/a{path}") for path in paths]
-            missing += [await at["ben"].post(f"/v1/jobs/a/{wish}") for wish in ("cancel", "pause", "resume")]
-            assert {each.status_code for each in missing} == {404}
-            unknown = await at["ben"].get("/v1/jobs/b")
-            assert missing[0].json()["detail"] == unknown.json()["detail"].replace("'b'", "'a'")
-            seen = [
-                await at["ben"].get(f"/v1/{path}") for path in ("devices", "decisions", "timeline?since=0&until=1e9")
-            ]
-            assert not any('"a"' in each.text for each in seen)
-            everything = [await at["root"].get(f"/v1/jobs{path}") for path in ("", "/a", "/a/story", "/a/why")]
-            assert not any("swordfish" in each.text for each in everything)
-
-    asyncio.run(run())
-
-
-def test_every_answer_forbids_framing_sniffing_and_foreign_scripts(tmp_path: Path) -> None:
-    async def scene(at: Reception) -> None:
-        for answer in [
-            await at["ada"].get("/v1/jobs"),
-            await at["nobody"].get("/v1/jobs"),
-            await at["ada"].get("/nowhere"),
-            await at["ada"].get("/v1/me", headers={"Host": "evil.example"}),
-            await at["ada"].post("/v1/jobs", content=b"[" * 99),
-        ]:
-            policy = answer.headers["content-security-policy"]
-            assert "frame-ancestors 'none'" in policy
-            assert "unsafe-inline" not in policy
-            assert answer.headers["x-content-type-options"] == "nosniff"
-            assert answer.headers["cache-control"] == "no-store"
-
-    play(tmp_path, scene)
-
-
-def test_one_person_has_so_many_streams_at_a_time(tmp_path: Path) -> None:
-    async def scene(at: Reception) -> None:
-        async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(at["ada"].get("/v1/events")) for _ in range(4)]
-        assert sorted(task.result().status_code for task in asked) == [200, 200, 429, 429]
-        assert (await at["ada"].get("/v1/events")).status_code == 200
-
-    play(tmp_path, scene, limits=replace(GENEROUS, streams=2))
-
-
-def test_the_token_file_is_its_owners_alone_and_holds_no_token(tmp_path: Path) -> None:
-    tokens = Tokens(tmp_path / "deep" / "tokens.json")
-    secret = tokens.add(PEOPLE["ada"], 0.0)
-    assert tokens.path.stat().st_mode & 0o777 == 0o600
-    assert secret not in tokens.path.read_text(encoding="utf-8")
-    assert tokens.who(secret) == PEOPLE["ada"]
-    assert tokens.who(secret + "x") is tokens.who("") is None
+    withstand(tmp_path, scene)

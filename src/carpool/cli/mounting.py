@@ -30,6 +30,7 @@ from carpool.service.foresight import Foresight
 from carpool.service.house import House
 from carpool.service.limits import Limits
 from carpool.service.meters import Meters
+from carpool.service.origins import origin_of
 from carpool.service.people import Person, Role
 from carpool.service.roots import Roots
 from carpool.service.server import Ear, WebServer
@@ -78,6 +79,7 @@ async def mounted(house: House, settings: Settings, meters: Meters, ears: Ears) 
         uid=os.geteuid(),
         roots=Roots(settings.roots),
         hosts=_hosts(settings),
+        origins=tuple(map(origin_of, settings["public"])),
         limits=limits,
         planner=Foresight(clerk, house.setup.devices, lambda: house.policy_text, beliefs),
         meters=meters,

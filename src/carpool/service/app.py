@@ -51,6 +51,7 @@ def make_app(desk: Desk) -> FastAPI:
         owner=desk.owner,
         uid=desk.uid,
         hosts=desk.hosts,
+        origins=desk.origins,
         limits=desk.limits,
         strangers=app.state.strangers,
         now=monotonic,

@@ -57,6 +57,7 @@ SETTINGS = {
         Setting("tls_key", Kind.TEXT, "", "its key (PEM), which not everybody may read"),
         Setting("insecure_http", Kind.SWITCH, False, "listen beyond loopback without a certificate all the same"),
         Setting("hosts", Kind.TEXTS, (), "further names that people may ask for it by"),
+        Setting("public", Kind.TEXTS, (), "its addresses behind a proxy, such as https://carpool.lab"),
         Setting("roots", Kind.TEXTS, ("~",), "folders from which those with tokens may run jobs"),
         Setting("body_bytes", Kind.WHOLE, 1 << 20, "the largest request"),
         Setting("jobs_at_once", Kind.WHOLE, 1000, "the most jobs in one submission"),

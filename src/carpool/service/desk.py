@@ -38,6 +38,7 @@ class Desk:
     uid: int = -1  # the owner's; who has it and comes by the socket is the owner
     roots: Roots = field(default_factory=lambda: Roots((Path.home(),)))
     hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
+    origins: tuple[str, ...] = ()  # by which a proxy before the daemon is known
     limits: Limits = field(default_factory=Limits)
     planner: Planner | None = None
     meters: Meters = field(default_factory=Meters)

@@ -4,7 +4,8 @@
   name (DNS rebinding).
 - Somebody on the daemon's Unix socket with the daemon's user id is that user, and governs. Everybody else needs a
   token, in an Authorization header or, for pages, in a cookie.
-- A request that changes something and is signed by the cookie must come from a page of ours (its Origin).
+- A request that changes something and is signed by the cookie must come from a page of ours (its Origin): of the
+  address that was asked for, or of one that the proxy before us is known by.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carpool.service.limits import Limits
+from carpool.service.origins import host_of
 from carpool.service.people import Person
 from carpool.service.problems import Turned, of_error
 from carpool.service.rates import Buckets
@@ -85,6 +87,7 @@ class Door:
         owner: Person,
         uid: int,
         hosts: Collection[str],
+        origins: Collection[str],
         limits: Limits,
         strangers: Strangers,
         now: Callable[[], float],
@@ -93,7 +96,8 @@ class Door:
         self._tokens = tokens
         self._owner = owner
         self._uid = uid
-        self._hosts = frozenset(host.lower() for host in hosts)
+        self._hosts = frozenset(host.lower() for host in (*hosts, *map(host_of, origins)))
+        self._origins = frozenset(origins)
         self._asked = Buckets(limits.requests_per_s, limits.burst)
         self._strangers = strangers
         self._now = now
@@ -159,8 +163,9 @@ class Door:
         if visitor is not None and visitor.by is not By.COOKIE and scope["path"] not in _OPEN:
             return
         origin = headers.get("origin")
-        if origin != f"{scope.get('scheme', 'http')}://{headers.get('host', '')}":
-            raise Turned(403, f"this came from a page of {origin or 'unknown origin'}, which may not act for you")
+        if origin not in self._origins and origin != f"{scope.get('scheme', 'http')}://{headers.get('host', '')}":
+            text = f"this came from a page of {origin or 'unknown origin'}, which may not act for you."
+            raise Turned(403, f"{text} The setting 'public' names addresses of a proxy before the daemon.")
 
 
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="carpool"'}

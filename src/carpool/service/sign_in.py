@@ -51,7 +51,7 @@ async def sign_in(request: Request, desk: TheDesk) -> Response:
         strangers.note(request.scope, monotonic())
         return _page("Nobody has this token.", following, 401)
     answer = RedirectResponse(_inside(following), 303)
-    is_secure = request.url.scheme == "https"
+    is_secure = request.headers.get("origin", "").startswith("https://")  # one of ours: the door has seen to that
     answer.set_cookie(COOKIE, token, _MONTH_S, httponly=True, samesite="strict", secure=is_secure)
     return answer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -69,6 +69,7 @@ async def open_reception(
     allowances: Allowances | None = None,
     planner: Planner | None = None,
     uid: int = UID,
+    origins: tuple[str, ...] = (),
 ) -> AsyncIterator[Reception]:
     """An application whose people have tokens."""
     (folder / "work").mkdir()
@@ -83,6 +84,7 @@ async def open_reception(
             owner=Person("owner", Role.ADMIN),
             uid=uid,
             roots=Roots((folder / "work",)),
+            origins=origins,
             limits=limits,
             planner=planner,
         )
@@ -93,6 +95,18 @@ async def open_reception(
         for client in clients.values():
             await stack.enter_async_context(client)
         yield Reception(app, office, desk, folder / "work", clients)
+
+
+def withstand(folder: Path, scene: Callable[[Reception], Awaitable[None]], **options: Any) -> None:
+    """Play a scene of hostile requests; none of them may have submitted a job."""
+
+    async def play() -> None:
+        async with open_reception(folder, **options) as reception:
+            await scene(reception)
+            untouched = (await reception["root"].get("/v1/jobs")).json()
+            assert untouched["total"] == 0, "a hostile request was granted"
+
+    asyncio.run(play())
 
 
 @dataclass(frozen=True, slots=True)
