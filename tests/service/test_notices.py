@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import os
+import select
 import threading
-from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from carpool.core.model import JobId
 from carpool.runtime.jobfolder import JobFolder
-from carpool.service.notices import Ending, Notices, Unanswered, deliver
+from carpool.service.notices import Ending, Notice, Notices, Unanswered, deliver
 
 ENDING = Ending(JobId("a"), "ada", "failed", "loss is NaN")
 
@@ -24,11 +25,11 @@ class Postbox:
         self._refusals = refusals
         self._error = error or Unanswered("closed")
 
-    async def send(self, how: Sequence[str], environment: Mapping[str, str], text: str) -> None:
+    async def send(self, notice: Notice) -> None:
         if self._refusals:
             self._refusals -= 1
             raise self._error
-        self.sent.append(text)
+        self.sent.append(notice.text)
 
 
 def announced(state: Path, postbox: Postbox, *, times: int = 1) -> tuple[list[str], list[float]]:
@@ -78,13 +79,74 @@ def test_what_no_program_can_be_given_is_said_in_the_story(tmp_path: Path) -> No
 def test_a_command_gets_the_ending_on_stdin_and_in_its_environment(tmp_path: Path) -> None:
     out = tmp_path / "out"
     script = f'cat > {out}; echo "$CARPOOL_JOB $CARPOOL_PHASE" >> {out}'
-    asyncio.run(deliver(["sh", "-c", script], {"CARPOOL_JOB": "a", "CARPOOL_PHASE": "failed"}, '{"job": "a"}\n'))
+    environment = {"CARPOOL_JOB": "a", "CARPOOL_PHASE": "failed"}
+    asyncio.run(deliver(Notice(["sh", "-c", script], "", environment, '{"job": "a"}\n')))
     assert out.read_text(encoding="utf-8") == '{"job": "a"}\na failed\n'
 
 
 def test_a_command_that_fails_says_why() -> None:
     with pytest.raises(Unanswered, match="it ended with 3: no mail here"):
-        asyncio.run(deliver(["sh", "-c", "echo no mail here >&2; exit 3"], {}, "{}"))
+        asyncio.run(deliver(Notice(["sh", "-c", "echo no mail here >&2; exit 3"], "", {}, "{}")))
+
+
+def test_a_command_is_the_one_in_the_jobs_folder(tmp_path: Path) -> None:
+    tell = tmp_path / "tell.sh"
+    tell.write_text("#!/bin/sh\ncat > told\n", encoding="utf-8")
+    tell.chmod(0o755)
+    asyncio.run(deliver(Notice(["./tell.sh"], str(tmp_path), {}, "{}")))
+    assert (tmp_path / "told").read_text(encoding="utf-8") == "{}"
+
+
+def test_a_command_that_is_given_up_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pid")
+    script = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
+
+    async def play() -> int:
+        going = asyncio.create_task(deliver(Notice(["sh", "-c", script], "", {}, "{}")))
+        child = os.pidfd_open(int(await asyncio.to_thread((tmp_path / "pid").read_text, encoding="utf-8")))
+        going.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await going
+        return child
+
+    child = asyncio.run(play())
+    try:
+        assert select.select([child], [], [], 30.0)[0], "it is still there"
+    finally:
+        os.close(child)
+
+
+def test_a_dead_address_of_one_person_holds_nobody_else_up(tmp_path: Path) -> None:
+    """Two at a time of one person, however many wait; somebody else's goes out meanwhile."""
+    never, told = asyncio.Event(), asyncio.Event()
+    begun: list[str] = []
+
+    async def send(notice: Notice) -> None:
+        begun.append(notice.environment["CARPOOL_JOB"])
+        if notice.environment["CARPOOL_USER"] == "ada":
+            await never.wait()
+        told.set()
+
+    async def play() -> None:
+        notices = Notices(tmp_path, lambda job, words: None, send)
+        for number in range(50):
+            notices.announce(Ending(JobId(f"a{number}"), "ada", "finished"), ["http://dead.example"])
+        notices.announce(Ending(JobId("b"), "ben", "finished"), ["mail"])
+        await told.wait()
+        await notices.close()
+
+    asyncio.run(play())
+    assert begun == ["a0", "a1", "b"]
+
+
+def test_an_address_is_not_told_whole() -> None:
+    assert str(Notice(["https://hooks.example/T0/secret"], "", {}, "")) == "'hooks.example'"
+    assert str(Notice(["mail", "ada"], "", {}, "")) == "'mail'"
+
+
+def test_what_an_address_answers_is_said() -> None:
+    with pytest.raises(Unanswered, match="refused"):
+        asyncio.run(deliver(Notice(["http://127.0.0.1:9/hook"], "", {}, "{}")))
 
 
 def test_an_address_is_posted_to() -> None:
@@ -102,6 +164,6 @@ def test_an_address_is_posted_to() -> None:
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        asyncio.run(deliver([f"http://127.0.0.1:{server.server_port}/hook"], {}, '{"job": "a"}'))
+        asyncio.run(deliver(Notice([f"http://127.0.0.1:{server.server_port}/hook"], "", {}, '{"job": "a"}')))
         thread.join()
     assert taken == [b'{"job": "a"}']

@@ -143,7 +143,7 @@ def _name(table: Mapping[str, Any], place: int, where: str) -> str:
         raise InputError(
             f"job {place} is named {name!r}",
             where=where,
-            way_out="A name begins with a letter or digit and holds a-z, A-Z, 0-9, '.', '_' and '-', at most 100.",
+            way_out="A name is at most 100 ASCII letters, digits, '.', '_' and '-', and begins with a letter or digit.",
         )
     return name
 

@@ -295,7 +295,7 @@ class House:
         if program is not None and program.notify:
             digest = None if account.outcome is None else account.outcome.digest
             ending = Ending(job, account.spec.user, account.phase, account.error, digest)
-            self._notices.announce(ending, program.notify)
+            self._notices.announce(ending, program.notify, program.folder)
 
     # ------------------------------------------------------------------------------------------------------ executors
     async def _found(self) -> ExecutorLink | None:

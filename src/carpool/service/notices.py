@@ -5,20 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import urllib.request
+import signal
+import subprocess
+import sys
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+from urllib.parse import urlsplit
 
 from carpool.core.model import JobId
 from carpool.runtime.jobfolder import JobFolder
+from carpool.service.posting import ADDRESS
 
 _MARK = "notified"  # in a job's folder, once somebody was told
 _TRIES = 3
 _TRY_S = 20.0
 _PAUSE_S = 5.0  # before the next try, then twice and four times as long
-
-Send = Callable[[Sequence[str], Mapping[str, str], str], Awaitable[None]]
+_AT_ONCE = 2  # of one person
+_LAST_WORDS = 200  # bytes of what a command says that are told
+_POST = (sys.executable, "-P", "-m", "carpool.service.posting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +40,35 @@ class Ending:
     digest: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What is done to tell it: a command in a folder, or one address, with a text."""
+
+    how: Sequence[str]
+    folder: str
+    environment: Mapping[str, str]
+    text: str
+
+    @property
+    def address(self) -> str:
+        """Where it is posted; empty for a command."""
+        is_address = len(self.how) == 1 and self.how[0].startswith(("http://", "https://"))
+        return self.how[0] if is_address else ""
+
+    def __str__(self) -> str:
+        """Without what may be a secret: people post to addresses that nobody else shall know."""
+        return repr(f"{urlsplit(self.address).hostname}" if self.address else self.how[0])
+
+
+Send = Callable[[Notice], Awaitable[None]]
+
+
 class Notices:
     """Tells each ending at least once: it is marked in the job's folder only when it was told.
 
     A daemon that died in between tells it when it is back. What cannot be told after some tries is said in the job's
-    story (`tell`), and not tried again until the next start.
+    story (`tell`), and not tried again until the next start. Each person's are told a few at a time, in processes of
+    their own, so that an address which is dead holds up nothing but what is told to the same person.
     """
 
     def __init__(
@@ -51,13 +83,17 @@ class Notices:
         self._send = send or deliver
         self._sleep = sleep
         self._going: set[asyncio.Task[None]] = set()
+        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
 
-    def announce(self, ending: Ending, how: Sequence[str]) -> None:
-        """Tell it, aside; nothing happens where it was told before or nobody wants to know."""
+    def announce(self, ending: Ending, how: Sequence[str], folder: str = "") -> None:
+        """Tell it, aside, from a folder; nothing happens where it was told before or nobody wants to know."""
         mark = JobFolder(self._state, ending.job).path / _MARK
         if not how or _is_set(mark):
             return
-        task = asyncio.get_running_loop().create_task(self._announce(ending, how, mark))
+        words = {"CARPOOL_JOB": ending.job, "CARPOOL_USER": ending.user, "CARPOOL_PHASE": ending.phase}
+        text = json.dumps({"schema": 1, **asdict(ending)})
+        notice = Notice(how, folder, {**words, "CARPOOL_ERROR": ending.error}, text)
+        task = asyncio.get_running_loop().create_task(self._announce(ending, notice, mark))
         self._going.add(task)
         task.add_done_callback(self._going.discard)
 
@@ -67,16 +103,14 @@ class Notices:
             task.cancel()
         await asyncio.gather(*self._going, return_exceptions=True)
 
-    async def _announce(self, ending: Ending, how: Sequence[str], mark: Path) -> None:
-        text = json.dumps({"schema": 1, **asdict(ending)})
-        words = {"CARPOOL_JOB": ending.job, "CARPOOL_USER": ending.user, "CARPOOL_PHASE": ending.phase}
-        environment = {**words, "CARPOOL_ERROR": ending.error}
+    async def _announce(self, ending: Ending, notice: Notice, mark: Path) -> None:
         problem = ""
         for number in range(_TRIES):
             if number:
                 await self._sleep(_PAUSE_S * 2 ** (number - 1))
             try:
-                await asyncio.wait_for(self._send(how, environment, text), _TRY_S)
+                async with self._turns[ending.user], asyncio.timeout(_TRY_S):
+                    await self._send(notice)
             except TimeoutError:
                 problem = f"no answer after {_TRY_S:.0f} s"
             except Exception as error:  # noqa: BLE001 - told in the story; what users ask for must not end the daemon
@@ -87,7 +121,7 @@ class Notices:
                 except OSError as error:
                     self._tell(ending.job, f"its end was told, and will be again: that cannot be kept: {error}")
                 return
-        self._tell(ending.job, f"its end could not be told with {how[0]!r}: {problem}")
+        self._tell(ending.job, f"its end could not be told with {notice}: {problem}")
 
 
 def _is_set(mark: Path) -> bool:
@@ -107,32 +141,46 @@ class Unanswered(Exception):
     """A command ended with another code than 0, or an address did not take it."""
 
 
-async def deliver(how: Sequence[str], environment: Mapping[str, str], text: str) -> None:
-    """Run a command with the ending on its stdin, or post it where `how` is one address."""
-    if len(how) == 1 and how[0].startswith(("http://", "https://")):
-        await asyncio.to_thread(_post, how[0], text)
-        return
-    process = await asyncio.create_subprocess_exec(
-        *how,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **environment},
+async def deliver(notice: Notice) -> None:
+    """Run a command with the ending on its stdin, or one of ours that posts it; who gives it up ends all of it."""
+    with TemporaryFile() as given, TemporaryFile() as said:  # no pipes, which a grandchild could keep open
+        given.write(notice.text.encode())
+        given.seek(0)
+        process = _start(notice, given, said)
+        try:
+            await _end_of(process)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        finally:
+            code = process.wait()
+        said.seek(max(0, said.seek(0, os.SEEK_END) - _LAST_WORDS))
+        words = said.read().decode("utf-8", "replace").strip()
+    if code:
+        raise Unanswered(words if notice.address else f"it ended with {code}: {words}")
+
+
+def _start(notice: Notice, given: IO[bytes], said: IO[bytes]) -> subprocess.Popen[bytes]:
+    posted = {ADDRESS: notice.address} if notice.address else {}
+    return subprocess.Popen(
+        [*(_POST if notice.address else notice.how)],
+        stdin=given,
+        stdout=subprocess.DEVNULL,
+        stderr=said,
+        env={**os.environ, **notice.environment, **posted},
+        cwd=notice.folder or None,
         start_new_session=True,
     )
+
+
+async def _end_of(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has ended, without a thread."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    handle = os.pidfd_open(process.pid)
+    loop.add_reader(handle, ended.set)
     try:
-        _, said = await process.communicate(text.encode())
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
-    if process.returncode:
-        raise Unanswered(f"it ended with {process.returncode}: {said.decode('utf-8', 'replace').strip()[-200:]}")
-
-
-def _post(address: str, text: str) -> None:
-    headers = {"Content-Type": "application/json", "User-Agent": "carpool"}
-    request = urllib.request.Request(address, text.encode(), headers, method="POST")
-    with urllib.request.urlopen(request, timeout=_TRY_S) as answer:
-        if answer.status >= 300:
-            raise Unanswered(f"it answered {answer.status}")
+        await ended.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
