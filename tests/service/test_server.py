@@ -4,6 +4,7 @@ import os
 import select
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,16 @@ def test_who_takes_nothing_is_let_go(served: Served) -> None:
         with pytest.raises(OSError, match=r"reset|Broken pipe"):  # not the end of a stream: it was cut
             until_cut(deaf)
     assert httpx.get(f"{served.url}/v1/health/live").status_code == 200
+
+
+def test_strangers_who_fill_the_port_do_not_lock_the_owner_out(tmp_path: Path) -> None:
+    with serve_reception(tmp_path, limits=replace(GENEROUS, connections=3)) as served, ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(connected(served))
+        assert httpx.get(f"{served.url}/v1/health/live").status_code == 503
+        transport = httpx.HTTPTransport(uds=str(served.socket))
+        with httpx.Client(transport=transport, base_url="http://carpool") as owner:
+            assert owner.get("/v1/me").json()["name"] == "owner"
 
 
 def test_what_a_dead_daemon_left_is_replaced_and_a_living_one_is_not(served: Served, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class PatientProtocol(H11Protocol):
         uid = peer_uid(transport.get_extra_info("socket"))
         if uid is not None:
             self.app_state = {**self.app_state, PEER: uid}
+            self.limit_concurrency = None  # whoever fills the port must not lock the daemon's owner out
         self._waiting.set(transport.close)
 
     def data_received(self, data: bytes) -> None:
