@@ -1,8 +1,12 @@
 """The client asks what the API answers, over both kinds of line, and tells what went wrong."""
 
+import select
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
 
 import pytest
 
@@ -84,6 +88,61 @@ def test_refusals_say_why_and_what_to_do(served: Served, ada: carpool.Client) ->
         carpool.Client("unix:/nowhere").me()
     with pytest.raises(InputError, match=r"Give http://HOST:PORT"):
         carpool.Client("localhost:80").me()
+
+
+class Fickle(BaseHTTPRequestHandler):
+    """Answers what it is asked first on a line, and hangs up: at once, or when it is asked again."""
+
+    protocol_version = "HTTP/1.1"
+    heard: ClassVar[list[str]] = []
+    at_once: ClassVar[bool] = False
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.heard.append(self.command)
+        if len(self.heard) == 2 and not self.at_once:
+            self.close_connection = True
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+        self.close_connection = self.at_once
+
+    do_GET = do_POST = do_PUT = _answer  # noqa: N815 - the names are the library's
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    ("method", "headers", "is_said_again"),
+    [("GET", {}, True), ("PUT", {}, True), ("POST", {"Idempotency-Key": "k"}, True), ("POST", {}, False)],
+)
+def test_a_wish_is_not_said_again_where_it_may_have_been_heard(
+    method: str, headers: dict[str, str], is_said_again: bool, at_once: bool
+) -> None:
+    class Here(Fickle):
+        heard: ClassVar[list[str]] = []
+
+    Here.at_once = at_once
+    with ThreadingHTTPServer(("127.0.0.1", 0), Here) as server:
+        Thread(target=server.serve_forever, args=(0.01,)).start()
+        try:
+            with carpool.Client(f"http://127.0.0.1:{server.server_port}") as client:
+                client.ask("GET", "/")
+                if at_once:
+                    assert client._line is not None
+                    select.select([client._line.sock], [], [], 30.0)  # until it has hung up
+                if at_once or is_said_again:
+                    client.ask(method, "/", headers=headers)
+                else:
+                    with pytest.raises(Unreachable):
+                        client.ask(method, "/", headers=headers)
+        finally:
+            server.shutdown()
+    assert Here.heard == ["GET", method, *([method] if is_said_again and not at_once else [])]
 
 
 def test_a_log_is_followed_to_its_end(served: Served, ada: carpool.Client) -> None:

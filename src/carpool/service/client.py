@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import socket
 import ssl
 import time
@@ -20,6 +21,7 @@ from carpool.core.errors import CarpoolError, InputError
 from carpool.service.config import read_settings
 
 Json = dict[str, Any]  # as the API's description has it
+_KEY = "Idempotency-Key"
 _UNIX = "unix:"
 _BREATH_S = 0.5
 
@@ -72,7 +74,7 @@ class Client:
     # --------------------------------------------------------------------------------------------------------- wishes
     def submit(self, jobs: Path | str | Mapping[str, Any], *, folder: Path | str = "", key: str = "") -> list[str]:
         """Submit the jobs of a job file, or tables as in one; their names, once they can no longer be lost."""
-        headers = {"Idempotency-Key": key} if key else {}
+        headers = {_KEY: key} if key else {}
         names: list[str] = self.ask("POST", "/v1/jobs", body=submission(jobs, folder), headers=headers)["jobs"]
         return names
 
@@ -235,14 +237,19 @@ class Client:
     def _send(
         self, method: str, path: str, body: Any, headers: Mapping[str, str] | None, query: Mapping[str, Any]
     ) -> http.client.HTTPResponse:
-        """Ask on the line that stands; the daemon may have hung up meanwhile, so once more on a new one."""
+        """Ask on the line that stands, or on a new one where the daemon has hung up.
+
+        One that breaks while it is asked may have brought the wish there: it is repeated only if that changes nothing.
+        """
         content = None if body is None else json.dumps(body).encode()
         given = self._headers(headers or {}) | ({} if body is None else {"Content-Type": "application/json"})
-        is_fresh = self._line is None
+        if self._line is not None and _has_hung_up(self._line):
+            self.close()
+        may_repeat = self._line is not None and (method != "POST" or _KEY in given)
         try:
             return self._try(method, _address(path, query), content, given)
         except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
-            if is_fresh:
+            if not may_repeat:
                 raise
             self.close()
             return self._try(method, _address(path, query), content, given)
@@ -290,6 +297,15 @@ def _whatever_breaks() -> Iterator[None]:
         yield
     except (OSError, http.client.HTTPException):
         time.sleep(_BREATH_S)
+
+
+def _has_hung_up(line: http.client.HTTPConnection) -> bool:
+    """Whether the other end has closed a line on which nothing is due: only then is there something to read."""
+    if line.sock is None:
+        return False
+    looked = select.poll()
+    looked.register(line.sock, select.POLLIN)
+    return bool(looked.poll(0))
 
 
 class _UnixConnection(http.client.HTTPConnection):
