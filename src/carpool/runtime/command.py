@@ -114,7 +114,7 @@ class Command:
                 case Launch(seats):
                     try:
                         self._launch(seats)
-                    except OSError as error:
+                    except (OSError, ValueError) as error:  # the latter for what no program can be given
                         why = f"the command could not be started: {error}"
                         asyncio.get_running_loop().call_soon(self._could_not_start, why)
                 case Terminate():
@@ -157,8 +157,9 @@ class Command:
                 env={**self._environment(seats, places, cores), "CARPOOL_CHANNEL": str(end.fileno())},
                 process_group=0,
             )
-        except OSError:
+        except BaseException:
             ours.close()
+            self.kill()
             raise
         finally:
             os.close(theirs)

@@ -1,0 +1,51 @@
+"""A command that cannot be started fails with the reason, and leaves nothing open."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from carpool.core.messages import Fact, JobFailed
+from carpool.core.model import JobId
+from carpool.runtime.command import Command
+from carpool.runtime.crew import Seat, Wish
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.jobfolder import JobFolder
+from carpool.runtime.program import Program
+
+CORE = LocalDevice(0, "cpu:0", "cpu1", (0,))
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (Program(command=("echo", "x" * (1 << 22))), "Argument list too long"),
+        (Program(command=("echo",), environment={"A": "\x00"}), "null byte"),
+        (Program(command=("echo",), environment={"A=B": "1"}), "illegal environment variable name"),
+    ],
+)
+def test_what_cannot_be_started_fails_and_leaves_nothing_open(tmp_path: Path, program: Program, words: str) -> None:
+    async def play() -> tuple[list[Fact], int]:
+        facts: list[Fact] = []
+        failed = asyncio.Event()
+
+        def tell(command: Command, said: Sequence[Fact], reports: object) -> None:
+            facts.extend(said)
+            if any(isinstance(fact, JobFailed) for fact in said):
+                failed.set()
+
+        folder = JobFolder(tmp_path, "a")
+        folder.make(resume=False)
+        command = Command(JobId("a"), program, folder, {0: CORE}, 1.0, tell, lambda command, message: None)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        command.order(0.0, Wish(1, (Seat(0),)))
+        await failed.wait()
+        command.close()
+        return facts, len(list(Path("/proc/self/fd").iterdir())) - before
+
+    facts, left_open = asyncio.run(play())
+    (error,) = [fact.error for fact in facts if isinstance(fact, JobFailed)]
+    assert "the command could not be started" in error
+    assert words in error
+    assert left_open == 0
