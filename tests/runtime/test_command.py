@@ -17,6 +17,10 @@ from carpool.runtime.program import Program
 CORE = LocalDevice(0, "cpu:0", "cpu1", (0,))
 
 
+def num_open() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [
@@ -38,11 +42,11 @@ def test_what_cannot_be_started_fails_and_leaves_nothing_open(tmp_path: Path, pr
         folder = JobFolder(tmp_path, "a")
         folder.make(resume=False)
         command = Command(JobId("a"), program, folder, {0: CORE}, 1.0, tell, lambda command, message: None)
-        before = len(list(Path("/proc/self/fd").iterdir()))
+        before = num_open()
         command.order(0.0, Wish(1, (Seat(0),)))
         await failed.wait()
         command.close()
-        return facts, len(list(Path("/proc/self/fd").iterdir())) - before
+        return facts, num_open() - before
 
     facts, left_open = asyncio.run(play())
     (error,) = [fact.error for fact in facts if isinstance(fact, JobFailed)]

@@ -17,6 +17,7 @@ import httpx
 
 from carpool.core.errors import InputError
 from carpool.service.sockets import is_loopback, listen_tcp, listen_unix, peer_uid
+from carpool.service.tokens import Tokens
 from carpool.testing.reception import GENEROUS, Served, serve_reception
 
 
@@ -83,6 +84,27 @@ def test_who_takes_nothing_is_let_go(served: Served) -> None:
         with pytest.raises(OSError, match=r"reset|Broken pipe"):  # not the end of a stream: it was cut
             until_cut(deaf)
     assert httpx.get(f"{served.url}/v1/health/live").status_code == 200
+
+
+def test_nothing_more_is_told_to_one_whose_token_was_removed(tmp_path: Path) -> None:
+    with serve_reception(tmp_path, limits=replace(GENEROUS, stream_s=1.0)) as served:
+        feed = served.reception.office.premises.chronicle.feed
+
+        async def talk() -> None:
+            feed.add(0.0, "policy", policy="secret")
+
+        told = {}
+        for name in ("ada", "ben"):
+            headers = {"Authorization": f"Bearer {served.tokens[name]}"}
+            with httpx.stream("GET", f"{served.url}/v1/events", headers=headers) as answer:
+                pieces = answer.iter_bytes()
+                assert next(pieces) == b": carpool\n\n"
+                if name == "ada":
+                    Tokens(tmp_path / "tokens.json").remove("ada-1")
+                served.do(talk())
+                told[name] = b"".join(pieces)
+        assert told["ada"] == b""
+        assert b"secret" in told["ben"]
 
 
 def test_strangers_who_fill_the_port_do_not_lock_the_owner_out(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class Visitor:
 
     person: Person
     by: By
+    is_known: Callable[[], bool] = lambda: True  # whether they still would be let in as this person
 
 
 class Strangers:
@@ -144,11 +145,14 @@ class Door:
                 self._strangers.note(scope, self._now())
                 text = "nobody has this token. Make one with: carpool token add NAME"
                 raise Turned(401, text, headers=CHALLENGE)
-            return Visitor(person, By.TOKEN)
+            return self._known_by(text.strip(), person, By.TOKEN)
         if peer == self._uid:
             return Visitor(self._owner, By.SOCKET)
-        person = self._tokens.who(_cookie(headers))
-        return None if person is None else Visitor(person, By.COOKIE)
+        person = self._tokens.who(token := _cookie(headers))
+        return None if person is None else self._known_by(token, person, By.COOKIE)
+
+    def _known_by(self, token: str, person: Person, by: By) -> Visitor:
+        return Visitor(person, by, lambda: self._tokens.who(token) == person)
 
     def _check_host(self, given: str) -> None:
         name = given.rpartition(":")[0] if given.rpartition(":")[2].isdigit() and not given.endswith("]") else given
@@ -178,10 +182,16 @@ def not_signed_in() -> Turned:
 
 def visitor_of(request: Request) -> Visitor:
     """Who came in with a request; turned away where nobody did."""
-    visitor = request.scope.get("state", {}).get(_VISITOR)
+    visitor = visitor_in(request.scope)
     if visitor is None:
         raise not_signed_in()
-    assert isinstance(visitor, Visitor)
+    return visitor
+
+
+def visitor_in(scope: Scope) -> Visitor | None:
+    """Who came in with a request; None where nobody did, or where there is no door."""
+    visitor = scope.get("state", {}).get(_VISITOR)
+    assert visitor is None or isinstance(visitor, Visitor)
     return visitor
 
 

@@ -14,6 +14,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from carpool.service.clerk import Clerk
+from carpool.service.door import Visitor, visitor_in
 from carpool.service.feed import Event
 from carpool.service.limits import Limits
 from carpool.service.people import Person
@@ -102,7 +103,7 @@ class Streams:
 
 
 class _Counted(StreamingResponse):
-    """A stream that counts from now until it ends, however it does."""
+    """A stream that counts from now until it ends, however it does; one whose token was removed is told no more."""
 
     def __init__(self, counts: Counter[str], name: str, pieces: AsyncGenerator[bytes, None], media_type: str) -> None:
         super().__init__(pieces, media_type=media_type, headers={"X-Accel-Buffering": "no"})
@@ -110,13 +111,23 @@ class _Counted(StreamingResponse):
         counts[name] += 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visitor = visitor_in(scope)
         try:
             async with aclosing(self._pieces):
+                if visitor is not None:
+                    self.body_iterator = _while_known(self._pieces, visitor)
                 await super().__call__(scope, receive, send)
         finally:
             self._counts[self._name] -= 1
             if not self._counts[self._name]:
                 del self._counts[self._name]
+
+
+async def _while_known(pieces: AsyncGenerator[bytes, None], visitor: Visitor) -> AsyncGenerator[bytes, None]:
+    async for piece in pieces:
+        if not visitor.is_known():
+            return
+        yield piece
 
 
 def as_sse(event: Event) -> bytes:
