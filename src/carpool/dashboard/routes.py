@@ -30,17 +30,11 @@ from carpool.dashboard.window import LENGTHS
 from carpool.dashboard.wishes import carry_out, job_address
 from carpool.service.clerk import Clerk, NotThere, Refused
 from carpool.service.daemon import Unkept
+from carpool.service.door import HEADERS
 from carpool.service.limits import Limits
 from carpool.service.people import Forbidden, Person
 from carpool.service.problems import Turned
 from carpool.service.streams import Streams
-
-# All that a page needs; nothing in it is written inside the page, and nothing comes from elsewhere.
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'"
-)
-LARGEST_FORM_BYTES = 16 << 20
 
 _STATIC = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _STATUS: tuple[tuple[type[CarpoolError], HTTPStatus], ...] = (
@@ -50,12 +44,6 @@ _STATUS: tuple[tuple[type[CarpoolError], HTTPStatus], ...] = (
     (InputError, HTTPStatus.UNPROCESSABLE_ENTITY),
     (Unkept, HTTPStatus.SERVICE_UNAVAILABLE),
 )
-_HEADERS = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
-}
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -143,7 +131,7 @@ class Desk:
         common = self._common(request, who) | {"page": page, "query": query, "job_name": job}
         template = f"panels/{panel}.html" if panel else f"{page.name}.html"
         html = await asyncio.to_thread(self._render, template, common, shows)
-        return HTMLResponse(html, headers=_HEADERS)
+        return HTMLResponse(html, headers=HEADERS)
 
     async def wish(self, request: Request) -> Response:
         """Carry out what a form asks for, then show what came of it."""
@@ -161,7 +149,7 @@ class Desk:
         """The feed, as pages want it."""
         who = self._person_of(request)
         answer = self._streams.opened(who, lambda: tell(self._clerk, who), "text/event-stream")
-        answer.headers.update(_HEADERS)
+        answer.headers.update(HEADERS)
         return answer
 
     async def static(self, request: Request) -> Response:
@@ -170,21 +158,14 @@ class Desk:
         if name not in _STATIC:
             raise NotThere(f"there is no file {name!r}")
         content = resources.files("carpool.dashboard").joinpath("static", name).read_bytes()
-        headers = _HEADERS | {"Cache-Control": "no-cache"}
+        headers = HEADERS | {"Cache-Control": "no-cache"}
         return Response(content, media_type=_STATIC[name], headers=headers)
 
     # --------------------------------------------------------------------------------------------------------- inside
     async def _form(self, request: Request) -> tuple[Person, Mapping[str, str]]:
         """Who sends a form, and its fields; refused unless it is from a page of ours."""
         who = self._person_of(request)
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > LARGEST_FORM_BYTES:
-                raise InputError(
-                    f"the form has more than {LARGEST_FORM_BYTES >> 20} MiB", way_out="Use --json instead of --report."
-                )
-        form = read_form(bytes(body))
+        form = read_form(await request.body())
         check_token(who, self._secret, form.get("token", ""))
         return who, form
 
@@ -197,13 +178,13 @@ class Desk:
     def _refusal(self, request: Request, status: HTTPStatus, words: str) -> Response:
         if "panel" in request.query_params:
             return HTMLResponse(
-                self._templates.get_template("panels/refusal.html").render(words=words), status, _HEADERS
+                self._templates.get_template("panels/refusal.html").render(words=words), status, HEADERS
             )
         common = self._common(request, self._person_of(request))
         html = self._templates.get_template("refusal.html").render(
             **common, page=None, query={}, job_name="", status=status, words=words
         )
-        return HTMLResponse(html, status, _HEADERS)
+        return HTMLResponse(html, status, HEADERS)
 
 
 def _environment(zone: tzinfo) -> Environment:

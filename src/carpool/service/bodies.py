@@ -86,5 +86,5 @@ class Bodies:
 
 
 def _too_large(most: int) -> Turned:
-    text = f"the body is larger than {most} bytes. Send fewer jobs at once."
+    text = f"the body is larger than {most} bytes. Send fewer jobs at once, or a report without its charts (--json)."
     return Turned(413, text, headers={"Connection": "close"})
