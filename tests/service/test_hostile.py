@@ -163,11 +163,9 @@ IMPOSSIBLE: list[dict[str, Any]] = [
     {"sweep": {name: list(range(100)) for name in "abcd"}},
     {"after": ["a"]},
 ]
+NO_NUMBERS: tuple[Any, ...] = (10**400, [], None)
 NO_DEFAULTS: list[dict[str, Any]] = [
-    *(
-        {key: value}
-        for key, value in product(("seed", "devices", "memory", "weight", "time_limit"), (10**400, [], None))
-    ),
+    *({key: value} for key in ("seed", "devices", "memory", "weight", "time_limit") for value in NO_NUMBERS),
     *({key: 5} for key in ("command", "environment", "notify", "args", "folder", "kinds", "python", "user", "after")),
     {"environment": {"A": "\x00"}},
     {"weight": -1.0},
