@@ -41,6 +41,7 @@ from carpool.core.policy import Policy, service_at
 from carpool.core.queue import Queue, Roster
 from carpool.core.reconcile import counts
 from carpool.core.refusing import refuse_facts, refuse_plan
+from carpool.core.supplies import Supplies
 from carpool.core.topology import Cluster, Node
 
 
@@ -373,10 +374,12 @@ class Books:
     def _on_node_joined(self, at: float, fact: NodeJoined, orders: list[Order]) -> bool:
         known = self._node_named(fact.name)
         if known is None:
-            self.occupancy.join(self.cluster.joined(fact.name, fact.banks))
+            self.occupancy.join(self.cluster.joined(fact.name, fact.banks, Supplies(*fact.supplies)))
             return True
         if known.id not in self.occupancy.lost:
             return False
+        if fact.supplies:
+            self.occupancy.cluster = self.cluster.resupplied(known.id, Supplies(*fact.supplies))
         self.occupancy.regain(known)
         return True
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import merge
 from math import inf
 
-from carpool.core.errors import Overbooked
+from carpool.core.errors import OutOfSupplies, Overbooked
 from carpool.core.messages import RUN, Change, Probe, Run
 from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.occupancy import Occupancy
-from carpool.core.placing import Placing, consolidated, place
+from carpool.core.placing import Placing, Runs, consolidated, place, spread
 from carpool.core.policy import Plan, Snapshot
 from carpool.core.queue import Demand, demand_of
 
@@ -70,8 +70,16 @@ class Draft:
             return None  # unlike shares: only who gave them out can do it again
         allowed = self.kinds_for(job)
         kinds = [kind for kind in kinds if kind in allowed] if kinds else allowed
-        runs = place(self.occupancy, kinds, count or job.spec.devices, rule)
+        count = count or job.spec.devices
+        runs = self._supplied(job, kinds, count, rule) if job.spec.asks_supplies else None
+        # Devices without supplies are named all the same: whoever assigns them is told what is short.
+        runs = runs or place(self.occupancy, kinds, count, rule)
         return None if runs is None else Allocation.exclusive(runs, batch_size)
+
+    def _supplied(self, job: Job, kinds: Sequence[Kind], count: int, rule: Placing) -> Runs | None:
+        """Free devices on nodes that have the supplies for them: by the rule, or on any nodes at all."""
+        offered = self.occupancy.offered(job.spec)
+        return place(offered, kinds, count, rule) or place(offered, kinds, count, spread)
 
     def place(
         self, job: Job, count: int = 0, *, kinds: Sequence[Kind] = (), rule: Placing = consolidated, batch_size: int = 0
@@ -101,7 +109,10 @@ class Draft:
             if job_id in changes or len(job.lane) > 1:
                 continue
             allowed = self.kinds_for(job) if spec.memory_bytes else spec.kinds or kinds
-            runs = place(free, allowed, spec.devices, rule)
+            if spec.asks_supplies:
+                runs = self._supplied(job, allowed, spec.devices, rule)
+            else:
+                runs = place(free, allowed, spec.devices, rule)
             if runs is not None:
                 allocation = _in_lane(job, Allocation.exclusive(runs))
                 free = self._fork()
@@ -109,7 +120,7 @@ class Draft:
                 changes[job_id] = Change(job_id, allocation)
                 started += 1
             elif bypass:
-                if not spec.memory_bytes:
+                if not spec.memory_bytes and not spec.asks_supplies:  # which are no part of a demand
                     refused.add(view.waiting.demand(job_id))
             else:
                 break
@@ -128,9 +139,11 @@ class Draft:
             self._refused.clear()
         try:
             free.take(job.spec, allocation, self.view.policy.max_virtual)
-        except Overbooked:
+        except Overbooked as error:
             if held is not None:
                 free.take(job.spec, held, inf)  # whoever allowed it, it was allowed
+            if isinstance(error, OutOfSupplies):
+                error.draft = self
             raise
         if allocation == job.desired and purpose == RUN:
             self._changes.pop(job.id, None)

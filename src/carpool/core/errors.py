@@ -41,6 +41,15 @@ class Overbooked(CarpoolError):
     """A plan that asks for more of a device, or of a job's range, than there is."""
 
 
+class OutOfSupplies(Overbooked):
+    """A plan that lets a job have cores, RAM or disk that its node has not left."""
+
+    def __init__(self, problem: str, job: str) -> None:
+        self.job = job
+        self.draft: object = None  # the one that it was tried in, if it was
+        super().__init__(problem)
+
+
 class InvalidTransition(CarpoolError):
     """A job was asked to take a step its phase does not allow; carries the job's story so far."""
 

@@ -14,6 +14,7 @@ from carpool.core import messages
 from carpool.core.errors import JournalError
 from carpool.core.messages import RUN, Change, Fact, JobSubmitted, Planned, Probe, Record
 from carpool.core.model import Allocation, JobId, JobSpec, NodeId, Share
+from carpool.core.supplies import Supplies
 from carpool.core.topology import Bank, Cluster, Link, Node
 
 SCHEMA = 1
@@ -190,12 +191,15 @@ def header_to_json(header: Header) -> dict[str, Any]:
     groups: list[dict[str, Any]] = []
     for node in header.cluster.nodes:
         banks = [[bank.kind, len(bank.devices), bank.memory_bytes] for bank in node.banks]
-        if groups and groups[-1]["banks"] == banks and node.name == f"n{node.id}" and groups[-1]["named"]:
+        shape = {"banks": banks, "supplies": list(node.supplies), "named": node.name == f"n{node.id}"}
+        if groups and shape["named"] and all(groups[-1][key] == value for key, value in shape.items()):
             groups[-1]["nodes"] += 1
         else:
-            groups.append({"nodes": 1, "name": node.name, "banks": banks, "named": node.name == f"n{node.id}"})
+            groups.append({"nodes": 1, "name": node.name, **shape})
     for group in groups:
         del group["named"]
+        if not any(group["supplies"]):
+            del group["supplies"]
     return {
         "version": header.version,
         "policy": header.policy,
@@ -216,7 +220,7 @@ def header_from_json(value: dict[str, Any]) -> Header:
                 banks.append(Bank(kind, range(first, first + size), memory_bytes))
                 first += size
             name = group["name"] if copy == 0 else f"n{len(nodes)}"
-            nodes.append(Node(NodeId(len(nodes)), name, tuple(banks)))
+            nodes.append(Node(NodeId(len(nodes)), name, tuple(banks), Supplies(*group.get("supplies", ()))))
     links = tuple(Link((a, b), speed, latency) for a, b, speed, latency in value.get("links", ()))
     return Header(value["version"], value["policy"], Cluster(tuple(nodes), links), value.get("seed", 0))
 

@@ -153,6 +153,7 @@ class NodeJoined(Fact):
 
     name: str
     banks: tuple[tuple[str, int, int], ...] = ()  # (kind, number of devices, memory of each) of a new node
+    supplies: tuple[int, ...] = ()  # its cores, RAM and disk, as they are from now on; empty: as they were
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple, NewType
 
 from carpool.core.errors import Overbooked
+from carpool.core.supplies import Supplies
 
 JobId = NewType("JobId", str)
 DeviceId = NewType("DeviceId", int)
@@ -58,6 +59,9 @@ class JobSpec:
     exact: bool = False  # share and logical shards are fixed for life
     after: tuple[JobId, ...] = ()
     retries: int = 2  # crashes without progress that are followed by another try
+    cpus: int = 0  # cores for each device it holds; 0: whatever there is
+    ram_bytes: int = 0  # for each device it holds
+    disk_bytes: int = 0  # on each node it is on
 
     @property
     def narrowest(self) -> int:
@@ -68,6 +72,15 @@ class JobSpec:
     def widest(self) -> int:
         """Most devices it accepts."""
         return self.max_devices or self.devices
+
+    @property
+    def asks_supplies(self) -> bool:
+        """Whether it asks for more of a node than devices."""
+        return bool(self.cpus or self.ram_bytes or self.disk_bytes)
+
+    def supplies_for(self, num_devices: int) -> Supplies:
+        """What it asks for of a node on which it holds so many devices."""
+        return Supplies(self.cpus * num_devices, self.ram_bytes * num_devices, self.disk_bytes)
 
 
 class Share(NamedTuple):

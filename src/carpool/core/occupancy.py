@@ -8,10 +8,12 @@ two integer operations at any cluster size, and a fork for a draft is a copy of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import NamedTuple
 
-from carpool.core.errors import Overbooked
+from carpool.core.errors import OutOfSupplies, Overbooked
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId, Share
+from carpool.core.supplies import Hosting, most_devices, shortage
 from carpool.core.topology import Bank, Cluster, Node
 
 
@@ -40,6 +42,7 @@ class Occupancy:
         "_residents",
         "cluster",
         "free_devices",
+        "hosting",
         "lost",
     )
 
@@ -47,6 +50,7 @@ class Occupancy:
         self.cluster = cluster
         self.free_devices: dict[Kind, int] = dict.fromkeys(cluster.capacity, 0)
         self.lost: frozenset[NodeId] = frozenset()
+        self.hosting = Hosting()
         self._num_shared = 0  # devices with more than one resident
         # What a fork has not touched is read from the base; the root is its own base.
         self._free: dict[int, int] = {}
@@ -108,15 +112,41 @@ class Occupancy:
     def fork(self) -> Occupancy:
         """A private copy; cost follows what is changed in it, not the cluster."""
         assert self._base_free is self._free, "a fork is not forked again"
+        copy = self._overlaid()
+        copy._free = {}
+        copy._residents = {}
+        return copy
+
+    def offered(self, spec: JobSpec) -> Occupancy:
+        """As a job finds it: with no more free devices on a node than there are supplies for. Nothing is to be taken.
+
+        Where it holds something already, it would give that back first.
+        """
+        copy = self._overlaid()
+        copy._free = {} if self._free is self._base_free else self._free.copy()
+        copy._residents = self._residents
+        for node in self.cluster.nodes:
+            most = self.most_for(spec, node)
+            if most is not None and self.free_mask(node.id):
+                copy._leave(node, most)
+        return copy
+
+    def most_for(self, spec: JobSpec, node: Node) -> int | None:
+        """How many of a node's devices a job has supplies for beside all others; None: for all of them."""
+        there, taken = node.supplies, self.hosting.taken(node.id, but=spec.id)
+        if shortage(there, taken, spec.supplies_for(0)):
+            return 0
+        return most_devices(there, taken, spec.supplies_for(1)._replace(disk_bytes=0))
+
+    def _overlaid(self) -> Occupancy:
         copy = object.__new__(Occupancy)
         copy.cluster = self.cluster
         copy.free_devices = self.free_devices.copy()
         copy.lost = self.lost
+        copy.hosting = self.hosting
         copy._num_shared = self._num_shared
-        copy._free = {}
-        copy._residents = {}
-        copy._base_free = self._free
-        copy._base_residents = self._residents
+        copy._base_free = self._base_free
+        copy._base_residents = self._base_residents
         copy._nodes_by_free = {kind: counts.copy() for kind, counts in self._nodes_by_free.items()}
         return copy
 
@@ -126,6 +156,8 @@ class Occupancy:
             return
         pieces = self._pieces(allocation)
         self._check(spec, allocation, pieces, max_virtual)
+        if spec.asks_supplies:
+            self._host(spec, pieces, is_checked=max_virtual < inf)
         residents = self._residents
         for node, bank, run, bits, share in pieces:
             resident = Resident(spec.id, share.fraction, spec.memory_bytes)
@@ -146,7 +178,7 @@ class Occupancy:
             return False
         share = allocation.shares[0]
         run = share.devices
-        if share.fraction != 1.0 or len(run) != spec.devices or spec.memory_bytes:
+        if share.fraction != 1.0 or len(run) != spec.devices or spec.memory_bytes or spec.asks_supplies:
             return False
         if not 0 <= run.start < run.stop <= self.cluster.num_devices:
             return False
@@ -161,7 +193,11 @@ class Occupancy:
 
     def give(self, job: JobId, allocation: Allocation) -> None:
         """Take a job's allocation back."""
-        for node, bank, run, bits, _ in self._pieces(allocation):
+        pieces = self._pieces(allocation)
+        if self.hosting:
+            for node, _, _, _, _ in pieces:
+                self.hosting = self.hosting.giving(node.id, job)
+        for node, bank, run, bits, _ in pieces:
             if not self._num_shared:  # nobody else is on any device
                 for device in run:
                     self._put_residents(device, ())
@@ -187,6 +223,7 @@ class Occupancy:
         """Become what a fork of this has become."""
         assert fork._base_free is self._free, "only a fork of this very map can be absorbed"
         self.free_devices = fork.free_devices
+        self.hosting = fork.hosting
         self._num_shared = fork._num_shared
         self._nodes_by_free = fork._nodes_by_free
         self._free.update(fork._free)
@@ -238,6 +275,28 @@ class Occupancy:
                 self._check_shared(spec, share, bank, run, max_virtual)
             elif 0 < bank.memory_bytes < spec.memory_bytes:
                 raise Overbooked(_too_much_memory(spec, run.start, spec.memory_bytes, bank))
+
+    def _host(self, spec: JobSpec, pieces: Sequence[_Piece], *, is_checked: bool) -> None:
+        """Let a job have the supplies it asks for; OutOfSupplies, with nothing changed, where a node has not enough."""
+        counts: dict[NodeId, int] = {}
+        for node, _, run, _, _ in pieces:
+            counts[node.id] = counts.get(node.id, 0) + len(run)
+        for number, count in counts.items() if is_checked else ():
+            node = self.cluster.nodes[number]
+            short = shortage(node.supplies, self.hosting.taken(number), spec.supplies_for(count))
+            if short:
+                raise OutOfSupplies(f"node {node.name!r} has {short} for job {spec.id!r}", spec.id)
+        for number, count in counts.items():
+            self.hosting = self.hosting.taking(number, spec.id, spec.supplies_for(count))
+
+    def _leave(self, node: Node, most: int) -> None:
+        """Let a node have so many free devices of each kind at most, the lowest."""
+        for bank in {bank.kind: bank for bank in node.banks}.values():
+            mask = self.free_mask(node.id)
+            excess = mask & sum(_bits(node, other.devices) for other in node.banks if other.kind == bank.kind)
+            for _ in range(min(most, excess.bit_count())):
+                excess &= excess - 1  # without its lowest device
+            self._recount(node, bank, mask, mask & ~excess)
 
     def _check_apart(self, spec: JobSpec, pieces: Sequence[_Piece]) -> None:
         """Raise Overbooked when a job would hold a device twice."""

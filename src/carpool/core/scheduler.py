@@ -27,6 +27,7 @@ from carpool.core.messages import (
 from carpool.core.model import Job, JobId, Phase
 from carpool.core.policy import Cadence, Plan, Policy, Snapshot, placement_of
 from carpool.core.ports import Observer
+from carpool.core.rationing import rationed
 from carpool.core.reconcile import orders_to_close
 from carpool.core.topology import Cluster
 
@@ -278,22 +279,14 @@ class Scheduler:
     def _decide(self, at: float, orders: list[Order]) -> Planned | None:
         view = self._view
         view.at = at
-        plan = self.policy.plan(view)
-        if plan.wake_at is not None and plan.wake_at <= at:
-            raise CarpoolError(
-                f"policy {self.policy!r} asks at {at} s to be woken at {plan.wake_at} s, which is not later"
-            )
+        plan = rationed(view, self._planned_by_policy)
         if plan is Plan.NOTHING:
             self._is_triggered = False
             self._planned_at = at
             self._plan_wake_at = None
             return None
-        if not self.policy.may_share:
-            self._refuse_sharing(plan.changes)
         if plan.drafted is not None:
             self._books.occupancy.absorb(plan.drafted)  # checked while it was drafted
-        else:
-            self._books.occupy(plan.changes)
         jobs = self._foreseen(plan.changes) if self._books.occupancy.is_shared else self._books.jobs
         believed = tuple([self._believed_rate(change, jobs) for change in plan.changes])
         planned = Planned(plan.reason, plan.changes, believed, plan.wake_at, plan.note)
@@ -314,6 +307,20 @@ class Scheduler:
         self._books.adopt(at, planned, orders)
         self._remember(at, planned)
         return planned
+
+    def _planned_by_policy(self) -> Plan:
+        """What the policy decides; what it did not draft is on the device map then, since only that checks it."""
+        plan = self.policy.plan(self._view)
+        if plan.wake_at is not None and plan.wake_at <= self.at:
+            raise CarpoolError(
+                f"policy {self.policy!r} asks at {self.at} s to be woken at {plan.wake_at} s, which is not later"
+            )
+        if plan is not Plan.NOTHING:
+            if not self.policy.may_share:
+                self._refuse_sharing(plan.changes)
+            if plan.drafted is None:
+                self._books.occupy(plan.changes)
+        return plan
 
     def _refuse_sharing(self, changes: Sequence[Change]) -> None:
         """A policy that shares devices must say so: backends look for neighbours only then."""

@@ -26,6 +26,7 @@ from carpool.core.messages import (
     WeightChanged,
 )
 from carpool.core.model import Allocation, JobId, JobSpec
+from carpool.core.supplies import Supplies
 from carpool.core.topology import Cluster
 
 _LEAVE = (NodeLost, JobCrashed, JobPaused, JobFinished, JobFailed, JobCancelled)  # after these it holds nothing
@@ -85,7 +86,7 @@ def _of_fact(fact: Fact, job: JobId) -> str:
 
 def _with_node(cluster: Cluster, fact: NodeJoined) -> Cluster:
     known = any(node.name == fact.name for node in cluster.nodes)
-    return cluster if known else cluster.joined(fact.name, fact.banks)
+    return cluster if known else cluster.joined(fact.name, fact.banks, Supplies(*fact.supplies))
 
 
 def _of_loss(cluster: Cluster, fact: NodeLost, held: Allocation) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId, Share
+from carpool.core.supplies import UNKNOWN, Supplies
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Node:
     id: NodeId
     name: str
     banks: tuple[Bank, ...]
+    supplies: Supplies = UNKNOWN
     devices: range = field(init=False, compare=False, repr=False)  # every device of the node
 
     def __post_init__(self) -> None:
@@ -212,12 +214,18 @@ class Cluster:
                 first = end
         return tuple(sorted([(kind, count) for (_, kind), count in counts.items()]))
 
-    def joined(self, name: str, banks: Iterable[tuple[str, int, int]]) -> Cluster:
+    def joined(self, name: str, banks: Iterable[tuple[str, int, int]], supplies: Supplies = UNKNOWN) -> Cluster:
         """A cluster with one more node, of (kind, number of devices, memory of each) banks."""
         first = self.num_devices
         built: list[Bank] = []
         for kind, size, memory_bytes in banks:
             built.append(Bank(Kind(kind), range(first, first + size), memory_bytes))
             first += size
-        node = Node(NodeId(len(self.nodes)), name, tuple(built))
+        node = Node(NodeId(len(self.nodes)), name, tuple(built), supplies)
         return Cluster((*self.nodes, node), self.links)
+
+    def resupplied(self, node: NodeId, supplies: Supplies) -> Cluster:
+        """A cluster in which one node has other supplies."""
+        nodes = list(self.nodes)
+        nodes[node] = replace(nodes[node], supplies=supplies)
+        return Cluster(tuple(nodes), self.links)

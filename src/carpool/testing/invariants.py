@@ -5,6 +5,7 @@ from __future__ import annotations
 from carpool.core.model import JobId, Phase
 from carpool.core.occupancy import Occupancy
 from carpool.core.scheduler import Scheduler
+from carpool.core.supplies import Supplies
 
 
 def check_books(scheduler: Scheduler) -> None:
@@ -24,6 +25,19 @@ def check_books(scheduler: Scheduler) -> None:
                 assert job.id not in held, f"{job.id} holds device {device} twice"
                 held[job.id] = share.fraction
     check_map(view.occupancy, holders, scheduler.policy.max_virtual)
+    check_supplies(scheduler)
+
+
+def check_supplies(scheduler: Scheduler) -> None:
+    """Assert that on no node jobs hold more cores, RAM or disk than it has, counted from the jobs alone."""
+    for node in scheduler.cluster.nodes:
+        total = Supplies()
+        for job in scheduler.jobs.values():
+            here = 0 if job.desired is None else len(set(job.desired.devices()) & set(node.devices))
+            total = total.plus(job.spec.supplies_for(here)) if here else total
+        for has, taken in zip(node.supplies, total, strict=True):
+            assert not has or taken <= has, f"node {node.name} has {node.supplies}, jobs hold {total}"
+        assert scheduler.snapshot().occupancy.hosting.taken(node.id) == total, f"what node {node.name} believes is held"
 
 
 def check_map(occupancy: Occupancy, holders: dict[int, dict[JobId, float]], max_virtual: float = 1.0) -> None:

@@ -23,7 +23,7 @@ from carpool.testing.invariants import check_books
 from carpool.testing.questioning import Questioned, check_plan
 from carpool.testing.running import Driven, Wishes, drive
 from carpool.testing.scenarios import CALM, TROUBLE, job
-from carpool.testing.strategies import GIB, Ground, grounds, random_runs
+from carpool.testing.strategies import GIB, Ground, grounds, random_runs, supplied_grounds
 
 
 class PolicyContract:
@@ -133,6 +133,16 @@ class PolicyContract:
             self.run(ground)
 
         self._try(check, trouble=True)
+
+    def test_keeps_to_supplies(self) -> None:
+        """Whatever jobs ask for of cores, RAM and disk: no node ever gives away more than it has, and all finish."""
+
+        def check(ground: Ground) -> None:
+            run = self.run(ground)
+            for arrival in ground.arrivals:
+                assert run.outcome(arrival.spec.id) is Phase.FINISHED, run.story(arrival.spec.id)
+
+        random_runs(supplied_grounds(self.max_jobs), check, self.examples, shrinks=self.shrinks)
 
     def _try(self, check: Callable[[Ground], None], *, trouble: bool) -> None:
         random_runs(grounds(self.max_jobs, trouble=trouble), check, self.examples, shrinks=self.shrinks)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from carpool.core.model import JobId, JobSpec, Kind, NodeId
+from carpool.core.supplies import Supplies
 from carpool.core.topology import Bank, Cluster, Node
 from carpool.sim.failures import Mishap
 from carpool.sim.traces.trace import Arrival
@@ -135,6 +136,24 @@ def grounds(draw: st.DrawFn, max_jobs: int = 8, *, elastic: bool = True, trouble
         return Ground(cluster, found)
     jobs = [arrival.spec.id for arrival in found]
     return Ground(cluster, found, draw(mishaps(cluster, jobs)), draw(wishes(jobs)))
+
+
+@st.composite
+def supplied_grounds(draw: st.DrawFn, max_jobs: int = 8) -> Ground:
+    """A run on nodes with few cores, little RAM and disk; every job can have what it asks for on an empty node."""
+    ground = draw(grounds(max_jobs, trouble=False))
+    size = min(len(node.devices) for node in ground.cluster.nodes)
+    nodes = tuple(
+        replace(node, supplies=Supplies(draw(st.sampled_from((0, 4, 6))), draw(st.sampled_from((0, 4 * GIB))), 3 * GIB))
+        for node in ground.cluster.nodes
+    )
+    found: list[Arrival] = []
+    for at, spec in ground.arrivals:
+        width = min(spec.devices, size)
+        asked = draw(st.sampled_from(((0, 0, 0), (4 // width, 0, 0), (1, GIB, GIB), (0, 4 * GIB // width, 2 * GIB))))
+        narrow = replace(spec, devices=width, min_devices=min(spec.min_devices, width))
+        found.append(Arrival(at, replace(narrow, cpus=asked[0], ram_bytes=asked[1], disk_bytes=asked[2])))
+    return Ground(Cluster(nodes), found)
 
 
 def random_runs(

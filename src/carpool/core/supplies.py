@@ -1,0 +1,79 @@
+"""What a node has besides its devices: cores, RAM and disk; and which job has taken how much of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_GIB = 1 << 30
+
+
+class Supplies(NamedTuple):
+    """Amounts of what all devices of a node share. Of a node, 0 means that nobody knows, and nothing is checked."""
+
+    cpus: int = 0
+    ram_bytes: int = 0
+    disk_bytes: int = 0
+
+    def plus(self, other: Supplies) -> Supplies:
+        """Both together."""
+        return Supplies(self.cpus + other.cpus, self.ram_bytes + other.ram_bytes, self.disk_bytes + other.disk_bytes)
+
+
+UNKNOWN = Supplies()
+
+
+class Hosting:
+    """Which job has taken how much of each node's supplies. A value: taking and giving make another one."""
+
+    __slots__ = ("_by_node",)
+
+    def __init__(self, by_node: Mapping[int, Mapping[str, Supplies]] | None = None) -> None:
+        self._by_node = by_node or {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_node)
+
+    def taking(self, node: int, job: str, supplies: Supplies) -> Hosting:
+        """With what a job has of a node; it has nothing there before."""
+        return Hosting({**self._by_node, node: {**self._by_node.get(node, {}), job: supplies}})
+
+    def giving(self, node: int, job: str) -> Hosting:
+        """Without what a job has of a node."""
+        there = self._by_node.get(node, {})
+        if job not in there:
+            return self
+        rest = {other: supplies for other, supplies in there.items() if other != job}
+        others = {number: jobs for number, jobs in self._by_node.items() if number != node}
+        return Hosting({**others, node: rest} if rest else others)
+
+    def taken(self, node: int, *, but: str = "") -> Supplies:
+        """What all jobs but one have of a node."""
+        total = UNKNOWN
+        for job, supplies in self._by_node.get(node, {}).items():
+            total = total if job == but else total.plus(supplies)
+        return total
+
+
+_WORDS = (("cores", 1), ("GiB RAM", _GIB), ("GiB disk", _GIB))  # what each is called, and in which unit
+
+
+def shortage(there: Supplies, taken: Supplies, needed: Supplies) -> str:
+    """What is not left of a node's supplies, in words; empty where all that is needed is."""
+    for (what, unit), has, gone, asked in zip(_WORDS, there, taken, needed, strict=True):
+        if has and asked and gone + asked > has:
+            return f"{max(0, has - gone) / unit:.4g} of {has / unit:.4g} {what} left, {asked / unit:.4g} needed"
+    return ""
+
+
+def most_devices(there: Supplies, taken: Supplies, each: Supplies) -> int | None:
+    """For how many devices the supplies suffice that are left, at so much for each; None: for as many as there are."""
+    counts = [max(0, has - gone) // asked for has, gone, asked in zip(there, taken, each, strict=True) if has and asked]
+    return min(counts, default=None)
+
+
+def described(supplies: Supplies) -> str:
+    """Supplies in words, such as ``4 cores, 16 GiB RAM``; empty for none."""
+    return ", ".join(
+        f"{value / unit:.4g} {what}" for value, (what, unit) in zip(supplies, _WORDS, strict=True) if value
+    )
