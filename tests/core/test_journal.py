@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -36,6 +37,7 @@ from carpool.core.messages import (
     Woke,
 )
 from carpool.core.model import Allocation, JobId, JobSpec, Kind, NodeId, Share
+from carpool.core.supplies import Supplies
 from carpool.core.topology import Bank, Cluster, Link, Node
 from carpool.testing.strategies import mixed_clusters
 
@@ -209,3 +211,12 @@ def test_an_empty_journal_is_damaged() -> None:
 def test_memory_of_banks_is_kept() -> None:
     cluster = Cluster((Node(NodeId(0), "a", (Bank(Kind("V100"), range(2), 1 << 34),)),))
     assert read_journal(written([], Header("0", "x", cluster)).splitlines())[0].cluster == cluster
+
+
+def test_supplies_of_nodes_are_kept_and_old_headers_have_none() -> None:
+    plain = Cluster.build([(3, 2, "V100")])
+    nodes = tuple(replace(node, supplies=Supplies(8, 1 << 30)) if node.id else node for node in plain.nodes)
+    written = journal.header_to_json(Header("1", "fifo", Cluster(nodes)))
+    assert [group["nodes"] for group in written["cluster"]] == [1, 2]
+    assert journal.header_from_json(json.loads(json.dumps(written))).cluster == Cluster(nodes)
+    assert "supplies" not in written["cluster"][0]

@@ -149,3 +149,10 @@ def test_parts_that_wait_for_each_other_in_a_pass_take_no_turns() -> None:
     together = made.shape(Wish(1, BOTH), BOTH, 0, by_token=True, now=None, is_new=True)
     alone = made.shape(Wish(1, BOTH[:1]), BOTH[:1], 0, by_token=True, now=None, is_new=True)
     assert (together.by_token, alone.by_token) == (False, True)
+
+
+def test_threads_follow_the_cores_of_a_device_and_on_a_gpu_those_asked_for() -> None:
+    devices = {0: LocalDevice(0, "cuda:0", "H200", cuda=0), 1: LocalDevice(1, "cpu:0", "cpu4", (0, 1, 2, 3))}
+    asking, plain = Cutter(devices, Rules(cpus=6), ()), Cutter(devices, Rules(), ())
+    assert [asking.threads(Seat(device, 0.5)) for device in (0, 1)] == [6, 2]
+    assert plain.threads(Seat(0, 1.0)) == 1

@@ -2,15 +2,18 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from carpool.core.errors import InputError
 from carpool.core.model import JobSpec
+from carpool.core.supplies import Supplies
 from carpool.core.topology import Cluster
 from carpool.runtime.devices import as_cluster, parse_devices
-from carpool.runtime.jobfile import KEYS, JobFile, check_fit, read_jobs
+from carpool.runtime.fitting import check_fit
+from carpool.runtime.jobfile import KEYS, JobFile, read_jobs
 from carpool.runtime.program import Program
 
 ENTRY = "def mlp(lr=0.1, *, width=8):\n    pass\n\n\ndef cnn(**more):\n    pass\n\n\nmade = mlp\n"
@@ -234,6 +237,33 @@ def test_jobs_that_can_never_run_here_are_refused(home: Path, lines: list[str], 
     with pytest.raises(InputError) as caught:
         check_fit(file.jobs, TWO)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+SUPPLIED = Cluster(tuple(replace(node, supplies=Supplies(4, 8 << 30, 1 << 30)) for node in TWO.nodes))
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["cpus = 5"], ["asks 5 cores for a device", "the largest node has 4 cores", "Lower cpus"]),
+        (['ram = "9GiB"'], ["asks 9 GiB RAM for a device", "8 GiB RAM"]),
+        (['disk = "2GiB"'], ["asks 2 GiB disk", "1 GiB disk"]),
+        (["cpus = 3", "devices = 2"], ["asks 2 devices with 3 cores for each; there are supplies for 1"]),
+    ],
+)
+def test_supplies_that_no_node_has_are_refused(home: Path, lines: list[str], words: list[str]) -> None:
+    file = read(home, HEAD + "\n".join(lines))
+    with pytest.raises(InputError) as caught:
+        check_fit(file.jobs, SUPPLIED)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert check_fit(file.jobs, TWO) == [], "nobody knows what that one has"
+
+
+def test_supplies_that_a_node_has_are_read_and_let_through(home: Path) -> None:
+    file = read(home, HEAD + 'cpus = 2\nram = "4GiB"\ndisk = "1GiB"\ndevices = 2')
+    assert check_fit(file.jobs, SUPPLIED) == []
+    ((spec, program),) = file.jobs
+    assert (spec.cpus, spec.ram_bytes, spec.disk_bytes, program.cpus) == (2, 4 << 30, 1 << 30, 2)
 
 
 def test_jobs_that_could_use_more_are_let_through_with_a_word(home: Path) -> None:

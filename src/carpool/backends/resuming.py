@@ -10,6 +10,7 @@ from carpool.core.errors import InputError
 from carpool.core.messages import Fact, JobCancelled, JobSubmitted, NodeJoined, NodeLost
 from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
+from carpool.core.supplies import UNKNOWN, Supplies
 from carpool.core.topology import Cluster, Node
 from carpool.runtime.devices import NODE_NAME, LocalDevice, as_cluster
 from carpool.runtime.jobfile import Listed
@@ -23,6 +24,11 @@ class Return(NamedTuple):
     name: str
     banks: Banks
     devices: tuple[LocalDevice, ...]
+    supplies: Supplies = UNKNOWN
+
+    def fact(self) -> NodeJoined:
+        """That it has come back."""
+        return NodeJoined(self.name, self.banks, self.supplies if any(self.supplies) else ())
 
 
 def check_unchanged(before: Sequence[Listed], now: Sequence[Listed], over: frozenset[JobId]) -> None:
@@ -45,20 +51,21 @@ def facts_of_return(scheduler: Scheduler, jobs: Sequence[Listed], back: Return) 
     facts: list[Fact] = [NodeLost(node.id) for node in scheduler.cluster.nodes if node.id not in lost]
     listed = {spec.id for spec, _ in jobs}
     facts += [JobCancelled(job) for job in scheduler.jobs if job not in listed]
-    facts.append(NodeJoined(back.name, back.banks))
+    facts.append(back.fact())
     facts += [
         JobSubmitted(spec) for spec, _ in jobs if spec.id not in scheduler.jobs and scheduler.outcome(spec.id) is None
     ]
     return facts
 
 
-def returned(cluster: Cluster, devices: Sequence[LocalDevice]) -> Return:
+def returned(cluster: Cluster, devices: Sequence[LocalDevice], supplies: Supplies = UNKNOWN) -> Return:
     """How the machine comes back into a cluster: with other devices than ever before it is another node."""
     banks = _banks(as_cluster(devices).nodes[0])
     for node in reversed(cluster.nodes):
         if _banks(node) == banks:
-            return Return(node.name, banks, _numbered(devices, node.devices.start))
-    return Return(f"{NODE_NAME}-{len(cluster.nodes) + 1}", banks, _numbered(devices, cluster.num_devices))
+            return Return(node.name, banks, _numbered(devices, node.devices.start), supplies)
+    name = f"{NODE_NAME}-{len(cluster.nodes) + 1}"
+    return Return(name, banks, _numbered(devices, cluster.num_devices), supplies)
 
 
 def _banks(node: Node) -> Banks:

@@ -23,6 +23,7 @@ from carpool.core.model import JobId, Kind
 from carpool.core.policy import Policy
 from carpool.core.ports import Observer
 from carpool.core.scheduler import Scheduler
+from carpool.core.supplies import UNKNOWN, Supplies
 from carpool.core.topology import Cluster
 from carpool.predictors.belief import ProfileBelief
 from carpool.predictors.profile import Profile
@@ -44,6 +45,7 @@ class Asked:
     policy: Policy
     policy_text: str  # as the user wrote it
     version: str
+    supplies: Supplies = UNKNOWN  # of this machine
 
 
 class LocalRun:
@@ -166,7 +168,7 @@ class LocalRun:
             if outcome is not None:
                 self.ledger.close(outcome)
         self.live.cluster = self.scheduler.cluster
-        back = returned(self.scheduler.cluster, self.asked.devices)
+        back = returned(self.scheduler.cluster, self.asked.devices, self.asked.supplies)
         self.devices = back.devices
         self.names = {**before.names, **{device.id: device.name for device in back.devices}}
         self._first = facts_of_return(self.scheduler, self.asked.jobs, back)
@@ -175,7 +177,7 @@ class LocalRun:
 def _history(asked: Asked, folder: RunFolder, *, resume: bool) -> tuple[Header, list[Record]]:
     if resume and folder.journal.is_file():
         return read_whole(folder.journal)
-    return Header(asked.version, asked.policy_text, as_cluster(asked.devices)), []
+    return Header(asked.version, asked.policy_text, as_cluster(asked.devices, asked.supplies)), []
 
 
 def speeds_of(devices: Sequence[LocalDevice]) -> dict[Kind, float]:

@@ -48,19 +48,22 @@ def command(
     from carpool.cli.run import default_policy
     from carpool.policies.registry import parse_policy
     from carpool.runtime.devices import as_cluster, overlap_note, parse_devices
-    from carpool.runtime.jobfile import check_fit, read_jobs
+    from carpool.runtime.fitting import check_fit
+    from carpool.runtime.jobfile import read_jobs
+    from carpool.runtime.machine import supplies_here
     from carpool.service.forecast import as_document, foresee
 
     listed = read_jobs(Path(jobs)).jobs
     found = parse_devices(devices, oversubscribe=oversubscribe)
-    for note in filter(None, [overlap_note(found), *check_fit(listed, as_cluster(found))]):
+    supplies = supplies_here(Path())
+    for note in filter(None, [overlap_note(found), *check_fit(listed, as_cluster(found, supplies))]):
         click.echo(f"carpool: {note}", err=True)
     text = policy or default_policy()
     chosen = parse_policy(text)
     profiles = Shelf().beliefs(listed)
     if probe:
         profiles |= asyncio.run(probe_others(listed, found, profiles, quiet=as_json))
-    forecast = foresee(listed, found, chosen, profiles, seed)
+    forecast = foresee(listed, found, chosen, profiles, seed, supplies=supplies)
     if as_json:
         click.echo(json.dumps(as_document(forecast, text, found)))
     else:

@@ -15,6 +15,7 @@ import click
 
 from carpool import __version__
 from carpool.core.errors import InputError
+from carpool.core.supplies import UNKNOWN, Supplies
 
 if TYPE_CHECKING:
     from carpool.backends.local import Ending, Link
@@ -106,20 +107,22 @@ def command(
     from carpool.cli.runs import look_up
     from carpool.core.units import parse_bytes
     from carpool.runtime.devices import as_cluster, outsider_note, overlap_note, parse_devices
+    from carpool.runtime.fitting import check_fit
     from carpool.runtime.gpus import list_gpus
-    from carpool.runtime.jobfile import check_fit
+    from carpool.runtime.machine import supplies_here
 
     if jobs is None and resume and resume.endswith(".toml"):
         jobs, resume = resume, ""  # the word behind --resume was the job file
     given = look_up(jobs, state, resume)
     found = parse_devices(devices, oversubscribe=oversubscribe) if devices or given.devices is None else given.devices
     others = outsider_note(list_gpus()) if any(device.cuda is not None for device in found) else ""
-    for note in filter(None, [others, overlap_note(found), *check_fit(given.jobs, as_cluster(found))]):
+    supplies = supplies_here(given.folder.path)
+    for note in filter(None, [others, overlap_note(found), *check_fit(given.jobs, as_cluster(found, supplies))]):
         click.echo(f"carpool: {note}", err=True)
     check_reducer(reducer, given.jobs)
     cap = parse_bytes(memory_cap, "--memory-cap") if memory_cap else 0
     start = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap)
-    run = prepare(given, found, policy or given.policy or default_policy(), journal)
+    run = prepare(given, found, policy or given.policy or default_policy(), journal, supplies)
     try:
         ending = watch(run, choose_board(run, as_json=as_json), start)
     finally:
@@ -138,13 +141,19 @@ def default_policy() -> str:
     return next(name for name in PREFERRED if name.partition(":")[0] in POLICIES)
 
 
-def prepare(given: Given, devices: Sequence[LocalDevice], policy: str, journal: str | None = None) -> LocalRun:
+def prepare(
+    given: Given,
+    devices: Sequence[LocalDevice],
+    policy: str,
+    journal: str | None = None,
+    supplies: Supplies = UNKNOWN,
+) -> LocalRun:
     """A run that is ready to go; its folder is held from now on."""
     from carpool.backends.running import Asked, LocalRun
     from carpool.backends.shelf import Shelf
     from carpool.policies.registry import parse_policy
 
-    asked = Asked(given.name, given.jobs, tuple(devices), parse_policy(policy), policy, __version__)
+    asked = Asked(given.name, given.jobs, tuple(devices), parse_policy(policy), policy, __version__, supplies)
     given.folder.hold()
     copy = Path(journal) if journal else None
     return LocalRun(asked, given.folder, resume=given.resume, copy=copy, profiles=Shelf().beliefs(given.jobs))

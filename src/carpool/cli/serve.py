@@ -89,6 +89,7 @@ def command(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     from carpool.core.units import parse_bytes
     from carpool.runtime.devices import overlap_note, parse_devices
     from carpool.runtime.link import ExecutorOptions
+    from carpool.runtime.machine import supplies_here
     from carpool.service.config import read_settings
     from carpool.service.house import House, Setup
 
@@ -102,7 +103,7 @@ def command(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     policy, state = settings["policy"], settings.state
     setup = Setup(
         state, found, __version__, policy, default_policy(), options,
-        checkpoint_days=settings["checkpoint_days"], commit=meters.commit,
+        checkpoint_days=settings["checkpoint_days"], commit=meters.commit, supplies=supplies_here(state),
     )  # fmt: skip
     house = House.open(setup)
     try:

@@ -104,7 +104,7 @@ def _asked(path: Path, job: JobId, at: float | None, *, live: bool) -> Answer:
             f"job {job!r} is not in it{'' if at is None else f' at {at:g} s'}", where=str(path), way_out=way_out
         )
     plans = [record.planned.reason for record in known if record.planned is not None and record.planned.reason]
-    why = scheduler.policy.why(scheduler.snapshot(), found)
+    why = scheduler.why(found)
     return Answer(scheduler.at, why, plans[-1] if plans else "", ending)
 
 

@@ -11,6 +11,9 @@ from carpool.core.errors import OutOfSupplies
 from carpool.core.model import Job, JobId, JobSpec
 from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Plan, Snapshot
+from carpool.core.supplies import shortage
+
+_TOLD = 3  # nodes that are named
 
 
 def rationed(view: Snapshot, attempt: Callable[[], Plan]) -> Plan:
@@ -63,7 +66,7 @@ def _narrowed(view: Snapshot, job: Job) -> Job | None:
     if job.desired is not None:
         width = job.desired.num_devices
         return job._replace(spec=replace(spec, devices=width, min_devices=width, max_devices=width))
-    rooms = _rooms(view.occupancy, spec)
+    rooms = supplied(view.occupancy, spec)
     widths = [width for width in (sum(rooms), max(rooms, default=0), spec.narrowest) if width < spec.widest]
     most = max([width for width in widths if width >= spec.narrowest], default=0)
     if not most:
@@ -84,13 +87,13 @@ def _in_vain(view: Snapshot, job: Job, draft: Draft | None) -> list[Job]:
             continue
         demand = spec.kinds, spec.narrowest, spec.supplies_for(1)
         if demand not in fits:
-            fits[demand] = sum(_rooms(draft.occupancy, spec)) >= spec.narrowest
+            fits[demand] = sum(supplied(draft.occupancy, spec)) >= spec.narrowest
         if not fits[demand]:
             found.append(view.jobs[name])
     return found
 
 
-def _rooms(occupancy: Occupancy, spec: JobSpec) -> list[int]:
+def supplied(occupancy: Occupancy, spec: JobSpec) -> list[int]:
     """For how many of its devices each node has supplies for a job, whoever holds the devices."""
     rooms = []
     for node in occupancy.cluster.nodes:
@@ -99,6 +102,19 @@ def _rooms(occupancy: Occupancy, spec: JobSpec) -> list[int]:
             most = occupancy.most_for(spec, node)
             rooms.append(size if most is None else min(most, size))
     return rooms
+
+
+def lacking(view: Snapshot, job: Job) -> str:
+    """Which supplies a waiting job waits for, in words; empty where there are enough for it."""
+    spec, occupancy = job.spec, view.occupancy
+    if job.id not in view.waiting or not spec.asks_supplies or sum(supplied(occupancy, spec)) >= spec.narrowest:
+        return ""
+    needed = spec.supplies_for(spec.narrowest)
+    nodes = [node for node in view.cluster.nodes if node.id not in occupancy.lost]
+    told = [(node, shortage(node.supplies, occupancy.hosting.taken(node.id), needed)) for node in nodes]
+    words = [f"node {node.name} has {short}" for node, short in told if short]
+    more = f", and {len(words) - _TOLD} more are short" if len(words) > _TOLD else ""
+    return "; ".join(words[:_TOLD]) + more
 
 
 def _as_far_as_it_goes(draft: Draft | None, short: OutOfSupplies) -> Plan:

@@ -27,7 +27,7 @@ from carpool.core.messages import (
 from carpool.core.model import Job, JobId, Phase
 from carpool.core.policy import Cadence, Plan, Policy, Snapshot, placement_of
 from carpool.core.ports import Observer
-from carpool.core.rationing import rationed
+from carpool.core.rationing import lacking, rationed
 from carpool.core.reconcile import orders_to_close
 from carpool.core.topology import Cluster
 
@@ -105,6 +105,12 @@ class Scheduler:
         """What a policy would see now."""
         self._view.at = self.at
         return self._view
+
+    def why(self, job: Job) -> str:
+        """Why a job stands as it does now, in one sentence for people: as its policy sees it, and what it lacks."""
+        view = self.snapshot()
+        words, short = self.policy.why(view, job), lacking(view, job)
+        return f"{words}; {short}" if short else words
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step."""

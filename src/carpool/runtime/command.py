@@ -16,6 +16,7 @@ from carpool.core.model import JobId
 from carpool.runtime.actions import Emit, Ended, Stopped, Tell
 from carpool.runtime.channel import AsyncChannel, Closed, pair
 from carpool.runtime.codec import ProtocolError
+from carpool.runtime.cores import Cores
 from carpool.runtime.crew import Seat, Wish
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.errand import Errand, Launch, Move, Terminate
@@ -41,6 +42,7 @@ class Command:
         program: Program,
         folder: JobFolder,
         devices: Mapping[int, LocalDevice],
+        cores: Cores,
         grace_s: float,
         tell: Tells,
         hear: Hears,
@@ -50,6 +52,7 @@ class Command:
         self._program = program
         self._folder = folder
         self._devices = devices
+        self._cores = cores
         self._grace_s = grace_s
         self._tell = tell
         self._hear = hear
@@ -132,8 +135,9 @@ class Command:
 
     def _launch(self, seats: tuple[Seat, ...]) -> None:
         places = [self._devices[seat.device] for seat in seats]
-        cores = sorted({core for place in places for core in place.cores})
         program = self._program
+        cores = sorted({core for place in places for core in place.cores})
+        cores = cores or [*self._cores.claim(self.errand.job, program.cpus * len(seats))]
         command = list(program.command)
         if Path(command[0]).name in {"python", "python3"} and "/" not in command[0]:
             command[0] = program.python or sys.executable
@@ -184,7 +188,8 @@ class Command:
                     self._tell(self, (), [Evaluation(job, message.step, message.metrics)])
 
     def _environment(self, seats: tuple[Seat, ...], places: list[LocalDevice], cores: list[int]) -> dict[str, str]:
-        threads = max(1, round(min(seat.fraction for seat in seats) * len(cores)))
+        part = 1.0 if self._program.cpus and not places[0].cores else min(seat.fraction for seat in seats)
+        threads = max(1, round(part * len(cores)))
         gpus = [str(place.cuda) for place in places if place.cuda is not None]
         return {
             **os.environ,
@@ -210,6 +215,7 @@ class Command:
             loop.remove_reader(handle)
             os.close(handle)
             self._process = None
+            self._cores.let_go(self.errand.job)
             self.kill()
             self._burial = asyncio.create_task(self._bury(process, listener))
 

@@ -156,6 +156,7 @@ class Rules:
     sync_batchnorm: bool = False  # the parts of a step show each other their statistics
     reducer: str = "shared"  # or "group"
     has_lanes: bool = False  # a share of a GPU is a lane, which a process has for life
+    cpus: int = 0  # cores of each worker on a GPU; 0: as many threads as are usual
 
 
 def owners_of(shape: Shape, *, exact: bool) -> tuple[tuple[int, int], ...]:

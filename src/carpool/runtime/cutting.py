@@ -167,5 +167,6 @@ class Cutter:
         return trait
 
     def threads(self, seat: Seat) -> int:
-        """Threads that a share of a device allows."""
-        return max(1, round(seat.fraction * len(self._devices[seat.device].cores)))
+        """Threads that a share of a device allows; on a GPU, as many as cores were asked for."""
+        device = self._devices[seat.device]
+        return max(1, self._rules.cpus if device.cuda is not None else round(seat.fraction * len(device.cores)))

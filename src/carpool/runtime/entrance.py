@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from carpool.core.model import JobId
+from carpool.runtime.cores import Cores
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.gate import Gate, Waiting
 from carpool.runtime.holding import Training
@@ -28,6 +29,7 @@ class Entrance:
         staff: Staff,
         gate: Gate,
         rota: Rota,
+        cores: Cores,
         options: ExecutorOptions,
         report: Callable[[Report], None],
         clock: Callable[[], float],
@@ -36,6 +38,7 @@ class Entrance:
         self._trainings = trainings
         self._gate = gate
         self._rota = rota
+        self._cores = cores
         self._memory_cap = options.memory_cap
         self._is_closed = options.is_closed
         self._report = report
@@ -100,6 +103,7 @@ class Entrance:
 
     def ended(self, key: Key, why: str) -> bool:
         """A process has ended; whether it was a seat."""
+        self._cores.let_go(key)
         seat = self._pool.ended(key, why)
         if seat is not None:
             self._gate.gone(seat[0], key)
@@ -123,7 +127,7 @@ class Entrance:
             training.job,
             asdict(training.program),
             device="cpu" if place.cuda is None else f"cuda:{place.cuda}",
-            cores=place.cores,
+            cores=place.cores or self._cores.claim(who.key, training.program.cpus),
             threads=who.threads,
             checkpoints=str(training.folder.checkpoints),
             heartbeat_s=self._heartbeat_s,

@@ -83,7 +83,7 @@ class Executor:
         self._rota = Rota(devices, options, self._say)
         self._solitude = Solitude(self._trainings, self._do, clock)
         self._gate = Gate(devices, wanted=options.mps, on_change=self._reopen, tell=self._tell_sharers)
-        known = (self._devices, self._trainings, self._staff, self._gate, self._rota)
+        known = (self._devices, self._trainings, self._staff, self._gate, self._rota, self.jobs.cores)
         self._entrance = Entrance(*known, options, report, clock)
         self._facts: list[Fact] = []
         self._ticked_at = clock()

@@ -131,4 +131,5 @@ def rules_of(program: Program, options: ExecutorOptions, *, has_lanes: bool) -> 
         sync_batchnorm=program.sync_batchnorm,
         reducer=options.reducer,
         has_lanes=has_lanes,
+        cpus=program.cpus,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from carpool.core.model import JobId
 from carpool.runtime.command import Command, Hears, Tells
+from carpool.runtime.cores import Cores
 from carpool.runtime.crew import Rules
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.holding import Training
@@ -24,6 +25,7 @@ class Intake:
         self._state = state.absolute()
         self._devices = devices
         self._grace_s = grace_s
+        self.cores = Cores()
         self._leaving: set[JobId] = set()
 
     def __contains__(self, job: JobId) -> bool:
@@ -37,7 +39,7 @@ class Intake:
         folder.make(resume=resume)
         folder.log()
         if program.command:
-            self.commands[job] = Command(job, program, folder, self._devices, self._grace_s, *ears)
+            self.commands[job] = Command(job, program, folder, self._devices, self.cores, self._grace_s, *ears)
             return None
         self.trainings[job] = Training.begin(job, program, folder, self._devices, rules, resume=resume)
         return self.trainings[job]

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import JobId, JobSpec, Kind
-from carpool.core.topology import Cluster
 from carpool.core.units import parse_bytes, parse_seconds
 from carpool.runtime.entryfile import check_entry, check_script
 from carpool.runtime.program import Program
@@ -20,7 +19,7 @@ from carpool.runtime.reading import Table
 
 KEYS = (
     *("name", "entry", "args", "sweep", "command", "python", "folder", "environment"),
-    *("devices", "min_devices", "max_devices", "kinds", "memory", "weight", "user", "after"),
+    *("devices", "min_devices", "max_devices", "kinds", "memory", "cpus", "ram", "disk", "weight", "user", "after"),
     *("batch", "exact", "shards", "sync_batchnorm", "deterministic", "graph", "seed"),
     *("precision", "channels_last"),
     *("checkpoint_every", "keep", "time_limit", "retries", "notify"),
@@ -80,37 +79,6 @@ def parse_jobs(data: Mapping[str, Any], folder: Path, where: str) -> tuple[Liste
         jobs += made
     _refuse_twins(jobs, where)
     return tuple(_in_order([_with_sweeps(job, sweeps) for job in jobs], where))
-
-
-def check_fit(jobs: Sequence[Listed], cluster: Cluster) -> list[str]:
-    """InputError where a job can never run on these devices; notes where it cannot have all it may use."""
-    notes = []
-    for spec, _ in jobs:
-        unknown = next((kind for kind in spec.kinds if kind not in cluster.capacity), None)
-        if unknown is not None:
-            raise UnknownName("device kind", unknown, cluster.capacity, where=f"job {spec.id!r}: kinds")
-        of_each = [count for kind, count in cluster.capacity.items() if not spec.kinds or kind in spec.kinds]
-        there = sum(of_each)
-        if spec.narrowest > there:
-            of_kind = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
-            raise InputError(
-                f"job {spec.id!r} asks {spec.narrowest} devices{of_kind}; there are {there}",
-                way_out="Lower devices or min_devices, or give more with --devices.",
-            )
-        if spec.narrowest > max(of_each):
-            notes.append(
-                f"job {spec.id!r} asks {spec.narrowest} devices, and no kind has so many: it will run only under a "
-                "policy that mixes kinds (carpool, elastic, hare, or one of your own)"
-            )
-        if spec.widest > there:
-            notes.append(f"job {spec.id!r} could use {spec.widest} devices; there are {there}")
-        sizes = [cluster.least_memory[kind] for kind in cluster.kinds if not spec.kinds or kind in spec.kinds]
-        if sizes and all(0 < size < spec.memory_bytes for size in sizes):
-            raise InputError(
-                f"job {spec.id!r} asks {spec.memory_bytes} bytes of memory on a device; the largest has {max(sizes)}",
-                way_out="Lower memory, or leave it out.",
-            )
-    return notes
 
 
 # ---------------------------------------------------------------------------------------------------------- one job
@@ -186,6 +154,7 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         environment=table.settings("environment"),
         python=table.text("python"),
         memory_bytes=parse_bytes(table.values.get("memory", 0), f"{table.where}: memory"),
+        cpus=table.whole("cpus", 0, least=0),
         seed=table.whole("seed", 0, least=0),
         exact=exact,
         shards=shards,
@@ -285,6 +254,9 @@ def _spec(name: str, table: Table, program: Program) -> JobSpec:
         exact=program.exact,
         after=tuple(JobId(other) for other in table.texts("after")),
         retries=program.retries,
+        cpus=program.cpus,
+        ram_bytes=parse_bytes(table.values.get("ram", 0), f"{table.where}: ram"),
+        disk_bytes=parse_bytes(table.values.get("disk", 0), f"{table.where}: disk"),
     )
 
 

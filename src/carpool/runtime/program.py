@@ -18,6 +18,7 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str = ""  # interpreter for `command` entries that begin with "python"; empty: this one
     memory_bytes: int = 0  # on a GPU, the most that may be allocated; 0: no cap
+    cpus: int = 0  # cores of each worker on a GPU; 0: any of them
     seed: int = 0
     exact: bool = False
     shards: int = 8  # logical shards of an exact job, a power of two

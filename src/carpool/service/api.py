@@ -21,7 +21,6 @@ from carpool.service.meters import MEDIA_TYPE
 from carpool.service.people import Forbidden
 from carpool.service.problems import Turned, responses
 from carpool.service.schemas import Accepted, Health, Limited, Me, PolicyText, Reweighed, Submission, Why
-from carpool.service.showing import nodes_of
 from carpool.service.submission import read_submission
 from carpool.service.views import (
     DecisionView,
@@ -227,7 +226,7 @@ async def summary(clerk: TheClerk, who: Who) -> Response:
 @router.get("/nodes", response_model=list[NodeView], tags=["daemon"])
 async def nodes(clerk: TheClerk, who: Who) -> Response:
     """Every machine with its devices."""
-    return answer(list[NodeView], nodes_of(clerk.devices(who)))
+    return answer(list[NodeView], clerk.nodes(who))
 
 
 @router.get("/devices", response_model=list[DeviceView], tags=["daemon"])

@@ -19,7 +19,8 @@ from carpool.core.messages import JobCancelled, JobPaused, JobResumed, LimitsCha
 from carpool.core.model import JobId, JobSpec, Phase
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
-from carpool.runtime.jobfile import Listed, check_fit
+from carpool.runtime.fitting import check_fit
+from carpool.runtime.jobfile import Listed
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
 from carpool.service.allowances import Allowances
@@ -32,6 +33,7 @@ from carpool.service.papers import read_curve, read_log
 from carpool.service.people import Person
 from carpool.service.showing import Calendar, discreet, expected_end, show_changes, show_job, tell, what_runs
 from carpool.service.spans import Spans
+from carpool.service.survey import devices_of, nodes_of
 from carpool.service.views import (
     DecisionView,
     DeviceView,
@@ -39,8 +41,8 @@ from carpool.service.views import (
     LogPiece,
     Measurement,
     Moment,
+    NodeView,
     Page,
-    Resident,
     SpanView,
     Summary,
     Vitals,
@@ -218,7 +220,7 @@ class Clerk:
         found = self._in.scheduler.jobs.get(account.spec.id)
         if found is None:
             return f"is {account.phase}" + (f": {account.error}" if account.error else "")
-        return self._in.scheduler.policy.why(self._in.scheduler.snapshot(), found)
+        return self._in.scheduler.why(found)
 
     async def measurements(self, who: Person, job: str, *, most: int = _MOST_POINTS) -> list[Measurement]:
         """A job's curve: what it has reported, thinned to so many points; read aside, since it may be long."""
@@ -240,29 +242,12 @@ class Clerk:
 
     def devices(self, who: Person) -> list[DeviceView]:
         """Every device and who holds it."""
-        cluster, lost = self._in.scheduler.cluster, self._in.scheduler.snapshot().occupancy.lost
-        residents: dict[int, list[Resident]] = {}
-        for job in self._in.scheduler.jobs.values():
-            shares = () if job.desired is None else job.desired.shares
-            name = job.id if who.may_see(job.spec.user) else ""
-            for share in shares:
-                for device in share.devices:
-                    resident = Resident(name, share.fraction, share.turn, job.spec.memory_bytes)
-                    residents.setdefault(device, []).append(resident)
-        return [
-            DeviceView(
-                device,
-                self._in.names.get(device, str(device)),
-                node.name,
-                bank.kind,
-                bank.memory_bytes,
-                node.id in lost,
-                tuple(residents.get(device, ())),
-            )
-            for node in cluster.nodes
-            for bank in node.banks
-            for device in bank.devices
-        ]
+        scheduler = self._in.scheduler
+        return devices_of(scheduler.snapshot().occupancy, scheduler.jobs.values(), self._in.names, who.may_see)
+
+    def nodes(self, who: Person) -> list[NodeView]:
+        """Every machine, and what is left of it."""
+        return nodes_of(self._in.scheduler.snapshot().occupancy, self.devices(who))
 
     def timeline(self, who: Person, since: float, until: float, job: str = "") -> list[SpanView]:
         """Who held which device between two instants, in Unix time; with a job, only what that one held."""

@@ -15,6 +15,7 @@ from carpool.backends.running import speeds_of
 from carpool.core.metrics import Summary
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.policy import Policy
+from carpool.core.supplies import UNKNOWN, Supplies
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.belief import ProfileBelief
 from carpool.predictors.profile import Costs
@@ -63,6 +64,7 @@ def foresee(
     *,
     left: Mapping[JobId, float] | None = None,
     draws: int = _DRAWS,
+    supplies: Supplies = UNKNOWN,
 ) -> Forecast:
     """Let the policy decide over all jobs as if each ran as fast as is believed; then again, with luck good and bad.
 
@@ -70,7 +72,7 @@ def foresee(
     of it. The draws tell how early and how late each job may end. `left` has the steps that are left of jobs that have
     begun.
     """
-    cluster = as_cluster(devices)
+    cluster = as_cluster(devices, supplies)
     totals = {spec.id: profiles[spec.id].total_steps(spec) if spec.id in profiles else None for spec, _ in jobs}
     totals |= left or {}
     specs = [

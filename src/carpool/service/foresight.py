@@ -12,7 +12,8 @@ from carpool.core.model import JobId
 from carpool.policies.registry import parse_policy
 from carpool.predictors.belief import ProfileBelief
 from carpool.runtime.devices import LocalDevice
-from carpool.runtime.jobfile import Listed, check_fit
+from carpool.runtime.fitting import check_fit
+from carpool.runtime.jobfile import Listed
 from carpool.service.clerk import Clerk
 from carpool.service.forecast import as_document, foresee
 from carpool.service.people import Person
@@ -59,7 +60,13 @@ class Foresight:
         text = self._policy()
         draws = min(_MOST_DRAWS, _EFFORT // len(together))
         forecast = foresee(
-            together, self._devices, parse_policy(text), self._beliefs(together), left=left, draws=max(1, draws)
+            together,
+            self._devices,
+            parse_policy(text),
+            self._beliefs(together),
+            left=left,
+            draws=max(1, draws),
+            supplies=self._clerk.cluster.nodes[-1].supplies,
         )
         mine = {job.spec.id for job in asked}
         wanted = tuple(job for job in forecast.jobs if job.account.spec.id in mine)

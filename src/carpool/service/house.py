@@ -31,6 +31,7 @@ from carpool.core.messages import (
 from carpool.core.model import JobId
 from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
+from carpool.core.supplies import UNKNOWN, Supplies
 from carpool.policies.registry import parse_policy
 from carpool.runtime.devices import LocalDevice, as_cluster
 from carpool.runtime.door import Door
@@ -69,6 +70,7 @@ class Setup:
     retain: int = 100_000  # records that are kept when a balance stands for them: stories and figures go back so far
     checkpoint_days: float = 0.0  # that checkpoints of jobs stay that are over; 0: always
     commit: Commit = asyncio.to_thread  # how the store's commits are run
+    supplies: Supplies = UNKNOWN  # of this machine
 
 
 class House:
@@ -104,7 +106,7 @@ class House:
         for observer in (store, self.followers, self._scribe, lessons, self):
             self.scheduler.follow(observer)
         self._door = Door(setup.state / "executor")
-        self._back = returned(self.scheduler.cluster, setup.devices)
+        self._back = returned(self.scheduler.cluster, setup.devices, setup.supplies)
         self.names = {device.id: device.name for device in self._back.devices}
         self.pace = WallPace(max(self.scheduler.at, time.time() - store.begun_at))
         self._deaths: list[float] = []
@@ -134,7 +136,7 @@ class House:
     @staticmethod
     def header(setup: Setup) -> Header:
         """What a new journal is about."""
-        return Header(setup.version, setup.policy or setup.default_policy, as_cluster(setup.devices))
+        return Header(setup.version, setup.policy or setup.default_policy, as_cluster(setup.devices, setup.supplies))
 
     @property
     def premises(self) -> Premises:
@@ -332,7 +334,7 @@ class House:
         self._deaths = [*(each for each in self._deaths if now - each < _DEATHS_S), now]
         if len(self._deaths) > _MOST_DEATHS:
             raise ExecutorGone(f"{len(self._deaths)} executors ended within {_DEATHS_S:.0f} s; the last one: {reason}")
-        self._back = returned(self.scheduler.cluster, self.setup.devices)
+        self._back = returned(self.scheduler.cluster, self.setup.devices, self.setup.supplies)
         return await self._started(), self._return()
 
     def _tell_again(self, link: ExecutorLink) -> set[JobId]:
@@ -367,4 +369,4 @@ class House:
 def _facts_of(scheduler: Scheduler, back: Return) -> list[Fact]:
     lost = scheduler.snapshot().occupancy.lost
     gone: list[Fact] = [NodeLost(node.id) for node in scheduler.cluster.nodes if node.id not in lost]
-    return [*gone, NodeJoined(back.name, back.banks)]
+    return [*gone, back.fact()]

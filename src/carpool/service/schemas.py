@@ -38,6 +38,9 @@ class JobTable(BaseModel):
     max_devices: _Count = 0
     kinds: list[_Text] | _Text = Field(default_factory=list)
     memory: Annotated[StrictInt, Field(ge=0)] | _Text = Field(0, description="On each device: bytes, or 6GiB.")
+    cpus: _Count = Field(0, description="Cores for each device it holds.")
+    ram: Annotated[StrictInt, Field(ge=0)] | _Text = Field(0, description="For each device it holds: bytes, or 16GiB.")
+    disk: Annotated[StrictInt, Field(ge=0)] | _Text = Field(0, description="On each node it is on.")
     weight: Weight = 1.0
     user: _Text = Field("", description="Ignored: a job belongs to whoever submits it.")
     after: list[_Name] | _Name = Field(default_factory=list, description="Jobs of the same submission.")

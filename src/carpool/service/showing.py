@@ -13,7 +13,7 @@ from carpool.core.estimates import Estimator
 from carpool.core.messages import Planned
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
 from carpool.runtime.program import Program
-from carpool.service.views import ChangeView, DeviceView, Expected, Holding, JobView, Moment, NodeView
+from carpool.service.views import ChangeView, Expected, Holding, JobView, Moment
 
 _WORD = re.compile(r"[\w.\-]+")  # what may be the name of a job
 _EXIT_CODE = re.compile(r"ended with exit code (\d{1,3})\b")
@@ -43,23 +43,6 @@ def holdings(allocation: Allocation | None, names: Mapping[int, str]) -> tuple[H
         for share in allocation.shares
         for device in share.devices
     )
-
-
-def nodes_of(devices: Iterable[DeviceView]) -> list[NodeView]:
-    """The machines that devices are on, in their order."""
-    by_node: dict[str, list[DeviceView]] = {}
-    for device in devices:
-        by_node.setdefault(device.node, []).append(device)
-    return [
-        NodeView(
-            name,
-            all(device.is_lost for device in members),
-            len(members),
-            dict(Counter(device.kind for device in members)),
-            sum(min(1.0, sum(each.fraction for each in device.residents)) for device in members),
-        )
-        for name, members in by_node.items()
-    ]
 
 
 def what_runs(program: Program | None) -> str:
@@ -125,6 +108,9 @@ def show_job(
         error=account.error,
         exit_code=exit_code(phase, account.error),
         digest=None if outcome is None else outcome.digest,
+        cpus=spec.cpus,
+        ram_bytes=spec.ram_bytes,
+        disk_bytes=spec.disk_bytes,
     )
 
 

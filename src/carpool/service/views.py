@@ -56,6 +56,9 @@ class JobView:
     error: str
     exit_code: int | None  # of a job that is over: its command's own, else 0 where it finished and 1 where it did not
     digest: str | None
+    cpus: int = 0  # asked for, for each device; 0: whatever there is
+    ram_bytes: int = 0  # likewise
+    disk_bytes: int = 0  # on each node
 
     @property
     def progress(self) -> float | None:
@@ -98,6 +101,15 @@ class DeviceView:
 
 
 @dataclass(frozen=True, slots=True)
+class SuppliesView:
+    """Something of what a machine has besides its devices; 0: unknown, or none."""
+
+    cpus: int
+    ram_bytes: int
+    disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """A machine with its devices."""
 
@@ -106,6 +118,8 @@ class NodeView:
     devices: int
     kinds: Mapping[str, int]  # devices of each
     held: float  # devices held, each by the fractions given away, at most 1
+    supplies: SuppliesView
+    taken: SuppliesView  # of its supplies, by jobs that asked for some
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Kind, NodeId
+from carpool.core.supplies import Supplies
 from carpool.core.topology import Bank, Cluster, Link, Node
 from carpool.core.units import parse_bytes
 
@@ -38,7 +39,10 @@ def parse_cluster(text: str) -> Cluster:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """A cluster from a TOML file of [[node]] tables (name, count, devices, kind, memory) and [[link]] tables."""
+    """A cluster from a TOML file of [[node]] and [[link]] tables.
+
+    A node has name, count, devices, kind and memory of each, and cpus, ram and disk of all.
+    """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -74,11 +78,16 @@ def describe(cluster: Cluster) -> str:
 
 
 def _add_nodes(nodes: list[Node], table: dict[str, Any], where: str) -> None:
-    _known(table, {"name", "count", "devices", "kind", "memory", "bank"}, where)
+    _known(table, {"name", "count", "devices", "kind", "memory", "bank", "cpus", "ram", "disk"}, where)
     count = _whole(table, "count", where, default=1)
     banks = _tables(table, "bank", where) if "bank" in table else [table]
     if count * sum(_whole(bank, "devices", where) for bank in banks) > _MOST_DEVICES:
         raise InputError(f"has more than {_MOST_DEVICES} devices", where=where, way_out="Use a smaller cluster.")
+    supplies = Supplies(
+        _whole(table, "cpus", where, default=1) if "cpus" in table else 0,
+        parse_bytes(table.get("ram", 0), f"{where}: ram"),
+        parse_bytes(table.get("disk", 0), f"{where}: disk"),
+    )
     for copy in range(count):
         name = table.get("name", f"n{len(nodes)}")
         name = name if count == 1 else f"{name}-{copy}" if "name" in table else name
@@ -94,7 +103,7 @@ def _add_nodes(nodes: list[Node], table: dict[str, Any], where: str) -> None:
             memory_bytes = parse_bytes(bank.get("memory", 0), f"{where}: memory")
             built.append(Bank(Kind(kind), range(first, first + size), memory_bytes))
             first += size
-        nodes.append(Node(NodeId(len(nodes)), str(name), tuple(built)))
+        nodes.append(Node(NodeId(len(nodes)), str(name), tuple(built), supplies))
 
 
 def _link(table: dict[str, Any], names: list[str], where: str) -> Link:
