@@ -27,6 +27,8 @@ from carpool.core.messages import (
     LimitsChanged,
     NodeJoined,
     NodeLost,
+    Outsider,
+    OutsidersSeen,
     Planned,
     PolicyChanged,
     Probe,
@@ -81,6 +83,9 @@ facts: st.SearchStrategy[Fact] = st.one_of(
     st.builds(WeightChanged, names, floats),
     st.builds(LimitsChanged, names, counts, counts),
     st.builds(PolicyChanged, texts),
+    st.builds(
+        OutsidersSeen, counts, st.lists(st.builds(Outsider, counts, texts), max_size=2).map(tuple), st.booleans()
+    ),
     st.just(Woke()),
 )
 shares = st.builds(
@@ -122,7 +127,7 @@ def written(kept: list[Record], header: Header = HEADER) -> str:
 def test_every_fact_is_known() -> None:
     kinds = {JobSubmitted, JobCancelled, JobPaused, JobResumed, AssignApplied, ReleaseApplied, ProgressReported}
     kinds |= {JobFinished, JobFailed, JobCrashed, NodeJoined, NodeLost, Woke}
-    kinds |= {WeightChanged, LimitsChanged, PolicyChanged}
+    kinds |= {WeightChanged, LimitsChanged, PolicyChanged, OutsidersSeen}
     assert {kind.__name__ for kind in Fact.__subclasses__()} == {kind.__name__ for kind in kinds}
     assert {journal._FACTS[kind.__name__] for kind in kinds} == kinds
 

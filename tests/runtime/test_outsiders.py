@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from carpool.core.messages import Outsider, OutsidersSeen
+from carpool.core.model import DeviceId
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.nvml import Computing
 from carpool.runtime.outsiders import EVERY_S, Lookout, is_descendant
@@ -40,11 +42,44 @@ def test_who_comes_and_goes_is_said_once() -> None:
     assert driver.look(OURS) == []
     ((device, words),) = driver.look(OURS, 2**22 + 1)
     assert device == 7
-    assert words.startswith("somebody else computes on cuda:1: process 4194305 with 3.0 GiB.")
+    assert words.startswith("somebody else computes on cuda:1: process 4194305 (3.0 GiB).")
     assert driver.lookout.has_outsiders(7)
     assert driver.look(OURS, 2**22 + 1) == []
     assert driver.look(OURS) == [(7, "nobody else computes on cuda:1 any more")]
     assert not driver.lookout.has_outsiders(7)
+
+
+def test_who_stays_is_told_to_the_scheduler_and_so_is_that_they_have_gone() -> None:
+    driver = Driver()
+    driver.look(OURS)
+    driver.look(OURS, 2**22 + 1)
+    assert driver.lookout.facts == [], "one of ours that has just ended may still be listed"
+    driver.look(2**22 + 1, is_used=False)
+    driver.look(2**22 + 1, is_used=False)
+    driver.look(is_used=False)
+    seen = OutsidersSeen(DeviceId(7), (Outsider(2**22 + 1, memory_bytes=3 << 30),), keeps_free=True)
+    assert driver.lookout.facts == [seen, OutsidersSeen(DeviceId(7), (), keeps_free=False)]
+
+
+def test_who_was_there_before_us_does_not_keep_a_gpu_that_was_named_all_the_same() -> None:
+    driver = Driver()
+    driver.look(os.getppid(), is_used=False)
+    driver.look(os.getppid(), is_used=False)
+    (seen,) = driver.lookout.facts
+    assert not seen.keeps_free
+    ((_, user, program, _),) = seen.processes
+    assert user
+    assert program
+    driver.look(os.getppid(), 1, is_used=False)
+    driver.look(os.getppid(), 1, is_used=False)
+    assert driver.lookout.facts[-1].keeps_free, "somebody has come to it"
+
+
+def test_processes_that_may_be_ours_under_another_number_keep_nothing() -> None:
+    driver = Driver()
+    for _ in range(3):
+        driver.look(2**22 + 1, is_used=False)  # there is no such process here, and ours were never listed
+    assert driver.lookout.facts == []
 
 
 def test_it_asks_only_now_and_then() -> None:

@@ -10,11 +10,14 @@ from carpool.core.journal import (
     Header,
     allocation_from_json,
     allocation_to_json,
+    fact_from_json,
+    fact_to_json,
     header_from_json,
     header_to_json,
     spec_from_json,
     spec_to_json,
 )
+from carpool.core.messages import OutsidersSeen
 from carpool.core.model import Allocation, Job, JobId, Kind, NodeId, Past, Phase
 from carpool.core.topology import Cluster
 
@@ -34,6 +37,7 @@ class Balance(NamedTuple):
     planned_at: float | None = None  # when the policy was last asked
     wake_at: float | None = None  # when it asked to be woken
     note: object = None  # the policy's, for its next plan
+    outsiders: tuple[OutsidersSeen, ...] = ()  # on devices where others compute
     policy: str = ""  # the one that decides, where it is no longer the one that the journal began with
 
 
@@ -52,6 +56,7 @@ def balance_to_json(balance: Balance) -> dict[str, Any]:
         "wake_at": balance.wake_at,
         "note": balance.note,
         "policy": balance.policy,
+        "outsiders": [fact_to_json(seen) for seen in balance.outsiders],
     }
 
 
@@ -72,7 +77,14 @@ def balance_from_json(value: dict[str, Any]) -> Balance:
         wake_at=value["wake_at"],
         note=value["note"],
         policy=value.get("policy", ""),
+        outsiders=tuple(_seen(each) for each in value.get("outsiders", ())),
     )
+
+
+def _seen(value: dict[str, Any]) -> OutsidersSeen:
+    fact = fact_from_json(value)
+    assert isinstance(fact, OutsidersSeen)
+    return fact
 
 
 def _job_to_json(job: Job) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from carpool.core import lifecycle
 from carpool.core.amending import Amendment, amended, takes_off, told
 from carpool.core.balance import Balance
+from carpool.core.dependents import Dependents
 from carpool.core.errors import Overbooked
 from carpool.core.estimates import Estimator
 from carpool.core.lifecycle import Step
@@ -28,6 +29,7 @@ from carpool.core.messages import (
     NodeJoined,
     NodeLost,
     Order,
+    OutsidersSeen,
     Planned,
     ProgressReported,
     Release,
@@ -35,7 +37,7 @@ from carpool.core.messages import (
     WeightChanged,
     Woke,
 )
-from carpool.core.model import Job, JobId, JobSpec, Past, Phase
+from carpool.core.model import DeviceId, Job, JobId, Past, Phase
 from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Policy, service_at
 from carpool.core.queue import Queue, Roster
@@ -58,10 +60,11 @@ class Books:
         self.occupancy = Occupancy(cluster)
         self.waiting = Queue()
         self.roster = Roster(ordered=policy.keeps_running_order)
+        self.outsiders: dict[DeviceId, OutsidersSeen] = {}  # where there are some
         self.followed: list[Fact] = []
         self._policy = policy
         self._estimator = estimator
-        self._dependents: dict[JobId, list[JobId]] = {}
+        self._dependents = Dependents()
         self._num_submitted = 0
         self.folds: dict[type[Fact], Callable[[float, Any, list[Order]], bool]] = {
             JobSubmitted: self._on_submitted,
@@ -78,6 +81,7 @@ class Books:
             JobCrashed: self._on_crashed,
             NodeJoined: self._on_node_joined,
             NodeLost: self._on_node_lost,
+            OutsidersSeen: self._on_outsiders,
             Woke: lambda at, fact, orders: True,
         }
 
@@ -95,6 +99,7 @@ class Books:
         fresh = Occupancy(self.cluster)
         for node in self.occupancy.lost:
             fresh.lose(self.cluster.nodes[node])
+        fresh.leave(self.occupancy.yielded)
         for job in held.values():
             assert job.desired is not None
             fresh.take(job.spec, job.desired, inf)  # another policy may have put it there
@@ -109,7 +114,9 @@ class Books:
         """The books as values, at no particular instant."""
         jobs = tuple(sorted(self.jobs.values(), key=lambda job: job.seq))
         running = tuple(self.roster)
-        return Balance(0.0, self.cluster, jobs, self.occupancy.lost, running, dict(self.ended), self._num_submitted)
+        outsiders = tuple(self.outsiders.values())
+        kept = (jobs, self.occupancy.lost, running, dict(self.ended), self._num_submitted)
+        return Balance(0.0, self.cluster, *kept, outsiders=outsiders)
 
     def reopen(self, balance: Balance) -> None:
         """Enter a balance into books that are empty; their cluster is the balance's."""
@@ -117,6 +124,8 @@ class Books:
         assert self.cluster == balance.cluster, "the books were opened for another cluster"
         for node in balance.lost:
             self.occupancy.lose(self.cluster.nodes[node])
+        self.outsiders = {seen.device: seen for seen in balance.outsiders}
+        self._leave_devices()
         self.ended.update(balance.ended)
         self._num_submitted = balance.num_submitted
         jobs = {job.id: job for job in balance.jobs}
@@ -125,7 +134,7 @@ class Books:
             if job.desired is not None:
                 self.occupancy.take(job.spec, job.desired, inf)
             elif job.phase is Phase.BLOCKED:
-                self._await(job.spec)
+                self._dependents.add(job.spec, self.ended)
             self._store(job)
 
     def use(self, policy: Policy) -> None:
@@ -154,19 +163,6 @@ class Books:
                 orders.append(Assign(job.spec.id, change.allocation, job.generation, change.purpose))
                 self.waiting.discard(job.spec.id)
             self._store(job)
-
-    def known_in(self, planned: Planned) -> Planned:
-        """A plan without what is said in it of jobs and devices that are not known."""
-        known = [
-            (change, rate)
-            for change, rate in zip(planned.changes, planned.believed, strict=True)
-            if change.job in self.jobs
-            and self.jobs[change.job].phase in (Phase.WAITING, Phase.RUNNING)
-            and (change.allocation is None or max(change.allocation.devices()) < self.cluster.num_devices)
-            and (change.allocation is not None or self.jobs[change.job].desired is not None)
-        ]
-        changes, believed = tuple(change for change, _ in known), tuple(rate for _, rate in known)
-        return planned._replace(changes=changes, believed=believed)
 
     def occupy(self, changes: Sequence[Change], *, most: float | None = None) -> None:
         """Move the changed jobs on the device map: all leave first, so that jobs may swap places.
@@ -236,7 +232,7 @@ class Books:
         self._vacate(job)
         del self.jobs[job.spec.id]
         self.ended[job.spec.id] = phase
-        for dependent in self._dependents.pop(job.spec.id, ()):
+        for dependent in self._dependents.of(job.spec.id):
             other = self.jobs.get(dependent)
             if other is None or other.phase is not Phase.BLOCKED:
                 continue
@@ -245,15 +241,6 @@ class Books:
             elif all(self.ended.get(needed) is Phase.FINISHED for needed in other.spec.after):
                 service = other.service
                 self._store(lifecycle.moved(other, at, Step.ADMIT, service, "has what it waited for"))
-
-    def _await(self, spec: JobSpec) -> bool:
-        """Have a job told when those it waits for are over; whether there are any."""
-        if not spec.after:
-            return False
-        needed = [name for name in spec.after if self.ended.get(name) is not Phase.FINISHED]
-        for name in needed:
-            self._dependents.setdefault(name, []).append(spec.id)
-        return bool(needed)
 
     def _fail_blocked(self, job: Job, error: str) -> None:
         """A blocked job will never be admitted, and neither will those that wait for it: a loop, as chains are long."""
@@ -264,14 +251,14 @@ class Books:
                 continue
             self.ended[job.id] = lifecycle.next_phase(job, Step.FAIL)
             self.followed.append(JobFailed(job.id, job.generation, error))
-            waited = [other for other in self._dependents.pop(job.id, ()) if other in self.jobs]
+            waited = [other for other in self._dependents.of(job.id) if other in self.jobs]
             doomed += [(self.jobs[other], f"it waited for job {job.id!r}, which failed") for other in waited]
 
     # ------------------------------------------------------------------------------------------------------------ facts
     # Each handler returns whether the fact counted.
     def _on_submitted(self, at: float, fact: JobSubmitted, orders: list[Order]) -> bool:
         spec = fact.spec
-        job = lifecycle.submitted(spec, self._num_submitted, at, blocked=self._await(spec))
+        job = lifecycle.submitted(spec, self._num_submitted, at, blocked=self._dependents.add(spec, self.ended))
         self._num_submitted += 1
         self._store(job)
         for needed in spec.after:
@@ -389,8 +376,22 @@ class Books:
         node = self.cluster.nodes[fact.node]
         for job in self.occupancy.jobs_on(node):
             self._take_off(at, self.jobs[job], Step.CRASH, f"lost node {node.name}", orders)
+        self.outsiders = {device: seen for device, seen in self.outsiders.items() if device not in node.devices}
+        self._leave_devices()
         self.occupancy.lose(node)
         return True
+
+    def _on_outsiders(self, at: float, fact: OutsidersSeen, orders: list[Order]) -> bool:
+        if not 0 <= fact.device < self.cluster.num_devices or fact == self.outsiders.get(fact.device):
+            return False
+        self.outsiders.pop(fact.device, None)
+        if fact.processes:
+            self.outsiders[fact.device] = fact
+        self._leave_devices()
+        return True
+
+    def _leave_devices(self) -> None:
+        self.occupancy.leave(frozenset(device for device, seen in self.outsiders.items() if seen.keeps_free))
 
     def _node_named(self, name: str) -> Node | None:
         return next((node for node in self.cluster.nodes if node.name == name), None)

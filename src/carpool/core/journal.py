@@ -12,7 +12,7 @@ from typing import Any, TextIO, TypeVar
 
 from carpool.core import messages
 from carpool.core.errors import JournalError
-from carpool.core.messages import RUN, Change, Fact, JobSubmitted, Planned, Probe, Record
+from carpool.core.messages import RUN, Change, Fact, JobSubmitted, Outsider, OutsidersSeen, Planned, Probe, Record
 from carpool.core.model import Allocation, JobId, JobSpec, NodeId, Share
 from carpool.core.supplies import Supplies
 from carpool.core.topology import Bank, Cluster, Link, Node
@@ -120,6 +120,8 @@ def fact_from_json(value: dict[str, Any]) -> Fact:
     if kind is JobSubmitted:
         return JobSubmitted(spec_from_json(value["spec"]))
     given = {name: _frozen(item) for name, item in value.items() if name != "fact"}
+    if kind is OutsidersSeen:
+        given["processes"] = tuple(Outsider(*each) for each in given["processes"])
     return kind(**given)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import ClassVar, NamedTuple
 
-from carpool.core.model import Allocation, JobId, JobSpec, NodeId
+from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, NodeId
 
 # ---------------------------------------------------------------------------------------------------------- facts
 # Facts that share an instant are folded by rank: how running jobs stood, then what frees devices, then what changes
@@ -162,6 +162,24 @@ class NodeLost(Fact):
 
     node: NodeId
     rank: ClassVar[int] = _FREES
+
+
+class Outsider(NamedTuple):
+    """A process that computes on one of our devices and is none of ours."""
+
+    pid: int
+    user: str = ""  # empty: not told
+    program: str = ""
+    memory_bytes: int = 0  # 0: not told
+
+
+@dataclass(frozen=True, slots=True)
+class OutsidersSeen(Fact):
+    """These processes of others compute on a device from now on; nobody does any more where there are none."""
+
+    device: DeviceId
+    processes: tuple[Outsider, ...] = ()
+    keeps_free: bool = True  # whether it is left to them while nobody of ours is there
 
 
 @dataclass(frozen=True, slots=True)

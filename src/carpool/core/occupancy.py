@@ -12,7 +12,8 @@ from math import inf
 from typing import NamedTuple
 
 from carpool.core.errors import OutOfSupplies, Overbooked
-from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId, Share
+from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId
+from carpool.core.overbooking import Piece, refuse_overbooking
 from carpool.core.supplies import Hosting, most_devices, shortage
 from carpool.core.topology import Bank, Cluster, Node
 
@@ -26,8 +27,6 @@ class Resident(NamedTuple):
 
 
 _Residents = tuple[Resident, ...]
-_Piece = tuple[Node, Bank, range, int, Share]  # part of a share inside one bank, and its bits in the node's mask
-_EPSILON = 1e-9  # fractions are sums of decimal steps
 
 
 class Occupancy:
@@ -44,6 +43,7 @@ class Occupancy:
         "free_devices",
         "hosting",
         "lost",
+        "yielded",
     )
 
     def __init__(self, cluster: Cluster) -> None:
@@ -51,6 +51,7 @@ class Occupancy:
         self.free_devices: dict[Kind, int] = dict.fromkeys(cluster.capacity, 0)
         self.lost: frozenset[NodeId] = frozenset()
         self.hosting = Hosting()
+        self.yielded: frozenset[int] = frozenset()  # devices that others compute on: not free once nobody of ours is
         self._num_shared = 0  # devices with more than one resident
         # What a fork has not touched is read from the base; the root is its own base.
         self._free: dict[int, int] = {}
@@ -108,6 +109,24 @@ class Occupancy:
                 seen[resident.job] = None
         return list(seen)
 
+    @property
+    def there(self) -> dict[Kind, int]:
+        """Devices of each kind that are to be had at all: on nodes that are not lost, and not left to others."""
+        there = dict(self.cluster.capacity)
+        for lost in self.lost:
+            for bank in self.cluster.nodes[lost].banks:
+                there[bank.kind] -= len(bank.devices)
+        for device in self.yielded:
+            node, bank = self.cluster.spot(device)
+            there[bank.kind] -= node.id not in self.lost and self.is_left(device)
+        return there
+
+    def is_left(self, device: int) -> bool:
+        """Whether a device is left to others: they compute on it, and nobody of ours does."""
+        node = self.cluster.node_of(device)
+        is_free = self.free_mask(node.id) >> (device - node.devices.start) & 1
+        return device in self.yielded and not is_free and not self.residents(device)
+
     # -------------------------------------------------------------------------------------------------- changing
     def fork(self) -> Occupancy:
         """A private copy; cost follows what is changed in it, not the cluster."""
@@ -144,6 +163,7 @@ class Occupancy:
         copy.free_devices = self.free_devices.copy()
         copy.lost = self.lost
         copy.hosting = self.hosting
+        copy.yielded = self.yielded
         copy._num_shared = self._num_shared
         copy._base_free = self._base_free
         copy._base_residents = self._base_residents
@@ -155,7 +175,7 @@ class Occupancy:
         if self._take_whole(spec, allocation):
             return
         pieces = self._pieces(allocation)
-        self._check(spec, allocation, pieces, max_virtual)
+        refuse_overbooking(self, spec, allocation, pieces, max_virtual)
         if spec.asks_supplies:
             self._host(spec, pieces, is_checked=max_virtual < inf)
         residents = self._residents
@@ -218,6 +238,7 @@ class Occupancy:
             if emptied and node.id not in self.lost:
                 mask = self.free_mask(node.id)
                 self._recount(node, bank, mask, mask | emptied)
+        self._leave_to_others()
 
     def absorb(self, fork: Occupancy) -> None:
         """Become what a fork of this has become."""
@@ -232,6 +253,7 @@ class Occupancy:
             return
         for device, residents in fork._residents.items():
             self._put_residents(device, residents)
+        self._leave_to_others()
 
     def lose(self, node: Node) -> None:
         """Take a node out of use; its residents must have been given back before."""
@@ -246,6 +268,27 @@ class Occupancy:
         for bank in node.banks:
             mask = self.free_mask(node.id)
             self._recount(node, bank, mask, mask | _bits(node, bank.devices))
+        self._leave_to_others()
+
+    def leave(self, yielded: frozenset[int]) -> None:
+        """Leave these devices to others, as soon as nobody of ours is there; others are ours again."""
+        back = [device for device in self.yielded - yielded if self.is_left(device)]
+        self.yielded = yielded
+        for device in back:
+            node, bank = self.cluster.spot(device)
+            if node.id not in self.lost:
+                mask = self.free_mask(node.id)
+                self._recount(node, bank, mask, mask | _bits(node, range(device, device + 1)))
+        self._leave_to_others()
+
+    def _leave_to_others(self) -> None:
+        """Devices that others compute on are not free at rest; within a draft a job may take another's place there."""
+        if self._free is not self._base_free:
+            return
+        for device in self.yielded:
+            node, bank = self.cluster.spot(device)
+            mask = self.free_mask(node.id)
+            self._recount(node, bank, mask, mask & ~_bits(node, range(device, device + 1)))
 
     def join(self, cluster: Cluster) -> None:
         """Go on with a cluster that has one more node at its end."""
@@ -259,24 +302,7 @@ class Occupancy:
             self._recount(node, bank, mask, mask | _bits(node, bank.devices))
 
     # --------------------------------------------------------------------------------------------------- inside
-    def _check(self, spec: JobSpec, allocation: Allocation, pieces: Sequence[_Piece], max_virtual: float) -> None:
-        """Raise Overbooked unless the allocation fits what is left and what the job accepts."""
-        count = allocation.num_devices
-        if count != spec.devices and not spec.narrowest <= count <= spec.widest:
-            raise Overbooked(f"job {spec.id!r} takes {spec.narrowest} to {spec.widest} devices, not {count}")
-        if len(pieces) > 1:
-            self._check_apart(spec, pieces)
-        for node, bank, run, bits, share in pieces:
-            if not 0.0 < share.fraction <= 1.0:
-                raise Overbooked(f"job {spec.id!r}: a fraction of {share.fraction} is not in (0, 1]")
-            if node.id in self.lost:
-                raise Overbooked(f"job {spec.id!r}: node {node.name!r} is lost")
-            if self.free_mask(node.id) & bits != bits:  # some device has residents already
-                self._check_shared(spec, share, bank, run, max_virtual)
-            elif 0 < bank.memory_bytes < spec.memory_bytes:
-                raise Overbooked(_too_much_memory(spec, run.start, spec.memory_bytes, bank))
-
-    def _host(self, spec: JobSpec, pieces: Sequence[_Piece], *, is_checked: bool) -> None:
+    def _host(self, spec: JobSpec, pieces: Sequence[Piece], *, is_checked: bool) -> None:
         """Let a job have the supplies it asks for; OutOfSupplies, with nothing changed, where a node has not enough."""
         counts: dict[NodeId, int] = {}
         for node, _, run, _, _ in pieces:
@@ -298,33 +324,10 @@ class Occupancy:
                 excess &= excess - 1  # without its lowest device
             self._recount(node, bank, mask, mask & ~excess)
 
-    def _check_apart(self, spec: JobSpec, pieces: Sequence[_Piece]) -> None:
-        """Raise Overbooked when a job would hold a device twice."""
-        seen: dict[int, int] = {}
-        for node, _, run, bits, _ in pieces:
-            if seen.get(node.id, 0) & bits:
-                raise Overbooked(f"job {spec.id!r} would hold devices {run.start} to {run.stop - 1} twice")
-            seen[node.id] = seen.get(node.id, 0) | bits
-
-    def _check_shared(self, spec: JobSpec, share: Share, bank: Bank, run: range, max_virtual: float) -> None:
-        for device in run:
-            residents = self.residents(device)
-            if any(resident.job == spec.id for resident in residents):
-                raise Overbooked(f"job {spec.id!r} holds device {device} already")
-            load = sum(resident.fraction for resident in residents) + share.fraction
-            if load > max_virtual + _EPSILON:
-                raise Overbooked(
-                    f"device {device} would carry {load:.3g} of at most {max_virtual:.3g} with job {spec.id!r}; "
-                    f"there already: {', '.join(r.job for r in residents)}"
-                )
-            memory = sum(resident.memory_bytes for resident in residents) + spec.memory_bytes
-            if 0 < bank.memory_bytes < memory:
-                raise Overbooked(_too_much_memory(spec, device, memory, bank))
-
-    def _pieces(self, allocation: Allocation) -> list[_Piece]:
+    def _pieces(self, allocation: Allocation) -> list[Piece]:
         """The allocation's devices cut at the borders of nodes and banks."""
         cluster = self.cluster
-        pieces: list[_Piece] = []
+        pieces: list[Piece] = []
         for share in allocation.shares:
             first, stop = share.devices.start, share.devices.stop
             if first < 0 or stop > cluster.num_devices:
@@ -369,8 +372,3 @@ class Occupancy:
 def _bits(node: Node, run: range) -> int:
     """A run of a node's devices as bits counted from the node's first device."""
     return ((1 << len(run)) - 1) << (run.start - node.devices.start)
-
-
-def _too_much_memory(spec: JobSpec, device: int, memory: int, bank: Bank) -> str:
-    needed, there = memory / (1 << 30), bank.memory_bytes / (1 << 30)
-    return f"device {device} would hold {needed:.2f} GiB of its {there:.2f} GiB with job {spec.id!r}"

@@ -22,6 +22,7 @@ from carpool.core.messages import (
     LimitsChanged,
     NodeJoined,
     NodeLost,
+    OutsidersSeen,
     PolicyChanged,
     WeightChanged,
 )
@@ -32,7 +33,7 @@ from carpool.core.topology import Cluster, Neighbour, Placement
 
 ARRIVALS_AND_ENDINGS: frozenset[type[Fact]] = frozenset(
     {JobSubmitted, JobResumed, JobFinished, JobFailed, JobCrashed, JobCancelled, JobPaused, NodeJoined, NodeLost}
-    | {WeightChanged, LimitsChanged, PolicyChanged}
+    | {WeightChanged, LimitsChanged, PolicyChanged, OutsidersSeen}
 )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from carpool.core.draft import Draft
 from carpool.core.errors import OutOfSupplies
-from carpool.core.model import Job, JobId, JobSpec
+from carpool.core.messages import Outsider, OutsidersSeen
+from carpool.core.model import DeviceId, Job, JobId, JobSpec
 from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Plan, Snapshot
 from carpool.core.supplies import shortage
@@ -115,6 +116,25 @@ def lacking(view: Snapshot, job: Job) -> str:
     words = [f"node {node.name} has {short}" for node, short in told if short]
     more = f", and {len(words) - _TOLD} more are short" if len(words) > _TOLD else ""
     return "; ".join(words[:_TOLD]) + more
+
+
+def left_to_others(view: Snapshot, job: Job, outsiders: Mapping[DeviceId, OutsidersSeen]) -> str:
+    """Which devices a waiting job does not get because others compute on them, in words; empty where there are none."""
+    kinds, cluster = job.spec.kinds, view.cluster
+    words = [
+        f"device {cluster.device_name(device)} is left to {' and '.join(map(named, seen.processes[:_TOLD]))}"
+        for device, seen in sorted(outsiders.items())
+        if job.id in view.waiting and view.occupancy.is_left(device) and (not kinds or cluster.kind_of(device) in kinds)
+    ]
+    return "; ".join(words[:_TOLD]) + (f", and {len(words) - _TOLD} more are" if len(words) > _TOLD else "")
+
+
+def named(outsider: Outsider) -> str:
+    """A process of others in words, such as ``process 17 of ada (python, 3.0 GiB)``."""
+    whose = f" of {outsider.user}" if outsider.user else ""
+    memory = f"{outsider.memory_bytes / (1 << 30):.1f} GiB" if outsider.memory_bytes else ""
+    beside = ", ".join(filter(None, (outsider.program, memory)))
+    return f"process {outsider.pid}{whose}" + (f" ({beside})" if beside else "")
 
 
 def _as_far_as_it_goes(draft: Draft | None, short: OutOfSupplies) -> Plan:

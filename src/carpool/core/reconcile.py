@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from carpool.core.messages import Assign, Order, Release
-from carpool.core.model import Job
+from carpool.core.messages import Assign, Order, Planned, Release
+from carpool.core.model import Job, JobId, Phase
 
 
 def counts(job: Job, generation: int) -> bool:
@@ -26,3 +26,17 @@ def order_for(job: Job) -> Order:
     if job.desired is None:
         return Release(job.id, job.generation)
     return Assign(job.id, job.desired, job.generation)
+
+
+def known_in(planned: Planned, jobs: Mapping[JobId, Job], num_devices: int) -> Planned:
+    """A plan without what is said in it of jobs and devices that are not known."""
+    known = [
+        (change, rate)
+        for change, rate in zip(planned.changes, planned.believed, strict=True)
+        if change.job in jobs
+        and jobs[change.job].phase in (Phase.WAITING, Phase.RUNNING)
+        and (change.allocation is None or max(change.allocation.devices()) < num_devices)
+        and (change.allocation is not None or jobs[change.job].desired is not None)
+    ]
+    changes, believed = tuple(change for change, _ in known), tuple(rate for _, rate in known)
+    return planned._replace(changes=changes, believed=believed)

@@ -18,17 +18,18 @@ from carpool.core.messages import (
     LimitsChanged,
     NodeJoined,
     Order,
+    OutsidersSeen,
     Planned,
     PolicyChanged,
     Record,
     WeightChanged,
     in_folding_order,
 )
-from carpool.core.model import Job, JobId, Phase
+from carpool.core.model import DeviceId, Job, JobId, Phase
 from carpool.core.policy import Cadence, Plan, Policy, Snapshot, placement_of
 from carpool.core.ports import Observer
-from carpool.core.rationing import lacking, rationed
-from carpool.core.reconcile import orders_to_close
+from carpool.core.rationing import lacking, left_to_others, rationed
+from carpool.core.reconcile import known_in, orders_to_close
 from carpool.core.topology import Cluster
 
 _CHECKED = (JobSubmitted, NodeJoined, WeightChanged, LimitsChanged, PolicyChanged)  # facts that may be refused
@@ -88,6 +89,11 @@ class Scheduler:
         """Jobs that hold devices."""
         return len(self._books.roster)
 
+    @property
+    def outsiders(self) -> Mapping[DeviceId, OutsidersSeen]:
+        """Who else computes on which of our devices."""
+        return self._books.outsiders
+
     def has_seen(self, job: JobId) -> bool:
         """Whether a job of this name was ever submitted."""
         return job in self._books.jobs or job in self._books.ended
@@ -109,8 +115,8 @@ class Scheduler:
     def why(self, job: Job) -> str:
         """Why a job stands as it does now, in one sentence for people: as its policy sees it, and what it lacks."""
         view = self.snapshot()
-        words, short = self.policy.why(view, job), lacking(view, job)
-        return f"{words}; {short}" if short else words
+        words = [self.policy.why(view, job), lacking(view, job), left_to_others(view, job, self.outsiders)]
+        return "; ".join(filter(None, words))
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step."""
@@ -177,7 +183,9 @@ class Scheduler:
             orders: list[Order] = []
             self._fold(record.at, record.facts, orders)
             if record.planned is not None:
-                planned = self._books.known_in(record.planned) if has_gaps else record.planned
+                planned = record.planned
+                if has_gaps:
+                    planned = known_in(planned, self._books.jobs, self.cluster.num_devices)
                 try:
                     self._books.occupy(planned.changes, most=inf)  # it was allowed then
                 except Overbooked:

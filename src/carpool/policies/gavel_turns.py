@@ -36,13 +36,8 @@ class Timetable:
 
 
 def capacity_of(view: Snapshot) -> dict[Kind, int]:
-    """Devices of each kind on nodes that are there."""
-    cluster = view.cluster
-    capacity = dict(cluster.capacity)
-    for lost in view.occupancy.lost:
-        for bank in cluster.nodes[lost].banks:
-            capacity[bank.kind] -= len(bank.devices)
-    return capacity
+    """Devices of each kind that are to be had."""
+    return view.occupancy.there
 
 
 def rates_of(view: Snapshot, job: Job, capacity: Mapping[Kind, int]) -> dict[Kind, float]:

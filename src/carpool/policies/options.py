@@ -264,11 +264,8 @@ def _tight(cluster: Cluster, offer: Offer) -> Placement:
 
 
 def _there_is(view: Snapshot) -> list[int]:
-    """Devices of each kind on nodes that are not lost."""
-    there = dict(view.cluster.capacity)
-    for node in view.occupancy.lost:
-        for bank in view.cluster.nodes[node].banks:
-            there[bank.kind] -= len(bank.devices)
+    """Devices of each kind that are to be had."""
+    there = view.occupancy.there
     return [there[kind] for kind in view.cluster.kinds]
 
 

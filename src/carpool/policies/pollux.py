@@ -15,6 +15,7 @@ from carpool.core.errors import InputError
 from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.placing import joined, lowest
 from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.topology import Node
 from carpool.policies.goodput import goodputs
 from carpool.policies.pollux_search import Floats, Row, Stake, search
 from carpool.policies.registry import register
@@ -163,11 +164,18 @@ def _pasts(view: Snapshot) -> dict[JobId, _Past]:
 
 def _sizes(view: Snapshot, kind: Kind) -> list[int]:
     """Devices of a kind on each node that is there."""
-    lost = view.occupancy.lost
+    occupancy = view.occupancy
     return [
-        0 if node.id in lost else sum([len(bank.devices) for bank in node.banks if bank.kind == kind])
+        0
+        if node.id in occupancy.lost
+        else sum([len(bank.devices) for bank in node.banks if bank.kind == kind])
+        - sum(occupancy.is_left(device) for device in occupancy.yielded if _is_of(view, device, node, kind))
         for node in view.cluster.nodes
     ]
+
+
+def _is_of(view: Snapshot, device: int, node: Node, kind: Kind) -> bool:
+    return device in node.devices and view.cluster.kind_of(device) == kind
 
 
 def _dealt(view: Snapshot) -> dict[Kind, list[Job]]:

@@ -13,7 +13,7 @@ from carpool.runtime.holding import Training
 from carpool.runtime.outsiders import Lookout
 from carpool.runtime.pool import Pool
 from carpool.runtime.protocol import Begin, Message
-from carpool.runtime.reports import Report, Told
+from carpool.runtime.reports import Facts, Report, Told
 from carpool.runtime.rota import Rota
 from carpool.runtime.staff import Key, Staff
 from carpool.runtime.wire import ExecutorOptions
@@ -66,6 +66,9 @@ class Entrance:
         here = {device for training in self._trainings.values() for device in training.devices.values()}
         for device, words in self._lookout.tick(here):
             self._tell_on(device, words)
+        if self._lookout.facts:
+            self._report(Facts(tuple(self._lookout.facts)))
+            self._lookout.facts.clear()
 
     def fault(self, device: int, error: str) -> tuple[list[tuple[Training, int]], bool]:
         """A fault on a GPU: all on it have to leave, seats as well. The workers there, and whether they are to blame.

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from carpool.core.messages import Outsider, OutsidersSeen
+from carpool.core.model import DeviceId
+from carpool.core.rationing import named
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.gpus import Gpu, visible
 from carpool.runtime.nvml import Computing, Nvml
@@ -17,7 +21,13 @@ Ask = Callable[[int], "list[Computing] | None"]  # by the number CUDA gives a GP
 
 
 class Lookout:
-    """Looks at our GPUs every few seconds."""
+    """Looks at our GPUs every few seconds.
+
+    Who is there at the first look was there before us: its GPU was named all the same, and is used. A GPU that somebody
+    else comes to later is left to them while nobody of ours is on it. Such a process counts once it was seen twice in
+    a row, since one of ours that has just ended may still be listed; and only where we see that it exists, or the
+    driver has shown that it numbers processes as we do: in a container it may not.
+    """
 
     def __init__(
         self,
@@ -32,6 +42,10 @@ class Lookout:
         self._is_ours = is_ours or _is_ours
         self._next_at = clock() + EVERY_S
         self._found: dict[int, frozenset[int]] = {}
+        self._first: dict[int, frozenset[int]] = {}  # who was there before us
+        self._told: dict[int, OutsidersSeen] = {}
+        self._numbers_alike = False
+        self.facts: list[OutsidersSeen] = []  # news for the scheduler, until somebody takes them
 
     def has_outsiders(self, device: int) -> bool:
         """Whether somebody else computes on a device."""
@@ -55,13 +69,24 @@ class Lookout:
         if rows is None:
             return ""
         others = [row for row in rows if not self._is_ours(row.pid)]
+        self._numbers_alike = self._numbers_alike or len(others) < len(rows)
         if is_used and len(others) == len(rows):
             return ""  # we compute there and are not listed: the driver numbers processes otherwise than we do
         now = self._found[number] = frozenset(row.pid for row in others)
+        first = self._first.setdefault(number, now)
+        stays = [row for row in others if row.pid in before and (self._numbers_alike or _exists(row.pid))]
+        self._note(OutsidersSeen(DeviceId(number), tuple(map(_outsider, stays)), bool({*map(_pid, stays)} - first)))
         if new := [row for row in others if row.pid not in before]:
-            who = ", ".join(_described(row) for row in new)
+            who = ", ".join(named(_outsider(row)) for row in new)
             return f"somebody else computes on {place.name}: {who}. Times measured meanwhile are not ours alone."
         return f"nobody else computes on {place.name} any more" if before and not now else ""
+
+    def _note(self, seen: OutsidersSeen) -> None:
+        """Tell who is there if it is not who was told; how much memory they hold is told with them, not by itself."""
+        before = self._told.get(seen.device, OutsidersSeen(seen.device))
+        if [*map(_pid, seen.processes)] != [*map(_pid, before.processes)]:
+            self._told[seen.device] = seen
+            self.facts.append(seen)
 
 
 def asker() -> Ask:
@@ -111,10 +136,24 @@ def is_descendant(pid: int) -> bool:
     return False
 
 
-def _described(row: Computing) -> str:
+def _pid(process: Computing | Outsider) -> int:
+    return process.pid
+
+
+def _exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _outsider(row: Computing) -> Outsider:
+    """Whose process it is and what it is called, as far as can be seen from here."""
+    folder = Path(f"/proc/{row.pid}")
     try:
-        name = Path(f"/proc/{row.pid}/comm").read_text(errors="replace").strip()
+        program = (folder / "comm").read_text(errors="replace").strip()
+        owner = folder.stat().st_uid
     except OSError:
-        name = ""
-    words = f"process {row.pid}" + (f" ({name})" if name else "")
-    return words + (f" with {row.memory_bytes / 2**30:.1f} GiB" if row.memory_bytes else "")
+        return Outsider(row.pid, memory_bytes=row.memory_bytes)
+    try:
+        user = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        user = str(owner)
+    return Outsider(row.pid, user, program, row.memory_bytes)

@@ -56,7 +56,7 @@ def check_map(occupancy: Occupancy, holders: dict[int, dict[JobId, float]], max_
                 assert there == held, f"device {device} has residents {there}, the jobs say {held}"
                 assert not (lost and held), f"device {device} is lost and held by {held}"
                 assert sum(held.values()) <= max_virtual + 1e-9, f"device {device} is overbooked: {held}"
-                if not held and not lost:
+                if not held and not lost and device not in occupancy.yielded:
                     mask |= 1 << (device - node.devices.start)
                     free_here[bank.kind] = free_here.get(bank.kind, 0) + 1
                     free_devices[bank.kind] += 1

@@ -21,7 +21,7 @@ from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import PlainWorld, World
 from carpool.testing.invariants import check_books
 from carpool.testing.questioning import Questioned, check_plan
-from carpool.testing.running import Driven, Wishes, drive
+from carpool.testing.running import Driven, Visits, Wishes, drive
 from carpool.testing.scenarios import CALM, TROUBLE, job
 from carpool.testing.strategies import GIB, Ground, grounds, random_runs, supplied_grounds
 
@@ -157,7 +157,7 @@ class PolicyContract:
             ground.cluster,
             ground.arrivals,
             world or self.make_world(),
-            failures=(Listed(ground.mishaps), Wishes(ground.wishes)),
+            failures=(Listed(ground.mishaps), Wishes(ground.wishes), Visits(ground.visits)),
             report_every_s=report_every_s,
             check=check_books,
             max_records=5_000,
@@ -181,6 +181,7 @@ class PolicyContract:
             [arrival.submit_s for arrival in ground.arrivals]
             + [mishap.at_s for mishap in ground.mishaps]
             + [wish.at_s for wish in ground.wishes]
+            + [visit.until_s for visit in ground.visits]
         )
         alone = sum((arrival.spec.work or 0.0) + 1.0 for arrival in ground.arrivals)
         pause = max(policy.cadence.round_s, policy.cadence.min_interval_s)

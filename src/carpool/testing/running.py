@@ -7,9 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from carpool.core.messages import Fact, JobCancelled, JobPaused, JobResumed, Order, Record
+from carpool.core.messages import (
+    Fact,
+    JobCancelled,
+    JobPaused,
+    JobResumed,
+    Order,
+    Outsider,
+    OutsidersSeen,
+    Record,
+)
 from carpool.core.metrics import Metrics, Summary
-from carpool.core.model import JobId, Phase
+from carpool.core.model import DeviceId, JobId, Phase
 from carpool.core.policy import Policy
 from carpool.core.ports import Observer
 from carpool.core.scheduler import Scheduler
@@ -44,6 +53,30 @@ class Wishes:
         """Schedule all of them."""
         for wish in self.wishes:
             timeline.add(wish.at_s, ARRIVALS, partial(_say, _WISHES[wish.word](JobId(wish.job))))
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Somebody else's process computes on a device for a while."""
+
+    at_s: float
+    until_s: float
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Visits:
+    """Other people on our devices at given instants; goes where `Failures` go."""
+
+    visits: Sequence[Visit]
+
+    def start(self, scheduler: Scheduler, machines: Machines, timeline: Timeline) -> None:
+        """Schedule all of them."""
+        for visit in self.visits:
+            device = DeviceId(visit.device)
+            seen = OutsidersSeen(device, (Outsider(1000 + visit.device, "somebody"),))
+            timeline.add(visit.at_s, ARRIVALS, partial(_say, seen))
+            timeline.add(visit.until_s, ARRIVALS, partial(_say, OutsidersSeen(device)))
 
 
 def _say(fact: Fact, at: float) -> Fact:

@@ -8,7 +8,7 @@ from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Cluster
 from carpool.sim.failures import Mishap
 from carpool.sim.traces.trace import Arrival
-from carpool.testing.running import Wish
+from carpool.testing.running import Visit, Wish
 from carpool.testing.strategies import Ground
 
 
@@ -95,6 +95,19 @@ TROUBLE: dict[str, Ground] = {
         Cluster.build([(1, 2, "V100")]),
         [job("a"), job("b", 2), job("c")],
         [Mishap(1.0, "job-crash", "a"), Mishap(2.0, "job-crash", "a"), Mishap(2.0, "job-crash", "c")],
+    ),
+    "others compute on devices for a while": Ground(
+        Cluster.build([(2, 2, "V100"), (1, 2, "K80")]),
+        [
+            job("a", between=(1, 4)),
+            job("b", 2),
+            *(job(f"s{i}", work=3.0, at=i / 2) for i in range(6)),
+            job("late", at=9),
+        ],
+        visits=[Visit(0.0, 12.0, 1), Visit(2.0, 30.0, 2), Visit(4.0, 8.0, 4), Visit(5.0, 6.0, 0)],
+    ),
+    "others hold the only device first": Ground(
+        Cluster.build([(1, 1, "V100")]), [job("a"), job("b")], visits=[Visit(0.0, 7.0, 0), Visit(9.0, 11.0, 0)]
     ),
     "users change their minds": Ground(
         Cluster.build([(1, 2, "V100")]),

@@ -14,7 +14,7 @@ from carpool.core.supplies import Supplies
 from carpool.core.topology import Bank, Cluster, Node
 from carpool.sim.failures import Mishap
 from carpool.sim.traces.trace import Arrival
-from carpool.testing.running import Wish
+from carpool.testing.running import Visit, Wish
 
 _T = TypeVar("_T")
 
@@ -33,6 +33,7 @@ class Ground:
     arrivals: Sequence[Arrival]
     mishaps: Sequence[Mishap] = ()
     wishes: Sequence[Wish] = ()
+    visits: Sequence[Visit] = ()
 
 
 @st.composite
