@@ -11,8 +11,8 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
 from carpool.cli.main import run
-from carpool.core.messages import JobFailed
-from carpool.core.model import JobId
+from carpool.core.messages import JobFailed, Outsider, OutsidersSeen
+from carpool.core.model import DeviceId, JobId
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.reports import Facts
 from carpool.testing.reception import Served, serve_reception
@@ -77,6 +77,21 @@ def test_top_shows_devices_and_jobs(served: Served, capsys: pytest.CaptureFixtur
     assert "cpu:0" in text
     seen = json.loads(printed(capsys, "top", "--json"))
     assert seen["active"] == len(seen["jobs"]) == 1
+
+
+def test_ps_and_top_show_processes_that_are_no_jobs(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = OutsidersSeen(DeviceId(1), (Outsider(4123, "ben", "python", 3 << 30),))
+    served.do(served.reception.office.daemon.wish(seen))
+    run(["submit", "-d", job_file(served, "a", "b")])
+    capsys.readouterr()
+    lines = printed(capsys, "ps").splitlines()
+    assert [line.split()[:3] for line in lines[1:3]] == [["b", "owner", "waiting"], ["a", "owner", "running"]]
+    assert lines[-3:-2] == ["not carpool's:"]
+    assert lines[-1].split() == ["cpu:1", "4123", "ben", "python", "3.0", "GiB", "kept", "free", "for", "it"]
+    (outsider,) = json.loads(printed(capsys, "ps", "--json"))["outsiders"]
+    assert (outsider["pid"], outsider["device"]) == (4123, "cpu:1")
+    assert "(process 4123 ben)" in printed(capsys, "top", "--once")
+    assert "is left to process 4123 of ben" in printed(capsys, "why", "b")
 
 
 def submitted_and_watched(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from carpool.dashboard.colours import NUM_COLOURS, colour
 from carpool.dashboard.timeline import BINS, MOST_ROWS, Drawn, Row, draw
 from carpool.dashboard.window import Window
-from carpool.service.views import DeviceView, Resident, SpanView
+from carpool.service.views import DeviceView, OutsiderView, Resident, SpanView
 
 WINDOW = Window(0.0, 100.0)
 RECTANGLE = re.compile(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)h-[\d.]+z")
@@ -95,3 +95,9 @@ def test_a_job_keeps_its_colour_and_strangers_share_theirs() -> None:
     assert colour("a") == colour("a")
     assert {colour(f"job-{number}") for number in range(200)} == {f"c{place}" for place in range(NUM_COLOURS)}
     assert colour("") == "theirs"
+
+
+def test_a_row_knows_who_else_computes_there() -> None:
+    somebody = OutsiderView("n0:1", 17, "ada", "python", 3 << 30, True)
+    timeline = drawn([device(0), device(1, outsiders=(somebody,))], [])
+    assert [row.outsiders for row in rows(timeline)] == [(), (somebody,)]

@@ -99,7 +99,10 @@ def test_the_rest_is_answered(tmp_path: Path) -> None:
         )}  # fmt: skip
         assert got["me"] == {"name": "ada", "role": "user"}
         assert got["summary"]["jobs"]["running"] == 2
-        assert got["nodes"] == [{"name": "n0", "is_lost": False, "devices": 2, "kinds": {"cpu": 2}, "held": 2.0}]
+        (node,) = got["nodes"]
+        assert (node["name"], node["is_lost"], node["devices"], node["held"]) == ("n0", False, 2, 2.0)
+        assert (node["kinds"], node["outsiders"]) == ({"cpu": 2}, [])
+        assert node["supplies"] == node["taken"] == {"cpus": 0, "ram_bytes": 0, "disk_bytes": 0}
         assert [each["residents"][0]["job"] for each in got["devices"]] == ["a", "b"]
         assert got["decisions"][0]["changes"][0]["job"] == "a"
         assert [span["job"] for span in got["timeline?since=0&until=2000000"]] == ["a", "b"]

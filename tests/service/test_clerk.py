@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
 from carpool.core.journal import Header
-from carpool.core.model import JobId, Phase
+from carpool.core.messages import Outsider, OutsidersSeen
+from carpool.core.model import DeviceId, JobId, Phase
 from carpool.core.policy import Plan, Snapshot
+from carpool.core.supplies import Supplies
+from carpool.core.topology import Cluster
 from carpool.policies.fifo import Fifo
 from carpool.runtime.jobfolder import JobFolder
 from carpool.service.allowances import Allowance, Allowances, Exhausted
@@ -22,6 +25,7 @@ from carpool.service.papers import read_log
 from carpool.service.people import Forbidden, Person, Role
 from carpool.service.showing import Calendar
 from carpool.service.store import Store
+from carpool.service.views import OutsiderView
 from carpool.testing.office import TWO_CORES, listed, open_office
 
 ADA, BEN = Person("ada"), Person("ben")
@@ -294,3 +298,34 @@ def test_a_character_that_is_being_written_is_waited_for(tmp_path: Path) -> None
     path.write_bytes("ä".encode() + "ö".encode()[:1])
     assert read_log(path, 0, 99, is_over=False).text == "ä"
     assert read_log(path, 0, 99, is_over=True).text == "ä\N{REPLACEMENT CHARACTER}"
+
+
+def test_nodes_are_shown_with_what_is_left_of_their_supplies_and_a_job_waits_for_them(tmp_path: Path) -> None:
+    supplied = Cluster(tuple(replace(node, supplies=Supplies(4, 8 << 30)) for node in TWO_CORES.nodes))
+
+    async def play() -> None:
+        async with open_office(tmp_path, cluster=supplied) as office:
+            clerk = office.clerk
+            await clerk.submit(ADA, [listed("a", cpus=3), listed("b", cpus=3)])
+            (node,) = clerk.nodes(ADA)
+            assert (node.supplies.cpus, node.taken.cpus, node.supplies.disk_bytes) == (4, 3, 0)
+            assert clerk.job(ADA, "b").phase is Phase.WAITING
+            assert clerk.why(ADA, "b").endswith("node n0 has 1 of 4 cores left, 3 needed")
+            with pytest.raises(InputError, match="asks 5 cores for a device"):
+                await clerk.submit(ADA, [listed("much", cpus=5)])
+
+    asyncio.run(play())
+
+
+def test_others_on_a_device_are_shown_with_its_node(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with open_office(tmp_path) as office:
+            clerk = office.clerk
+            await office.daemon.wish(OutsidersSeen(DeviceId(1), (Outsider(7, "ben", "python", 5),), keeps_free=False))
+            (node,) = clerk.nodes(BEN)
+            assert node.outsiders == (OutsiderView("cpu:1", 7, "ben", "python", 5, False),)
+            assert [device.outsiders for device in clerk.devices(BEN)] == [(), node.outsiders]
+            await office.daemon.wish(OutsidersSeen(DeviceId(1)))
+            assert clerk.nodes(BEN)[0].outsiders == ()
+
+    asyncio.run(play())

@@ -8,6 +8,22 @@ from typing import Any
 HEADINGS = ("job", "user", "phase", "devices", "step", "loss", "steps/s", "left")
 
 
+OUTSIDER_HEADINGS = ("device", "pid", "user", "program", "memory", "")
+
+
+def outsider_row(outsider: Mapping[str, Any]) -> tuple[str, ...]:
+    """The cells of a process that is nobody's job, one for each of OUTSIDER_HEADINGS."""
+    memory = outsider["memory_bytes"]
+    return (
+        outsider["device"],
+        str(outsider["pid"]),
+        outsider["user"],
+        outsider["program"],
+        f"{memory / (1 << 30):.1f} GiB" if memory else "",
+        "kept free for it" if outsider["keeps_free"] else "",
+    )
+
+
 def job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
     """A job's cells, one for each of HEADINGS."""
     total, loss, left = job["total_steps"], job["loss"], job["ends_in"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from carpool.cli.asking import connect, json_option, print_json, server_option
-from carpool.cli.job_rows import HEADINGS, as_columns, job_row
+from carpool.cli.job_rows import HEADINGS, OUTSIDER_HEADINGS, as_columns, job_row, outsider_row
 
 _EPILOG = """\b
 Examples:
@@ -24,7 +24,11 @@ _ACTIVE = ("blocked", "waiting", "running", "paused")
 @server_option
 @json_option
 def command(everything: bool, phase: tuple[str, ...], user: str, limit: int, server: str, as_json: bool) -> None:
-    """List jobs: where each stands, what it holds and how far it is."""
+    """List jobs: where each stands, what it holds and how far it is.
+
+    Below them, processes that compute on the daemon's GPUs and are no jobs of it. A GPU that somebody else came to is
+    left to them while no job is on it.
+    """
     from carpool.core.errors import UnknownName
     from carpool.core.model import Phase
 
@@ -34,8 +38,9 @@ def command(everything: bool, phase: tuple[str, ...], user: str, limit: int, ser
     with connect(server) as client:
         phases = phase or (() if everything else _ACTIVE)
         page = client.jobs(phase=list(phases), user=user, limit=limit)
+        outsiders = [each for node in client.nodes() for each in node["outsiders"]]
     if as_json:
-        print_json({"jobs": page["jobs"], "total": page["total"]})
+        print_json({"jobs": page["jobs"], "total": page["total"], "outsiders": outsiders})
         return
     if page["jobs"]:
         for line in as_columns(HEADINGS, [job_row(job) for job in page["jobs"]]):
@@ -44,3 +49,7 @@ def command(everything: bool, phase: tuple[str, ...], user: str, limit: int, ser
         click.echo("no jobs" if everything or phase else "no jobs; those that are over: carpool ps --all")
     if page["total"] > len(page["jobs"]):
         click.echo(f"… and {page['total'] - len(page['jobs'])} more: --limit")
+    if outsiders:
+        click.echo("\nnot carpool's:")
+        for line in as_columns(OUTSIDER_HEADINGS, [outsider_row(each) for each in outsiders]):
+            click.echo(line)

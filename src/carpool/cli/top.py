@@ -67,7 +67,10 @@ def draw(seen: dict[str, Any]) -> RenderableType:
         devices.add_column(heading, no_wrap=True)
     for device in seen["devices"]:
         held = sum(each["fraction"] for each in device["residents"])
-        by = ", ".join(each["job"] or "(somebody's)" for each in device["residents"])
+        by = ", ".join(
+            [each["job"] or "(somebody's)" for each in device["residents"]]
+            + [f"(process {each['pid']} {each['user']})" for each in device["outsiders"]]
+        )
         style = "red" if device["is_lost"] else "" if held else "dim"
         cells = (device["name"], device["node"], device["kind"], "lost" if device["is_lost"] else _bar(held), by)
         devices.add_row(*cells, style=style)

@@ -10,7 +10,7 @@ from itertools import groupby
 from carpool.dashboard.colours import colour
 from carpool.dashboard.stacking import Block, stack
 from carpool.dashboard.window import Tick, Window
-from carpool.service.views import DeviceView, Resident, SpanView
+from carpool.service.views import DeviceView, OutsiderView, Resident, SpanView
 
 MOST_ROWS = 40  # devices that have a row of their own; beyond, a node has one
 FINEST = 1 / 1500  # of the window: what is shorter is not seen, and not drawn
@@ -55,6 +55,7 @@ class Row:
     residents: tuple[Resident, ...]  # now, each job once
     memory_bytes: int  # there is
     claimed_bytes: int  # by residents that say what they need
+    outsiders: tuple[OutsiderView, ...] = ()
     bars: tuple[Bar, ...] = ()
     shapes: tuple[Shape, ...] = ()
 
@@ -217,6 +218,7 @@ def _row(name: str, devices: Sequence[DeviceView]) -> Row:
         tuple(residents.values()),
         sum(device.memory_bytes for device in devices),
         sum(each.memory_bytes for device in devices for each in device.residents),
+        tuple(each for device in devices for each in device.outsiders),
     )
 
 

@@ -18,6 +18,7 @@ from carpool.core.messages import (
     LimitsChanged,
     NodeJoined,
     NodeLost,
+    OutsidersSeen,
     Planned,
     PolicyChanged,
     ProgressReported,
@@ -114,6 +115,8 @@ class Chronicle:
                 self.feed.add(at, "device", joined=name)
             case NodeLost(node=node):
                 self.feed.add(at, "device", lost=int(node))
+            case OutsidersSeen(device=device, processes=processes):
+                self.feed.add(at, "device", device=int(device), outsiders=len(processes))
 
     def _tell(self, at: float, kind: str, job: JobId, **data: object) -> None:
         self.feed.add(at, kind, job, self._owners.get(job, ""), **data)

@@ -242,8 +242,7 @@ class Clerk:
 
     def devices(self, who: Person) -> list[DeviceView]:
         """Every device and who holds it."""
-        scheduler = self._in.scheduler
-        return devices_of(scheduler.snapshot().occupancy, scheduler.jobs.values(), self._in.names, who.may_see)
+        return devices_of(self._in.scheduler, self._in.names, who.may_see)
 
     def nodes(self, who: Person) -> list[NodeView]:
         """Every machine, and what is left of it."""

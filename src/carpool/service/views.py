@@ -88,6 +88,18 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True)
+class OutsiderView:
+    """A process that computes on a device and is no job of the daemon's."""
+
+    device: str  # its name
+    pid: int
+    user: str  # of the machine; empty: not told
+    program: str
+    memory_bytes: int  # 0: not told
+    keeps_free: bool  # whether the device is left to it while no job is there
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceView:
     """A device and who holds it."""
 
@@ -98,6 +110,7 @@ class DeviceView:
     memory_bytes: int
     is_lost: bool
     residents: tuple[Resident, ...]
+    outsiders: tuple[OutsiderView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +133,7 @@ class NodeView:
     held: float  # devices held, each by the fractions given away, at most 1
     supplies: SuppliesView
     taken: SuppliesView  # of its supplies, by jobs that asked for some
+    outsiders: tuple[OutsiderView, ...] = ()  # on all of its devices
 
 
 @dataclass(frozen=True, slots=True)
