@@ -79,6 +79,19 @@ def test_top_shows_devices_and_jobs(served: Served, capsys: pytest.CaptureFixtur
     assert seen["active"] == len(seen["jobs"]) == 1
 
 
+def test_ps_shows_priorities_and_deadlines_where_there_are_some(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["submit", "-d", job_file(served, "a")])
+    run(["submit", "-d", job_file(served, "b", more='priority = "high"\ndeadline = 2999-01-01T00:00:00')])
+    capsys.readouterr()
+    head, *rows = printed(capsys, "ps").splitlines()
+    assert head.split()[-2:] == ["PRIORITY", "DEADLINE"]
+    assert "high" in rows[0]
+    assert " in " in rows[0]
+    assert rows[1].endswith("normal")
+
+
 def test_ps_and_top_show_processes_that_are_no_jobs(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     seen = OutsidersSeen(DeviceId(1), (Outsider(4123, "ben", "python", 3 << 30),))
     served.do(served.reception.office.daemon.wish(seen))

@@ -16,6 +16,7 @@ from carpool.core.messages import (
     RUN,
     AssignApplied,
     Change,
+    DeadlineMissed,
     Fact,
     JobCancelled,
     JobCrashed,
@@ -76,6 +77,7 @@ facts: st.SearchStrategy[Fact] = st.one_of(
     st.builds(ReleaseApplied, names, counts, floats),
     st.builds(ProgressReported, names, counts, floats, floats, st.none() | floats, st.none() | floats),
     st.builds(JobFinished, names, counts),
+    st.builds(DeadlineMissed, names),
     st.builds(JobFailed, names, counts, texts),
     st.builds(JobCrashed, names, counts, floats, texts),
     st.builds(NodeJoined, texts, st.lists(st.tuples(texts, counts, counts), max_size=2).map(tuple)),
@@ -127,7 +129,7 @@ def written(kept: list[Record], header: Header = HEADER) -> str:
 def test_every_fact_is_known() -> None:
     kinds = {JobSubmitted, JobCancelled, JobPaused, JobResumed, AssignApplied, ReleaseApplied, ProgressReported}
     kinds |= {JobFinished, JobFailed, JobCrashed, NodeJoined, NodeLost, Woke}
-    kinds |= {WeightChanged, LimitsChanged, PolicyChanged, OutsidersSeen}
+    kinds |= {WeightChanged, LimitsChanged, PolicyChanged, OutsidersSeen, DeadlineMissed}
     assert {kind.__name__ for kind in Fact.__subclasses__()} == {kind.__name__ for kind in kinds}
     assert {journal._FACTS[kind.__name__] for kind in kinds} == kinds
 

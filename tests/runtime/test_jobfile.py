@@ -11,6 +11,7 @@ from carpool.core.errors import InputError
 from carpool.core.model import JobSpec
 from carpool.core.supplies import Supplies
 from carpool.core.topology import Cluster
+from carpool.runtime.deadlines import parse_deadline
 from carpool.runtime.devices import as_cluster, parse_devices
 from carpool.runtime.fitting import check_fit
 from carpool.runtime.jobfile import KEYS, JobFile, read_jobs
@@ -237,6 +238,29 @@ def test_jobs_that_can_never_run_here_are_refused(home: Path, lines: list[str], 
     with pytest.raises(InputError) as caught:
         check_fit(file.jobs, TWO)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_priorities_and_deadlines_are_read(home: Path) -> None:
+    ((spec, _),) = read(home, HEAD + 'priority = "high"\nweight = 2.0\ndeadline = "8h"').jobs
+    assert (spec.priority, spec.weight, spec.deadline_s) == (1, 16.0, 28800.0)
+    ((spec, _),) = read(home, HEAD + "deadline = 2999-01-01T00:00:00Z").jobs
+    assert spec.deadline_s > 86400.0 * 365
+    ((spec, _),) = read(home, HEAD).jobs
+    assert not spec.is_ranked
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("90min", 5400.0), (30, 30.0), ("1970-01-01T00:10:00+00:00", 100.0), ("1970-01-01 00:10Z", 100.0)],
+)
+def test_deadlines_are_lengths_or_moments(value: object, seconds: float) -> None:
+    assert parse_deadline(value, "here", now=500.0) == seconds
+
+
+@pytest.mark.parametrize("value", ["1970-01-01T00:10:00+00:00", "soon", 0, "8 fortnights", -3, "", True])
+def test_what_is_no_time_to_come_is_no_deadline(value: object) -> None:
+    with pytest.raises(InputError):
+        parse_deadline(value, "here", now=600.0)
 
 
 SUPPLIED = Cluster(tuple(replace(node, supplies=Supplies(4, 8 << 30, 1 << 30)) for node in TWO.nodes))

@@ -329,3 +329,25 @@ def test_others_on_a_device_are_shown_with_its_node(tmp_path: Path) -> None:
             assert clerk.nodes(BEN)[0].outsiders == ()
 
     asyncio.run(play())
+
+
+def test_priorities_and_deadlines_are_shown_capped_and_told(tmp_path: Path) -> None:
+    async def play() -> None:
+        allowances = Allowances(named={"ben": Allowance(priority="normal")})
+        async with open_office(tmp_path, allowances=allowances, a=1000) as office:
+            clerk = office.clerk
+            await clerk.submit(ADA, [listed("a", priority=1, weight=8.0, deadline_s=5.0)], key="once")
+            assert await clerk.submit(ADA, [listed("a", priority=1, weight=8.0, deadline_s=4.0)], key="once") == ("a",)
+            shown = clerk.job(ADA, "a")
+            assert (shown.priority, shown.deadline, shown.is_late) == ("high", 1_000_005.0, False)
+            await clerk.reweigh(ADA, "a", 2.0)
+            assert clerk.job(ADA, "a").weight == 16.0
+            with pytest.raises(Exhausted, match="priority high; the highest allowed is normal"):
+                await clerk.submit(BEN, [listed("b", priority=1)])
+            await office.settle(6.0)
+            await office.settle(0.1)
+            assert clerk.job(ADA, "a").is_late
+            assert "missed its deadline, and goes on" in [moment.words for moment in clerk.story(ADA, "a")]
+            assert clerk.job(ADA, "a").phase is Phase.RUNNING
+
+    asyncio.run(play())

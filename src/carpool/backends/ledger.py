@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from carpool.core.amending import amended, takes_off
 from carpool.core.messages import (
     AssignApplied,
+    DeadlineMissed,
     Fact,
     JobCancelled,
     JobCrashed,
@@ -153,6 +154,8 @@ class Ledger:
                 account.spec = amended(account.spec, fact)
                 if takes_off(fact, account.held):
                     self._take_off(at, account)
+            case DeadlineMissed(job=job):
+                self.tell(at, job, "missed its deadline, and goes on")
             case JobFinished(job=job):
                 self._end(at, job, Phase.FINISHED)
             case JobCancelled(job=job):

@@ -172,7 +172,7 @@ class LocalBackend:
     def _fail_the_starved(self) -> bool:
         """Jobs that wait while nothing runs, nobody will wake the policy and nothing else will happen never run."""
         scheduler = self._scheduler
-        if scheduler.num_running or scheduler.wake_at is not None:
+        if scheduler.num_running or scheduler.wake_at is not None or scheduler.outsiders:  # these may go
             return False
         error = f"policy {scheduler.policy!r} gives it no devices, and nothing is left to happen that could change that"
         self._handle(self._now(), [JobFailed(job.id, job.generation, error) for job in scheduler.jobs.values()])

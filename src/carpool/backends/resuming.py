@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from carpool.core.errors import InputError
 from carpool.core.messages import Fact, JobCancelled, JobSubmitted, NodeJoined, NodeLost
-from carpool.core.model import JobId
+from carpool.core.model import JobId, JobSpec
 from carpool.core.scheduler import Scheduler
 from carpool.core.supplies import UNKNOWN, Supplies
 from carpool.core.topology import Cluster, Node
@@ -38,11 +38,16 @@ def check_unchanged(before: Sequence[Listed], now: Sequence[Listed], over: froze
         if spec.id in over or spec.id not in begun:
             continue
         old_spec, old_program = begun[spec.id]
-        if program != old_program or replace(spec, weight=1.0, after=()) != replace(old_spec, weight=1.0, after=()):
+        if program != old_program or _lasting(spec) != _lasting(old_spec):
             raise InputError(
                 f"job {spec.id!r} is not what it was when the run began",
                 way_out="Put it back as it was, give it another name, or begin a new run without --resume.",
             )
+
+
+def _lasting(spec: JobSpec) -> JobSpec:
+    """What may not change of a job: not how it stands to others, nor its deadline, which comes nearer by itself."""
+    return replace(spec, weight=1.0, priority=0, deadline_s=0.0, after=())
 
 
 def facts_of_return(scheduler: Scheduler, jobs: Sequence[Listed], back: Return) -> list[Fact]:

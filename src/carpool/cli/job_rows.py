@@ -24,6 +24,24 @@ def outsider_row(outsider: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+def ranks(jobs: Sequence[Mapping[str, Any]], now: float) -> dict[str, list[str]]:
+    """Columns of priorities and of times to deadlines, where any of the jobs has some."""
+    columns: dict[str, list[str]] = {}
+    if any(job["priority"] != "normal" for job in jobs):
+        columns["priority"] = [job["priority"] for job in jobs]
+    if any(job["deadline"] is not None for job in jobs):
+        columns["deadline"] = [_to_deadline(job, now) for job in jobs]
+    return columns
+
+
+def _to_deadline(job: Mapping[str, Any], now: float) -> str:
+    if job["deadline"] is None:
+        return ""
+    if job["is_late"]:
+        return "missed"
+    return "met" if job["ended_at"] is not None else f"in {span(max(0.0, job['deadline'] - now))}"
+
+
 def job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
     """A job's cells, one for each of HEADINGS."""
     total, loss, left = job["total_steps"], job["loss"], job["ends_in"]

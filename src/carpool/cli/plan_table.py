@@ -39,6 +39,11 @@ def print_plan(forecast: Forecast, policy: str) -> None:
             f"under {policy}: all {figures.finished} of {figures.jobs} jobs end by {duration(figures.makespan_s)}, "
             f"on average after {duration(figures.avg_jct_s)}; devices held {figures.utilisation:.0%} of the time"
         )
+    for job in forecast.jobs:
+        by, end = job.account.spec.deadline_s, job.account.ended_at
+        if by and (end is None or end > by):
+            when = "never ends" if end is None else f"ends after {duration(end)}"
+            click.echo(f"{job.account.spec.id} misses its deadline: it {when}, and has {duration(by)}")
     if any("guessed" in job.basis for job in forecast.jobs):
         click.echo("some of this is guessed: measure with carpool profile ENTRY, or add --probe")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
 from carpool.cli.asking import connect, json_option, print_json, server_option
-from carpool.cli.job_rows import HEADINGS, OUTSIDER_HEADINGS, as_columns, job_row, outsider_row
+from carpool.cli.job_rows import HEADINGS, OUTSIDER_HEADINGS, as_columns, job_row, outsider_row, ranks
 
 _EPILOG = """\b
 Examples:
@@ -43,7 +45,9 @@ def command(everything: bool, phase: tuple[str, ...], user: str, limit: int, ser
         print_json({"jobs": page["jobs"], "total": page["total"], "outsiders": outsiders})
         return
     if page["jobs"]:
-        for line in as_columns(HEADINGS, [job_row(job) for job in page["jobs"]]):
+        more = ranks(page["jobs"], time.time())
+        rows = [(*job_row(job), *cells) for job, *cells in zip(page["jobs"], *more.values(), strict=True)]
+        for line in as_columns((*HEADINGS, *more), rows):
             click.echo(line)
     else:
         click.echo("no jobs" if everything or phase else "no jobs; those that are over: carpool ps --all")

@@ -17,6 +17,7 @@ from carpool.core.messages import (
     Assign,
     AssignApplied,
     Change,
+    DeadlineMissed,
     Fact,
     JobCancelled,
     JobCrashed,
@@ -61,6 +62,7 @@ class Books:
         self.waiting = Queue()
         self.roster = Roster(ordered=policy.keeps_running_order)
         self.outsiders: dict[DeviceId, OutsidersSeen] = {}  # where there are some
+        self.ranked: set[JobId] = set()  # jobs with a priority or a deadline, those that are over perhaps among them
         self.followed: list[Fact] = []
         self._policy = policy
         self._estimator = estimator
@@ -79,6 +81,7 @@ class Books:
             JobFinished: self._on_finished,
             JobFailed: self._on_failed,
             JobCrashed: self._on_crashed,
+            DeadlineMissed: lambda at, fact, orders: fact.job in self.jobs,
             NodeJoined: self._on_node_joined,
             NodeLost: self._on_node_lost,
             OutsidersSeen: self._on_outsiders,
@@ -114,9 +117,8 @@ class Books:
         """The books as values, at no particular instant."""
         jobs = tuple(sorted(self.jobs.values(), key=lambda job: job.seq))
         running = tuple(self.roster)
-        outsiders = tuple(self.outsiders.values())
         kept = (jobs, self.occupancy.lost, running, dict(self.ended), self._num_submitted)
-        return Balance(0.0, self.cluster, *kept, outsiders=outsiders)
+        return Balance(0.0, self.cluster, *kept, outsiders=tuple(self.outsiders.values()))
 
     def reopen(self, balance: Balance) -> None:
         """Enter a balance into books that are empty; their cluster is the balance's."""
@@ -124,11 +126,11 @@ class Books:
         assert self.cluster == balance.cluster, "the books were opened for another cluster"
         for node in balance.lost:
             self.occupancy.lose(self.cluster.nodes[node])
-        self.outsiders = {seen.device: seen for seen in balance.outsiders}
-        self._leave_devices()
+        self._leave({seen.device: seen for seen in balance.outsiders})
         self.ended.update(balance.ended)
         self._num_submitted = balance.num_submitted
         jobs = {job.id: job for job in balance.jobs}
+        self.ranked.update(job.id for job in balance.jobs if job.spec.is_ranked)
         for name in (*balance.running, *(job for job in jobs if jobs[job].desired is None)):
             job = jobs[name]
             if job.desired is not None:
@@ -261,6 +263,8 @@ class Books:
         job = lifecycle.submitted(spec, self._num_submitted, at, blocked=self._dependents.add(spec, self.ended))
         self._num_submitted += 1
         self._store(job)
+        if spec.is_ranked:
+            self.ranked.add(spec.id)
         for needed in spec.after:
             if self.ended.get(needed, Phase.FINISHED) is not Phase.FINISHED:
                 self._fail_blocked(job, f"it waited for job {needed!r}, which {self.ended[needed]}")
@@ -376,22 +380,20 @@ class Books:
         node = self.cluster.nodes[fact.node]
         for job in self.occupancy.jobs_on(node):
             self._take_off(at, self.jobs[job], Step.CRASH, f"lost node {node.name}", orders)
-        self.outsiders = {device: seen for device, seen in self.outsiders.items() if device not in node.devices}
-        self._leave_devices()
+        self._leave({device: seen for device, seen in self.outsiders.items() if device not in node.devices})
         self.occupancy.lose(node)
         return True
 
     def _on_outsiders(self, at: float, fact: OutsidersSeen, orders: list[Order]) -> bool:
         if not 0 <= fact.device < self.cluster.num_devices or fact == self.outsiders.get(fact.device):
             return False
-        self.outsiders.pop(fact.device, None)
-        if fact.processes:
-            self.outsiders[fact.device] = fact
-        self._leave_devices()
+        others = {device: seen for device, seen in self.outsiders.items() if device != fact.device}
+        self._leave({**others, fact.device: fact} if fact.processes else others)
         return True
 
-    def _leave_devices(self) -> None:
-        self.occupancy.leave(frozenset(device for device, seen in self.outsiders.items() if seen.keeps_free))
+    def _leave(self, outsiders: dict[DeviceId, OutsidersSeen]) -> None:
+        self.outsiders = outsiders
+        self.occupancy.leave(frozenset(device for device, seen in outsiders.items() if seen.keeps_free))
 
     def _node_named(self, name: str) -> Node | None:
         return next((node for node in self.cluster.nodes if node.name == name), None)

@@ -148,6 +148,13 @@ class JobCrashed(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class DeadlineMissed(Fact):
+    """The time by which a job should have finished has passed; it goes on."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class NodeJoined(Fact):
     """A node is there: a new one, or a lost one that came back under its old name."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import NamedTuple, NewType
 
 from carpool.core.errors import Overbooked
@@ -62,6 +63,8 @@ class JobSpec:
     cpus: int = 0  # cores for each device it holds; 0: whatever there is
     ram_bytes: int = 0  # for each device it holds
     disk_bytes: int = 0  # on each node it is on
+    priority: int = 0  # higher ones start first; the weight has its part in it already
+    deadline_s: float = 0.0  # seconds after its submission by which it should have finished; 0: none
 
     @property
     def narrowest(self) -> int:
@@ -77,6 +80,11 @@ class JobSpec:
     def asks_supplies(self) -> bool:
         """Whether it asks for more of a node than devices."""
         return bool(self.cpus or self.ram_bytes or self.disk_bytes)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether it may be served before or after others whatever the policy."""
+        return bool(self.priority or self.deadline_s)
 
     def supplies_for(self, num_devices: int) -> Supplies:
         """What it asks for of a node on which it holds so many devices."""
@@ -189,6 +197,11 @@ class Job(NamedTuple):
     def id(self) -> JobId:
         """The spec's id."""
         return self.spec.id
+
+    @property
+    def deadline_at(self) -> float:
+        """When it should have finished; never, where it has no deadline."""
+        return self.submitted_at + self.spec.deadline_s if self.spec.deadline_s else inf
 
     @property
     def is_starting(self) -> bool:

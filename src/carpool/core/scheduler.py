@@ -28,6 +28,7 @@ from carpool.core.messages import (
 from carpool.core.model import DeviceId, Job, JobId, Phase
 from carpool.core.policy import Cadence, Plan, Policy, Snapshot, placement_of
 from carpool.core.ports import Observer
+from carpool.core.ranking import Ranks, pressure
 from carpool.core.rationing import lacking, left_to_others, rationed
 from carpool.core.reconcile import known_in, orders_to_close
 from carpool.core.topology import Cluster
@@ -63,6 +64,7 @@ class Scheduler:
         self._observers = tuple(observers)
         self._books = Books(cluster, policy, self._estimator)
         self._books.folds[PolicyChanged] = self._on_policy_changed
+        self._ranks = Ranks(self._books.ranked)
         self._use(policy)
         self._is_triggered = False
         self._planned_at: float | None = None
@@ -115,7 +117,8 @@ class Scheduler:
     def why(self, job: Job) -> str:
         """Why a job stands as it does now, in one sentence for people: as its policy sees it, and what it lacks."""
         view = self.snapshot()
-        words = [self.policy.why(view, job), lacking(view, job), left_to_others(view, job, self.outsiders)]
+        words = [self.policy.why(view, job), pressure(view, job), lacking(view, job)]
+        words.append(left_to_others(view, job, self.outsiders))
         return "; ".join(filter(None, words))
 
     def check(self) -> None:
@@ -137,6 +140,8 @@ class Scheduler:
         if at < self.at:
             raise CarpoolError(f"time ran backwards: facts of {at} s after those of {self.at} s")
         another: Policy | None = None
+        if self._books.ranked:
+            facts = [*self._ranks.missed(self._books.jobs, self.at, at, facts), *facts]
         if len(facts) > 1:
             self._books.refuse_unusable(facts)
             another = self._found_in(facts) if PolicyChanged in map(type, facts) else None
@@ -160,7 +165,8 @@ class Scheduler:
             followed.clear()
         planned = None
         try:
-            if self._is_triggered or self._plan_wake_at is not None or self.cadence.round_s:
+            self._is_triggered |= self._ranks.next_at is not None and at >= self._ranks.next_at
+            if self._is_triggered or self._plan_wake_at is not None or self.cadence.round_s or self._ranks.is_waiting:
                 planned = None if self._has_taken_over else self._take_over(at, orders)
                 if planned is None and self._is_due(at):
                     planned = self._decide(at, orders)
@@ -266,6 +272,8 @@ class Scheduler:
 
     # --------------------------------------------------------------------------------------------------- deciding
     def _is_due(self, at: float) -> bool:
+        if self._ranks.is_partial:
+            return True
         round_s = self.cadence.round_s
         if round_s:
             begun = _round_at(at, round_s)
@@ -282,6 +290,12 @@ class Scheduler:
         return max(self.cadence.min_interval_s, self.breath_s)
 
     def _next_wake(self, at: float) -> float | None:
+        if self._ranks.is_partial:
+            return at
+        times = [time for time in (self._wake_for_policy(at), self._ranks.next_at) if time is not None]
+        return min(times, default=None)
+
+    def _wake_for_policy(self, at: float) -> float | None:
         round_s = self.cadence.round_s
         if round_s:
             return (_round_at(at, round_s) + 1) * round_s if self._books.jobs else None
@@ -293,7 +307,7 @@ class Scheduler:
     def _decide(self, at: float, orders: list[Order]) -> Planned | None:
         view = self._view
         view.at = at
-        plan = rationed(view, self._planned_by_policy)
+        plan = self._ranks.plan(view, lambda: rationed(view, self._planned_by_policy), goes_on=not self._is_triggered)
         if plan is Plan.NOTHING:
             self._is_triggered = False
             self._planned_at = at

@@ -8,6 +8,7 @@ from carpool.core.amending import told
 from carpool.core.messages import (
     AssignApplied,
     Change,
+    DeadlineMissed,
     Fact,
     JobCancelled,
     JobCrashed,
@@ -26,6 +27,7 @@ from carpool.core.messages import (
     WeightChanged,
 )
 from carpool.core.model import Allocation, JobId, JobSpec
+from carpool.core.ranking import priority_word
 from carpool.core.supplies import Supplies
 from carpool.core.topology import Cluster
 
@@ -73,6 +75,8 @@ def _of_fact(fact: Fact, job: JobId) -> str:
             return "was paused by its user"
         case JobResumed():
             return "was resumed by its user"
+        case DeadlineMissed():
+            return "missed its deadline, and goes on"
         case WeightChanged() | LimitsChanged():
             return told(fact)
         case AssignApplied(generation=generation, done=done):
@@ -97,7 +101,10 @@ def _of_loss(cluster: Cluster, fact: NodeLost, held: Allocation) -> str:
 def _of_submission(spec: JobSpec) -> str:
     work = "of unknown length" if spec.work is None else f"of {spec.work:.6g} units of work"
     model = f" ({spec.model})" if spec.model else ""
-    return f"was submitted: {spec.devices} device{'s' if spec.devices != 1 else ''}, {work}{model}"
+    asked = [f"{spec.devices} device{'s' if spec.devices != 1 else ''}"]
+    asked += [f"priority {priority_word(spec.priority)}"] if spec.priority else []
+    asked += [f"to finish within {spec.deadline_s:.6g} s"] if spec.deadline_s else []
+    return f"was submitted: {', '.join(asked)}, {work}{model}"
 
 
 def _of_change(planned: Planned, index: int, change: Change) -> str:

@@ -12,14 +12,17 @@ from typing import Any, NamedTuple
 
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import JobId, JobSpec, Kind
+from carpool.core.ranking import PRIORITIES, weighed
 from carpool.core.units import parse_bytes, parse_seconds
+from carpool.runtime.deadlines import parse_deadline
 from carpool.runtime.entryfile import check_entry, check_script
 from carpool.runtime.program import Program
 from carpool.runtime.reading import Table
 
 KEYS = (
     *("name", "entry", "args", "sweep", "command", "python", "folder", "environment"),
-    *("devices", "min_devices", "max_devices", "kinds", "memory", "cpus", "ram", "disk", "weight", "user", "after"),
+    *("devices", "min_devices", "max_devices", "kinds", "memory", "cpus", "ram", "disk"),
+    *("weight", "priority", "deadline", "user", "after"),
     *("batch", "exact", "shards", "sync_batchnorm", "deterministic", "graph", "seed"),
     *("precision", "channels_last"),
     *("checkpoint_every", "keep", "time_limit", "retries", "notify"),
@@ -239,12 +242,14 @@ def _spec(name: str, table: Table, program: Program) -> JobSpec:
             way_out="A shard is never cut: raise shards, or lower max_devices.",
         )
     batch = _batch(table)
+    priority = PRIORITIES[table.choice("priority", ("normal", *(word for word in PRIORITIES if word != "normal")))]
+    given = table.values.get("deadline")
     return JobSpec(
         JobId(name),
         devices,
         model=program.entry or program.command[0],
         batch_size=program.batch_size,
-        weight=table.number("weight", 1.0),
+        weight=weighed(table.number("weight", 1.0), priority),
         user=table.text("user"),
         min_devices=least,
         max_devices=most,
@@ -257,6 +262,8 @@ def _spec(name: str, table: Table, program: Program) -> JobSpec:
         cpus=program.cpus,
         ram_bytes=parse_bytes(table.values.get("ram", 0), f"{table.where}: ram"),
         disk_bytes=parse_bytes(table.values.get("disk", 0), f"{table.where}: disk"),
+        priority=priority,
+        deadline_s=0.0 if given is None else parse_deadline(given, f"{table.where}: deadline"),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from carpool.core.errors import CarpoolError
 from carpool.core.model import JobSpec
+from carpool.core.ranking import PRIORITIES, priority_word
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.reading import Table
 
@@ -23,16 +24,24 @@ class Allowance:
     jobs: int = 0  # that are not over
     devices: int = 0  # asked for at least by all of them together
     weight: float = 1.0  # a factor on the weights of their jobs
+    priority: str = "urgent"  # the highest that they may give a job
 
     @classmethod
     def read(cls, values: object, where: str) -> Allowance:
         """The allowance that a table of a configuration file gives; InputError where it is none."""
         table = Table(values, where)
-        table.only(["jobs", "devices", "weight"])
-        return cls(table.whole("jobs", 0, least=0), table.whole("devices", 0, least=0), table.number("weight", 1.0))
+        table.only(["jobs", "devices", "weight", "priority"])
+        counts = table.whole("jobs", 0, least=0), table.whole("devices", 0, least=0)
+        return cls(*counts, table.number("weight", 1.0), table.choice("priority", [*PRIORITIES][::-1]))
 
     def check(self, name: str, active: Iterable[JobSpec], asked: Sequence[Listed]) -> None:
-        """Exhausted where these jobs would be too many, together with those that are not over."""
+        """Exhausted where these jobs, with those that are not over, would be too many, or one of them goes too far."""
+        for spec, _ in asked:
+            if spec.priority > PRIORITIES[self.priority]:
+                raise Exhausted(
+                    f"{name!r} gives job {spec.id!r} priority {priority_word(spec.priority)}; the highest allowed is "
+                    f"{self.priority}. Give that, or ask whoever runs the daemon for more."
+                )
         if not self.jobs and not self.devices:
             return
         jobs = devices = 0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from carpool.core.messages import (
+    DeadlineMissed,
     Fact,
     JobCancelled,
     JobCrashed,
@@ -105,6 +106,8 @@ class Chronicle:
                 self._tell(at, "phase", job, phase=phase)
                 if phase in ("finished", "failed", "cancelled"):
                     self._owners.pop(job, None)
+            case DeadlineMissed(job=job):
+                self._tell(at, "late", job)
             case WeightChanged(job=job, weight=weight):
                 self._tell(at, "changed", job, weight=weight)
             case LimitsChanged(job=job, min_devices=least, max_devices=most):

@@ -17,6 +17,7 @@ from carpool.core.errors import CarpoolError, InputError
 from carpool.core.estimates import Estimator
 from carpool.core.messages import JobCancelled, JobPaused, JobResumed, LimitsChanged, PolicyChanged, WeightChanged
 from carpool.core.model import JobId, JobSpec, Phase
+from carpool.core.ranking import weighed
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.runtime.fitting import check_fit
@@ -132,9 +133,10 @@ class Clerk:
         await self._wish(who, JobResumed(JobId(job)), unless=others)
 
     async def reweigh(self, who: Person, job: str, weight: float) -> None:
-        """Let a job count more or less from now on; its owner's factor stays."""
-        factor = self._allowances.of(self._account(who, job).spec.user).weight
-        await self._wish(who, WeightChanged(JobId(job), weight * factor))
+        """Let a job count more or less from now on; the factors of its owner and its priority stay."""
+        spec = self._account(who, job).spec
+        factor = self._allowances.of(spec.user).weight
+        await self._wish(who, WeightChanged(JobId(job), weighed(weight, spec.priority) * factor))
 
     async def limit(self, who: Person, job: str, min_devices: int, max_devices: int) -> None:
         """Let a job hold another number of devices from now on; InputError where it cannot."""

@@ -12,6 +12,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -327,8 +328,9 @@ def submission(jobs: Path | str | Mapping[str, Any], folder: Path | str = "") ->
         return {**jobs, "folder": str(Path(folder).absolute())}
     path = Path(jobs)
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-        json.dumps(data, allow_nan=False)
+        data = json.loads(
+            json.dumps(tomllib.loads(path.read_text(encoding="utf-8")), allow_nan=False, default=_as_text)
+        )
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read: {error}", where=str(path), way_out="Name a job file.") from None
     except tomllib.TOMLDecodeError as error:
@@ -336,6 +338,13 @@ def submission(jobs: Path | str | Mapping[str, Any], folder: Path | str = "") ->
     except (TypeError, ValueError) as error:
         raise InputError(f"has values that cannot be sent: {error}", where=str(path)) from None
     return {**data, "folder": str(Path(folder or path.parent).absolute())}
+
+
+def _as_text(value: object) -> str:
+    """A moment as JSON can have it; one that does not say where is here."""
+    if isinstance(value, datetime):
+        return value.astimezone().isoformat()
+    raise TypeError(f"{value!r} is a {type(value).__name__}")
 
 
 def _at(job: str) -> str:

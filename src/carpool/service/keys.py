@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -48,6 +49,6 @@ class Keys:
 
 
 def fingerprint(jobs: Sequence[Listed]) -> str:
-    """What was asked, in a few bytes."""
-    asked = [[spec_to_json(spec), program.as_json()] for spec, program in jobs]
+    """What was asked, in a few bytes; a deadline counts from when it was asked, so it is no part of that."""
+    asked = [[spec_to_json(replace(spec, deadline_s=0.0)), program.as_json()] for spec, program in jobs]
     return sha256(json.dumps(asked, sort_keys=True, default=list).encode()).hexdigest()

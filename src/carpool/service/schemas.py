@@ -42,6 +42,8 @@ class JobTable(BaseModel):
     ram: Annotated[StrictInt, Field(ge=0)] | _Text = Field(0, description="For each device it holds: bytes, or 16GiB.")
     disk: Annotated[StrictInt, Field(ge=0)] | _Text = Field(0, description="On each node it is on.")
     weight: Weight = 1.0
+    priority: Literal["low", "normal", "high", "urgent"] = "normal"
+    deadline: _Seconds | None = Field(None, description="By when it should finish: 8h from now, or a moment.")
     user: _Text = Field("", description="Ignored: a job belongs to whoever submits it.")
     after: list[_Name] | _Name = Field(default_factory=list, description="Jobs of the same submission.")
     batch: _Count | dict[str, Any] = Field(default_factory=dict)

@@ -12,6 +12,7 @@ from carpool.backends.ledger import Account
 from carpool.core.estimates import Estimator
 from carpool.core.messages import Planned
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
+from carpool.core.ranking import priority_word
 from carpool.runtime.program import Program
 from carpool.service.views import ChangeView, Expected, Holding, JobView, Moment
 
@@ -111,6 +112,9 @@ def show_job(
         cpus=spec.cpus,
         ram_bytes=spec.ram_bytes,
         disk_bytes=spec.disk_bytes,
+        priority=priority_word(spec.priority),
+        deadline=calendar.unix(account.submitted_at + spec.deadline_s) if spec.deadline_s else None,
+        is_late=0.0 < spec.deadline_s < until - account.submitted_at,
     )
 
 

@@ -59,6 +59,9 @@ class JobView:
     cpus: int = 0  # asked for, for each device; 0: whatever there is
     ram_bytes: int = 0  # likewise
     disk_bytes: int = 0  # on each node
+    priority: str = "normal"
+    deadline: float | None = None  # by when it should have finished
+    is_late: bool = False  # it had not by then
 
     @property
     def progress(self) -> float | None:
