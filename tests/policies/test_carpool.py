@@ -9,7 +9,7 @@ import pytest
 
 from carpool.core.errors import CarpoolError
 from carpool.core.estimates import Declared, Estimate
-from carpool.core.messages import JobFinished, JobSubmitted
+from carpool.core.messages import JobFinished, JobSubmitted, LimitsChanged
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
@@ -211,3 +211,12 @@ def test_reasons_speak_of_prices() -> None:
 def test_parameters_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(CarpoolError):
         parse_policy(text)
+
+
+def test_limits_that_change_are_obeyed_whatever_was_known_before() -> None:
+    scheduler = Scheduler(Cluster.build([(1, 4, "V100")]), Carpool())
+    elastic = JobSpec(JobId("a"), 2, 1000.0, min_devices=1, max_devices=4)
+    scheduler.handle(0.0, [JobSubmitted(elastic), JobSubmitted(replace(elastic, id=JobId("b")))])
+    scheduler.handle(10.0, [LimitsChanged(JobId("a"), 1, 1)])
+    scheduler.check()
+    assert held(scheduler)["a"] == 1
