@@ -79,6 +79,22 @@ def test_top_shows_devices_and_jobs(served: Served, capsys: pytest.CaptureFixtur
     assert seen["active"] == len(seen["jobs"]) == 1
 
 
+def test_a_sweep_is_one_line_and_is_steered_by_its_name(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = "sweep = { lr = [1, 2, 3, 4, 5] }\nat_most = 2"
+    assert printed(capsys, "submit", "-d", job_file(served, "lr", more=sweep)).split() == [
+        f"lr-{n}" for n in range(1, 6)
+    ]
+    assert printed(capsys, "submit", "-d", job_file(served, "lr", more=sweep)).split()[:2] == ["lr.2-1", "lr.2-2"]
+    names = [line.split()[0] for line in printed(capsys, "ps").splitlines()[1:]]
+    assert names == ["lr.2[3-5]", "lr.2[1-2]", "lr[3-5]", "lr-2", "lr-1"]
+    assert printed(capsys, "pause", "lr") == "lr-1 is paused\nlr-2 is paused\n"
+    paused = json.loads(printed(capsys, "ps", "--phase", "paused", "--json"))["jobs"]
+    assert {(job["array"], job["at_most"]) for job in paused} == {("lr", 2)}
+    assert len(printed(capsys, "resume", "lr").splitlines()) == 2
+    assert [line.split()[-1] for line in printed(capsys, "cancel", "lr").splitlines()] == ["cancelled"] * 5
+    assert "there is no job 'lr-9'" in run_err(capsys, "cancel", "lr-9")
+
+
 def test_ps_shows_priorities_and_deadlines_where_there_are_some(
     served: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -240,6 +240,13 @@ def test_jobs_that_can_never_run_here_are_refused(home: Path, lines: list[str], 
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def test_a_sweep_is_an_array_of_which_so_many_run_at_once(home: Path) -> None:
+    jobs = read(home, HEAD + "sweep = { lr = [1, 2, 3] }\nat_most = 2").jobs
+    assert [(spec.id, spec.array, spec.at_most) for spec, _ in jobs] == [(f"a-{n}", "a", 2) for n in (1, 2, 3)]
+    with pytest.raises(InputError, match="at_most is given without a sweep"):
+        read(home, HEAD + "at_most = 2")
+
+
 def test_priorities_and_deadlines_are_read(home: Path) -> None:
     ((spec, _),) = read(home, HEAD + 'priority = "high"\nweight = 2.0\ndeadline = "8h"').jobs
     assert (spec.priority, spec.weight, spec.deadline_s) == (1, 16.0, 28800.0)

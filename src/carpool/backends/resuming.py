@@ -47,7 +47,7 @@ def check_unchanged(before: Sequence[Listed], now: Sequence[Listed], over: froze
 
 def _lasting(spec: JobSpec) -> JobSpec:
     """What may not change of a job: not how it stands to others, nor its deadline, which comes nearer by itself."""
-    return replace(spec, weight=1.0, priority=0, deadline_s=0.0, after=())
+    return replace(spec, weight=1.0, priority=0, deadline_s=0.0, after=(), array="", at_most=0)
 
 
 def facts_of_return(scheduler: Scheduler, jobs: Sequence[Listed], back: Return) -> list[Fact]:

@@ -49,25 +49,28 @@ def wish(
     as_json: bool,
     ask: Callable[[Client, str], Json],
     more: Callable[[Json], str] = lambda shown: "",
+    *,
+    of_array: str = "",
 ) -> int:
     """Ask the same of several jobs; all are tried, and the first refusal decides the exit code.
 
-    What is granted is told with the job's phase and with what `more` says of the job.
+    What is granted is told with the job's phase and with what `more` says of the job. With `of_array`, the wish's word,
+    a name that is no job's may be a sweep's: then it is asked of all its jobs.
     """
     from carpool.service.client import Denied
 
     code, rows = 0, []
     with connect(server) as client:
-        for job in jobs:
+        for name in jobs:
             try:
-                shown = ask(client, job)
+                shown = _wished(client, name, ask, of_array)
             except Denied as denied:
-                click.echo(f"carpool: {denied}{near_names(client, job) if denied.status == 404 else ''}", err=True)
+                click.echo(f"carpool: {denied}{near_names(client, name) if denied.status == 404 else ''}", err=True)
                 code = code or 2
                 continue
-            rows.append(shown)
-            if not as_json:
-                click.echo(f"{job} is {shown['phase']}{more(shown)}")
+            rows += shown
+            for job in () if as_json else shown:
+                click.echo(f"{job['id']} is {job['phase']}{more(job)}")
     if as_json:
         print_json({"jobs": rows})
     return code
@@ -77,6 +80,22 @@ def near_names(client: Client, job: str) -> str:
     """What somebody may have meant who named a job that is not there; nothing where no name comes near."""
     near = get_close_matches(job, [row["id"] for row in client.jobs(limit=_NEAR_AMONG)["jobs"]], n=3, cutoff=0.5)
     return f". Did you mean {' or '.join(near)}?" if near else ". All there are: carpool ps --all"
+
+
+def _wished(client: Client, name: str, ask: Callable[[Client, str], Json], of_array: str) -> list[Json]:
+    """The jobs that a name stands for, after the wish."""
+    from carpool.service.client import Denied
+
+    try:
+        return [ask(client, name)]
+    except Denied as denied:
+        if denied.status != 404 or not of_array:
+            raise
+        try:
+            members = set(client.wish_array(name, of_array))
+        except Denied:
+            raise denied from None
+        return [job for job in client.all_jobs(contains=name, newest_first=False) if job["id"] in members]
 
 
 def print_json(value: dict[str, Any]) -> None:

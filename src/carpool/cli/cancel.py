@@ -7,10 +7,10 @@ import click
 from carpool.cli.asking import jobs_argument, json_option, server_option, wish
 
 
-@click.command("cancel", epilog="Example: carpool cancel mlp-1 mlp-2")
+@click.command("cancel", epilog="Examples: carpool cancel mlp-1 mlp-2; a whole sweep by its name: carpool cancel mlp")
 @jobs_argument
 @server_option
 @json_option
 def command(jobs: tuple[str, ...], server: str, as_json: bool) -> int:
     """Withdraw jobs for good."""
-    return wish(jobs, server, as_json, lambda client, job: client.cancel(job))
+    return wish(jobs, server, as_json, lambda client, job: client.cancel(job), of_array="cancel")

@@ -24,6 +24,34 @@ def outsider_row(outsider: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+def folded(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Jobs of one sweep that stand alike and do not run as one, such as ``mlp[3-9]``; the others as they are."""
+    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for job in jobs:
+        is_alone = not job["array"] or job["phase"] == "running"
+        key = (job["id"],) if is_alone else (job["array"], job["user"], job["phase"])
+        found.setdefault(key, []).append(job)
+    rows = []
+    for members in found.values():
+        row = dict(members[0])
+        if len(members) > 1:
+            numbers = sorted(int(member["id"].rpartition("-")[2]) for member in members)
+            row.update(id=f"{row['array']}[{_runs(numbers)}]", steps=0, total_steps=None, loss=None)
+        rows.append(row)
+    return rows
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Numbers in ascending order as runs: ``1-3,7``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
 def ranks(jobs: Sequence[Mapping[str, Any]], now: float) -> dict[str, list[str]]:
     """Columns of priorities and of times to deadlines, where any of the jobs has some."""
     columns: dict[str, list[str]] = {}

@@ -13,4 +13,4 @@ from carpool.cli.asking import jobs_argument, json_option, server_option, wish
 @json_option
 def command(jobs: tuple[str, ...], server: str, as_json: bool) -> int:
     """Take jobs off their devices until they are resumed; nothing is lost."""
-    return wish(jobs, server, as_json, lambda client, job: client.pause(job))
+    return wish(jobs, server, as_json, lambda client, job: client.pause(job), of_array="pause")

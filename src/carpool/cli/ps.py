@@ -7,7 +7,7 @@ import time
 import click
 
 from carpool.cli.asking import connect, json_option, print_json, server_option
-from carpool.cli.job_rows import HEADINGS, OUTSIDER_HEADINGS, as_columns, job_row, outsider_row, ranks
+from carpool.cli.job_rows import HEADINGS, OUTSIDER_HEADINGS, as_columns, folded, job_row, outsider_row, ranks
 
 _EPILOG = """\b
 Examples:
@@ -28,6 +28,8 @@ _ACTIVE = ("blocked", "waiting", "running", "paused")
 def command(everything: bool, phase: tuple[str, ...], user: str, limit: int, server: str, as_json: bool) -> None:
     """List jobs: where each stands, what it holds and how far it is.
 
+    Jobs of a sweep that stand alike share a line, such as mlp[3-9]; those that run have one each.
+
     Below them, processes that compute on the daemon's GPUs and are no jobs of it. A GPU that somebody else came to is
     left to them while no job is on it.
     """
@@ -45,8 +47,9 @@ def command(everything: bool, phase: tuple[str, ...], user: str, limit: int, ser
         print_json({"jobs": page["jobs"], "total": page["total"], "outsiders": outsiders})
         return
     if page["jobs"]:
-        more = ranks(page["jobs"], time.time())
-        rows = [(*job_row(job), *cells) for job, *cells in zip(page["jobs"], *more.values(), strict=True)]
+        jobs = folded(page["jobs"])
+        more = ranks(jobs, time.time())
+        rows = [(*job_row(job), *cells) for job, *cells in zip(jobs, *more.values(), strict=True)]
         for line in as_columns((*HEADINGS, *more), rows):
             click.echo(line)
     else:

@@ -13,4 +13,4 @@ from carpool.cli.asking import jobs_argument, json_option, server_option, wish
 @json_option
 def command(jobs: tuple[str, ...], server: str, as_json: bool) -> int:
     """Put paused jobs back into the queue; they go on where they were."""
-    return wish(jobs, server, as_json, lambda client, job: client.resume(job))
+    return wish(jobs, server, as_json, lambda client, job: client.resume(job), of_array="resume")

@@ -7,9 +7,9 @@ from math import inf
 from typing import Any
 
 from carpool.core import lifecycle
+from carpool.core.admission import Admission
 from carpool.core.amending import Amendment, amended, takes_off, told
 from carpool.core.balance import Balance
-from carpool.core.dependents import Dependents
 from carpool.core.errors import Overbooked
 from carpool.core.estimates import Estimator
 from carpool.core.lifecycle import Step
@@ -66,7 +66,7 @@ class Books:
         self.followed: list[Fact] = []
         self._policy = policy
         self._estimator = estimator
-        self._dependents = Dependents()
+        self._admission = Admission(self.ended)
         self._num_submitted = 0
         self.folds: dict[type[Fact], Callable[[float, Any, list[Order]], bool]] = {
             JobSubmitted: self._on_submitted,
@@ -131,12 +131,12 @@ class Books:
         self._num_submitted = balance.num_submitted
         jobs = {job.id: job for job in balance.jobs}
         self.ranked.update(job.id for job in balance.jobs if job.spec.is_ranked)
+        for job in sorted(balance.jobs, key=lambda job: job.phase is Phase.BLOCKED):
+            self._admission.restore(job.spec, job.phase)
         for name in (*balance.running, *(job for job in jobs if jobs[job].desired is None)):
             job = jobs[name]
             if job.desired is not None:
                 self.occupancy.take(job.spec, job.desired, inf)
-            elif job.phase is Phase.BLOCKED:
-                self._dependents.add(job.spec, self.ended)
             self._store(job)
 
     def use(self, policy: Policy) -> None:
@@ -234,15 +234,14 @@ class Books:
         self._vacate(job)
         del self.jobs[job.spec.id]
         self.ended[job.spec.id] = phase
-        for dependent in self._dependents.of(job.spec.id):
-            other = self.jobs.get(dependent)
+        for name in self._admission.next_after(job.spec):
+            other = self.jobs.get(name)
             if other is None or other.phase is not Phase.BLOCKED:
                 continue
-            if phase is not Phase.FINISHED:
+            if phase is not Phase.FINISHED and job.id in other.spec.after:
                 self._fail_blocked(other, f"it waited for job {job.id!r}, which {phase}")
-            elif all(self.ended.get(needed) is Phase.FINISHED for needed in other.spec.after):
-                service = other.service
-                self._store(lifecycle.moved(other, at, Step.ADMIT, service, "has what it waited for"))
+            elif self._admission.admits(other.spec):
+                self._store(lifecycle.moved(other, at, Step.ADMIT, other.service, "has what it waited for"))
 
     def _fail_blocked(self, job: Job, error: str) -> None:
         """A blocked job will never be admitted, and neither will those that wait for it: a loop, as chains are long."""
@@ -253,14 +252,14 @@ class Books:
                 continue
             self.ended[job.id] = lifecycle.next_phase(job, Step.FAIL)
             self.followed.append(JobFailed(job.id, job.generation, error))
-            waited = [other for other in self._dependents.of(job.id) if other in self.jobs]
+            waited = [other for other in self._admission.dependents(job.id) if other in self.jobs]
             doomed += [(self.jobs[other], f"it waited for job {job.id!r}, which failed") for other in waited]
 
     # ------------------------------------------------------------------------------------------------------------ facts
     # Each handler returns whether the fact counted.
     def _on_submitted(self, at: float, fact: JobSubmitted, orders: list[Order]) -> bool:
         spec = fact.spec
-        job = lifecycle.submitted(spec, self._num_submitted, at, blocked=self._dependents.add(spec, self.ended))
+        job = lifecycle.submitted(spec, self._num_submitted, at, blocked=not self._admission.enter(spec))
         self._num_submitted += 1
         self._store(job)
         if spec.is_ranked:

@@ -20,7 +20,7 @@ Kind = NewType("Kind", str)
 class Phase(StrEnum):
     """Where a job stands between submission and its end."""
 
-    BLOCKED = "blocked"  # waits for the jobs named in `after`
+    BLOCKED = "blocked"  # waits for the jobs named in `after`, or for room in its array
     WAITING = "waiting"  # may run, holds nothing
     RUNNING = "running"  # holds devices (perhaps still being set up)
     PAUSED = "paused"  # taken off by its user
@@ -64,6 +64,8 @@ class JobSpec:
     ram_bytes: int = 0  # for each device it holds
     disk_bytes: int = 0  # on each node it is on
     priority: int = 0  # higher ones start first; the weight has its part in it already
+    array: str = ""  # the name of all jobs that were made by one sweep
+    at_most: int = 0  # of its array that may wait or run at once, the others being blocked; 0: all
     deadline_s: float = 0.0  # seconds after its submission by which it should have finished; 0: none
 
     @property

@@ -20,7 +20,7 @@ from carpool.runtime.program import Program
 from carpool.runtime.reading import Table
 
 KEYS = (
-    *("name", "entry", "args", "sweep", "command", "python", "folder", "environment"),
+    *("name", "entry", "args", "sweep", "at_most", "command", "python", "folder", "environment"),
     *("devices", "min_devices", "max_devices", "kinds", "memory", "cpus", "ram", "disk"),
     *("weight", "priority", "deadline", "user", "after"),
     *("batch", "exact", "shards", "sync_batchnorm", "deterministic", "graph", "seed"),
@@ -95,14 +95,18 @@ def _expanded(given: object, defaults: Mapping[str, Any], place: int, folder: Pa
     table.only(KEYS)
     sweep = table.mapping("sweep")
     if not sweep:
+        if table.whole("at_most", 0, least=0):
+            raise InputError("at_most is given without a sweep", where=where, way_out="Add a sweep, or leave it out.")
         return [_job(name, table, folder)]
+    at_most = table.whole("at_most", 0, least=0)
     for key, values in sweep.items():
         if not isinstance(values, list) or not values:
             raise InputError(f"sweep.{key} is {values!r}", where=where, way_out="Give a list of values to try.")
     jobs = []
     for number, values in enumerate(itertools.product(*sweep.values()), start=1):
         args = {**table.mapping("args"), **dict(zip(sweep, values, strict=True))}
-        jobs.append(_job(f"{name}-{number}", Table({**table.values, "args": args}, where), folder))
+        spec, program = _job(f"{name}-{number}", Table({**table.values, "args": args}, where), folder)
+        jobs.append(Listed(replace(spec, array=name, at_most=at_most), program))
     return jobs
 
 

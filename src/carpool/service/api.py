@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from carpool.core.model import Phase
 from carpool.runtime.jobfile import Listed
+from carpool.service.arrays import ArrayWish
 from carpool.service.desk import Desk, TheClerk, TheDesk, TheVisitor, Who
 from carpool.service.door import Visitor
 from carpool.service.meters import MEDIA_TYPE
@@ -112,6 +113,12 @@ async def resume(job: Name, clerk: TheClerk, who: Who) -> Response:
     """Put a paused job back into the queue."""
     await clerk.resume(who, job)
     return answer(JobView, clerk.job(who, job))
+
+
+@router.post("/arrays/{array}/{word}", response_model=Accepted, responses=_CHANGE, tags=["jobs"])
+async def wish_array(array: Name, word: ArrayWish, clerk: TheClerk, who: Who) -> Response:
+    """Cancel, pause or resume all jobs of a sweep that can be; their names."""
+    return answer(Accepted, Accepted(jobs=[str(name) for name in await clerk.wish_array(who, array, word)]))
 
 
 @router.put("/jobs/{job}/weight", response_model=JobView, responses=_CHANGE, tags=["jobs"])

@@ -25,6 +25,7 @@ from carpool.runtime.jobfile import Listed
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
 from carpool.service.allowances import Allowances
+from carpool.service.arrays import ArrayWish, wishes_for
 from carpool.service.chronicle import Chronicle
 from carpool.service.daemon import Daemon
 from carpool.service.feed import Event
@@ -131,6 +132,17 @@ class Clerk:
         """Put a paused job back into the queue."""
         others = tuple(phase for phase in Phase if phase is not Phase.PAUSED)
         await self._wish(who, JobResumed(JobId(job)), unless=others)
+
+    async def wish_array(self, who: Person, array: str, word: ArrayWish) -> tuple[JobId, ...]:
+        """Cancel, pause or resume all jobs of a sweep that can be, together; their names, in order of submission."""
+        who.check_submits()
+        accounts = self._in.ledger.accounts.values()
+        members = [each.spec.id for each in accounts if each.spec.array == array and who.may_touch(each.spec.user)]
+        if not array or not members:
+            raise NotThere(f"there is no array {array!r}")
+        wishes = wishes_for(members, self._in.scheduler.jobs, word)
+        await self._in.daemon.wish(*wishes.values())
+        return tuple(reversed(wishes))
 
     async def reweigh(self, who: Person, job: str, weight: float) -> None:
         """Let a job count more or less from now on; the factors of its owner and its priority stay."""

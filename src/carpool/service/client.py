@@ -95,6 +95,11 @@ class Client:
         """Put a paused job back into the queue."""
         return self._object("POST", f"{_at(job)}/resume")
 
+    def wish_array(self, array: str, word: str) -> list[str]:
+        """Cancel, pause or resume all jobs of a sweep that can be; their names."""
+        names: list[str] = self._object("POST", f"/v1/arrays/{quote(array, safe='')}/{word}")["jobs"]
+        return names
+
     def reweigh(self, job: str, weight: float) -> Json:
         """Let a job count more or less from now on."""
         return self._object("PUT", f"{_at(job)}/weight", body={"weight": weight})

@@ -128,9 +128,9 @@ class Daemon:
         """Return when all that was taken in until now can no longer be lost."""
         await asyncio.gather(*filter(None, (self._committing, self._kept)))
 
-    async def wish(self, fact: Fact) -> None:
-        """Take in what a user wants of a job: cancelled, paused, resumed; returns when it can no longer be lost."""
-        await self._handle([fact])
+    async def wish(self, *facts: Fact) -> None:
+        """Take in what a user wants of jobs: cancelled, paused, resumed; returns when it can no longer be lost."""
+        await self._handle(facts)
 
     def tell(self, job: JobId, words: str) -> None:
         """Add something to a job's story."""

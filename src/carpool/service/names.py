@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from itertools import count
 
-from carpool.core.model import JobId
+from carpool.core.model import JobId, JobSpec
 from carpool.runtime.jobfile import Listed
 
 
@@ -21,16 +21,32 @@ class Names:
         """Jobs under free names, of a user; those that wait for each other still do."""
         new: dict[JobId, JobId] = {}
         given: set[JobId] = set()
+        arrays = {array: self._free_array(array, jobs) for array in dict.fromkeys(spec.array for spec, _ in jobs)}
         for spec, _ in jobs:
-            new[spec.id] = self._free(spec.id, given)
+            new[spec.id] = self._free(_within(spec, arrays[spec.array]), given)
             given.add(new[spec.id])
         return [
             Listed(
-                replace(spec, id=new[spec.id], user=user, after=tuple(new.get(other, other) for other in spec.after)),
+                replace(
+                    spec,
+                    id=new[spec.id],
+                    array=arrays[spec.array],
+                    user=user,
+                    after=tuple(new.get(other, other) for other in spec.after),
+                ),
                 program,
             )
             for spec, program in jobs
         ]
+
+    def _free_array(self, array: str, jobs: Sequence[Listed]) -> str:
+        """A name for an array under which all its jobs are free: as it is, or with a number."""
+        members = [spec for spec, _ in jobs if array and spec.array == array]
+        for number in count(1):
+            name = array if number == 1 else f"{array}.{number}"  # with a hyphen it might be one of its own jobs
+            if JobId(name) not in self._taken and not any(_within(spec, name) in self._taken for spec in members):
+                return name
+        raise AssertionError("numbers do not end")
 
     def _free(self, name: JobId, given: Container[JobId]) -> JobId:
         if not self._is_taken(name) and name not in given:
@@ -41,3 +57,8 @@ class Names:
                 self._counted[name] = number
                 return found
         raise AssertionError("numbers do not end")
+
+
+def _within(spec: JobSpec, array: str) -> JobId:
+    """A job's name in its array if that were called so."""
+    return JobId(array + spec.id[len(spec.array) :])

@@ -27,6 +27,7 @@ class JobTable(BaseModel):
     entry: _Text = Field("", description="file.py:function, or package.module:function.")
     args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the entry.")
     sweep: dict[str, list[Any]] = Field(default_factory=dict, description="Lists of values to try, one job for each.")
+    at_most: _Count = Field(0, description="Of a sweep's jobs, so many wait or run at once; 0: all.")
     command: list[_Text] = Field(default_factory=list, description="Any program, instead of an entry.")
     python: _Text = Field("", description="Interpreter of a command that begins with python.")
     folder: _Text = Field("", description="Where it runs, seen from the submission's folder.")

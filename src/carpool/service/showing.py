@@ -113,6 +113,8 @@ def show_job(
         ram_bytes=spec.ram_bytes,
         disk_bytes=spec.disk_bytes,
         priority=priority_word(spec.priority),
+        array=spec.array,
+        at_most=spec.at_most,
         deadline=calendar.unix(account.submitted_at + spec.deadline_s) if spec.deadline_s else None,
         is_late=0.0 < spec.deadline_s < until - account.submitted_at,
     )

@@ -60,6 +60,8 @@ class JobView:
     ram_bytes: int = 0  # likewise
     disk_bytes: int = 0  # on each node
     priority: str = "normal"
+    array: str = ""  # the sweep that it is one of
+    at_most: int = 0  # of its array that may wait or run at once
     deadline: float | None = None  # by when it should have finished
     is_late: bool = False  # it had not by then
 
