@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,6 @@ from starlette.responses import Response
 
 from carpool.core.model import Phase
 from carpool.runtime.jobfile import Listed
-from carpool.service.arrays import ArrayWish
 from carpool.service.desk import Desk, TheClerk, TheDesk, TheVisitor, Who
 from carpool.service.door import Visitor
 from carpool.service.meters import MEDIA_TYPE
@@ -81,7 +81,7 @@ async def submit(
     visitor.person.check_submits()
     jobs = await _jobs_of(body, desk, visitor)
     names = await desk.clerk.submit(visitor.person, jobs, key)
-    return answer(Accepted, Accepted(jobs=[str(name) for name in names]), 201)
+    return _named(names, 201)
 
 
 @router.post("/plan", response_model=dict[str, Any], responses=responses(408, 413, 503), tags=["jobs"])
@@ -115,10 +115,26 @@ async def resume(job: Name, clerk: TheClerk, who: Who) -> Response:
     return answer(JobView, clerk.job(who, job))
 
 
-@router.post("/arrays/{array}/{word}", response_model=Accepted, responses=_CHANGE, tags=["jobs"])
-async def wish_array(array: Name, word: ArrayWish, clerk: TheClerk, who: Who) -> Response:
-    """Cancel, pause or resume all jobs of a sweep that can be; their names."""
-    return answer(Accepted, Accepted(jobs=[str(name) for name in await clerk.wish_array(who, array, word)]))
+@router.post("/arrays/{array}/cancel", response_model=Accepted, responses=_CHANGE, tags=["jobs"])
+async def cancel_array(array: Name, clerk: TheClerk, who: Who) -> Response:
+    """Withdraw all jobs of a sweep that are not over; their names."""
+    return _named(await clerk.wish_array(who, array, "cancel"))
+
+
+@router.post("/arrays/{array}/pause", response_model=Accepted, responses=_CHANGE, tags=["jobs"])
+async def pause_array(array: Name, clerk: TheClerk, who: Who) -> Response:
+    """Take all jobs of a sweep off their devices; the names of those that waited or ran."""
+    return _named(await clerk.wish_array(who, array, "pause"))
+
+
+@router.post("/arrays/{array}/resume", response_model=Accepted, responses=_CHANGE, tags=["jobs"])
+async def resume_array(array: Name, clerk: TheClerk, who: Who) -> Response:
+    """Put the paused jobs of a sweep back into the queue; their names."""
+    return _named(await clerk.wish_array(who, array, "resume"))
+
+
+def _named(jobs: Sequence[str], status: int = 200) -> Response:
+    return answer(Accepted, Accepted(jobs=[str(name) for name in jobs]), status)
 
 
 @router.put("/jobs/{job}/weight", response_model=JobView, responses=_CHANGE, tags=["jobs"])
