@@ -1,20 +1,20 @@
 """What nodes have besides devices: how it is counted, and what is said when it runs short."""
 
-from carpool.core.supplies import Hosting, Supplies, described, most_devices, shortage
+from carpool.core.supplies import NOBODY, Supplies, described, most_devices, shortage
 
 GIB = 1 << 30
 NODE = Supplies(8, 16 * GIB, 0)
 
 
 def test_hosting_counts_by_node_and_forgets_who_leaves() -> None:
-    hosting = Hosting().taking(0, "a", Supplies(2, GIB)).taking(0, "b", Supplies(1)).taking(1, "a", Supplies(4))
+    hosting = NOBODY.taking(0, "a", Supplies(2, GIB)).taking(0, "b", Supplies(1)).taking(1, "a", Supplies(4))
     assert hosting.taken(0) == Supplies(3, GIB)
     assert hosting.taken(0, but="a") == Supplies(1)
     left = hosting.giving(0, "a").giving(0, "b").giving(1, "nobody")
     assert left.taken(0) == Supplies()
     assert left.taken(1) == Supplies(4)
     assert hosting.taken(0) == Supplies(3, GIB), "a value does not change"
-    assert not left.giving(1, "a")
+    assert left.giving(1, "a") is NOBODY
 
 
 def test_a_shortage_is_told_with_what_is_left_and_what_is_needed() -> None:

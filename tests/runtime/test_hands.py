@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from carpool.core.messages import Assign, AssignApplied, JobFailed, Release, ReleaseApplied
+from carpool.core.messages import Assign, AssignApplied, JobFailed, OutsidersSeen, Release, ReleaseApplied
 from carpool.core.model import Allocation, JobId
 from carpool.runtime import hands
 from carpool.runtime.baton import Baton
 from carpool.runtime.devices import LocalDevice
+from carpool.runtime.nvml import Computing
+from carpool.runtime.outsiders import EVERY_S
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Arrived,
@@ -54,6 +56,7 @@ class FakeStaff:
         self.begun: list[Key] = []
         self.killed: list[Key] = []
         self.environments: dict[Key, dict[str, str]] = {}
+        self.places: dict[Key, tuple[tuple[int, ...], int]] = {}  # cores and threads
         self.sent: list[tuple[Key, Message]] = []
         self.seated: dict[Key, dict[str, str]] = {}
         self.moved: dict[Key, Key] = {}
@@ -71,6 +74,7 @@ class FakeStaff:
     def begin(self, key: Key, begin: Begin, log: int, *beside: int) -> None:
         self.begun.append(key)
         self.environments[key] = dict(begin.environment)
+        self.places[key] = begin.cores, begin.threads
 
     def kill(self, key: Key) -> None:
         self.killed.append(key)
@@ -203,6 +207,12 @@ def test_shares_of_a_gpu_are_lanes_without_turns(gpu: Gpu) -> None:
     gpu.says(b, READY)
     proceeds = [message for _, message in gpu.staff.sent if isinstance(message, Proceed)]
     assert [proceed.by_token for proceed in proceeds] == [False, False]
+
+
+def test_a_worker_on_a_gpu_keeps_to_as_many_cores_as_it_asked_for(gpu: Gpu) -> None:
+    gpu.executor.introduce(JobId("a"), Program(entry="jobs.py:tiny", cpus=1), resume=False)
+    a, b = gpu.run("a", 0.4, 2), gpu.run("b", 0.4)
+    assert gpu.staff.places == {a: ((min(os.sched_getaffinity(0)),), 1), b: ((), 1)}
 
 
 def test_an_exact_job_has_a_whole_lane_whatever_its_share_is(gpu: Gpu) -> None:
@@ -435,3 +445,19 @@ def test_where_lanes_are_never_given_jobs_take_turns(gpu: Gpu) -> None:
         "jobs that share a GPU take turns from here on: processes do not get their lanes (40 % were asked)"
     )
     assert not any(isinstance(f, JobFailed) for r in gpu.reports if isinstance(r, Facts) for f in r.facts)
+
+
+def test_others_on_a_gpu_are_reported_as_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hands, "Staff", lambda *_: FakeStaff())
+    clock, told = itertools.count(0, EVERY_S), list[Report]()
+    rows = [Computing(os.getppid(), 3 << 30)]
+    gpu = LocalDevice(4, "cuda:1", "H200", (), 1)
+    options = ExecutorOptions(mps=False)
+    executor = hands.Executor([gpu], tmp_path, options, told.append, lambda: float(next(clock)), lambda index: rows)
+    for _ in range(3):
+        executor.tick()
+    (report,) = told
+    assert isinstance(report, Facts)
+    (seen,) = report.facts
+    assert isinstance(seen, OutsidersSeen)
+    assert (seen.device, seen.processes[0].pid, seen.keeps_free) == (4, os.getppid(), False)

@@ -109,7 +109,8 @@ class Draft:
             if job_id in changes or len(job.lane) > 1:
                 continue
             allowed = self.kinds_for(job) if spec.memory_bytes else spec.kinds or kinds
-            if spec.asks_supplies:
+            asks = spec.cpus or spec.ram_bytes or spec.disk_bytes  # `asks_supplies`, where a call is felt
+            if asks:
                 runs = self._supplied(job, allowed, spec.devices, rule)
             else:
                 runs = place(free, allowed, spec.devices, rule)
@@ -120,7 +121,7 @@ class Draft:
                 changes[job_id] = Change(job_id, allocation)
                 started += 1
             elif bypass:
-                if not spec.memory_bytes and not spec.asks_supplies:  # which are no part of a demand
+                if not spec.memory_bytes and not asks:  # which are no part of a demand
                     refused.add(view.waiting.demand(job_id))
             else:
                 break

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from carpool.core.errors import OutOfSupplies, Overbooked
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId
 from carpool.core.overbooking import Piece, refuse_overbooking
-from carpool.core.supplies import Hosting, most_devices, shortage
+from carpool.core.supplies import NOBODY, most_devices, shortage
 from carpool.core.topology import Bank, Cluster, Node
 
 
@@ -50,7 +50,7 @@ class Occupancy:
         self.cluster = cluster
         self.free_devices: dict[Kind, int] = dict.fromkeys(cluster.capacity, 0)
         self.lost: frozenset[NodeId] = frozenset()
-        self.hosting = Hosting()
+        self.hosting = NOBODY
         self.yielded: frozenset[int] = frozenset()  # devices that others compute on: not free once nobody of ours is
         self._num_shared = 0  # devices with more than one resident
         # What a fork has not touched is read from the base; the root is its own base.
@@ -198,7 +198,9 @@ class Occupancy:
             return False
         share = allocation.shares[0]
         run = share.devices
-        if share.fraction != 1.0 or len(run) != spec.devices or spec.memory_bytes or spec.asks_supplies:
+        if share.fraction != 1.0 or len(run) != spec.devices or spec.memory_bytes:
+            return False
+        if spec.cpus or spec.ram_bytes or spec.disk_bytes:  # `asks_supplies`, where a call is felt
             return False
         if not 0 <= run.start < run.stop <= self.cluster.num_devices:
             return False
@@ -214,7 +216,7 @@ class Occupancy:
     def give(self, job: JobId, allocation: Allocation) -> None:
         """Take a job's allocation back."""
         pieces = self._pieces(allocation)
-        if self.hosting:
+        if self.hosting is not NOBODY:
             for node, _, _, _, _ in pieces:
                 self.hosting = self.hosting.giving(node.id, job)
         for node, bank, run, bits, _ in pieces:
@@ -238,7 +240,8 @@ class Occupancy:
             if emptied and node.id not in self.lost:
                 mask = self.free_mask(node.id)
                 self._recount(node, bank, mask, mask | emptied)
-        self._leave_to_others()
+        if self.yielded:
+            self._leave_to_others()
 
     def absorb(self, fork: Occupancy) -> None:
         """Become what a fork of this has become."""

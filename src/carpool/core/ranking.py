@@ -55,11 +55,15 @@ class Ranks:
         """Whether there is something to be asked for again even if nothing happens."""
         return self.is_partial or self.next_at is not None
 
+    def is_due(self, at: float) -> bool:
+        """Whether a deadline presses since the last plan, or has passed."""
+        return self.next_at is not None and at >= self.next_at
+
     def plan(self, view: Snapshot, attempt: Callable[[], Plan], *, goes_on: bool) -> Plan:
         """The plan for the highest rank of which it starts a job, else for all; below the last if that `goes_on`."""
-        self._names.intersection_update(view.jobs)
         below = self._served if goes_on and self._served is not None else inf
         self._served = self.next_at = None
+        self._names.difference_update([name for name in self._names if name not in view.jobs])
         if not self._names:
             return attempt()
         ranks = {name: view.jobs[name].spec.priority + presses(view, view.jobs[name]) for name in self._names}

@@ -165,7 +165,8 @@ class Scheduler:
             followed.clear()
         planned = None
         try:
-            self._is_triggered |= self._ranks.next_at is not None and at >= self._ranks.next_at
+            if self._ranks.is_due(at):
+                self._is_triggered = True
             if self._is_triggered or self._plan_wake_at is not None or self.cadence.round_s or self._ranks.is_waiting:
                 planned = None if self._has_taken_over else self._take_over(at, orders)
                 if planned is None and self._is_due(at):
@@ -292,8 +293,10 @@ class Scheduler:
     def _next_wake(self, at: float) -> float | None:
         if self._ranks.is_partial:
             return at
-        times = [time for time in (self._wake_for_policy(at), self._ranks.next_at) if time is not None]
-        return min(times, default=None)
+        wanted, pressing = self._wake_for_policy(at), self._ranks.next_at
+        if wanted is None or pressing is None:
+            return wanted if pressing is None else pressing
+        return min(wanted, pressing)
 
     def _wake_for_policy(self, at: float) -> float | None:
         round_s = self.cadence.round_s
@@ -307,7 +310,10 @@ class Scheduler:
     def _decide(self, at: float, orders: list[Order]) -> Planned | None:
         view = self._view
         view.at = at
-        plan = self._ranks.plan(view, lambda: rationed(view, self._planned_by_policy), goes_on=not self._is_triggered)
+        if self._books.ranked:
+            plan = self._ranks.plan(view, self._plan_within_supplies, goes_on=not self._is_triggered)
+        else:
+            plan = self._plan_within_supplies()
         if plan is Plan.NOTHING:
             self._is_triggered = False
             self._planned_at = at
@@ -335,6 +341,9 @@ class Scheduler:
         self._books.adopt(at, planned, orders)
         self._remember(at, planned)
         return planned
+
+    def _plan_within_supplies(self) -> Plan:
+        return rationed(self._view, self._planned_by_policy)
 
     def _planned_by_policy(self) -> Plan:
         """What the policy decides; what it did not draft is on the device map then, since only that checks it."""

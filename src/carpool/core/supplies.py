@@ -31,9 +31,6 @@ class Hosting:
     def __init__(self, by_node: Mapping[int, Mapping[str, Supplies]] | None = None) -> None:
         self._by_node = by_node or {}
 
-    def __bool__(self) -> bool:
-        return bool(self._by_node)
-
     def taking(self, node: int, job: str, supplies: Supplies) -> Hosting:
         """With what a job has of a node; it has nothing there before."""
         return Hosting({**self._by_node, node: {**self._by_node.get(node, {}), job: supplies}})
@@ -45,7 +42,9 @@ class Hosting:
             return self
         rest = {other: supplies for other, supplies in there.items() if other != job}
         others = {number: jobs for number, jobs in self._by_node.items() if number != node}
-        return Hosting({**others, node: rest} if rest else others)
+        if rest:
+            return Hosting({**others, node: rest})
+        return Hosting(others) if others else NOBODY
 
     def taken(self, node: int, *, but: str = "") -> Supplies:
         """What all jobs but one have of a node."""
@@ -54,6 +53,8 @@ class Hosting:
             total = total if job == but else total.plus(supplies)
         return total
 
+
+NOBODY = Hosting()  # has taken anything
 
 _WORDS = (("cores", 1), ("GiB RAM", _GIB), ("GiB disk", _GIB))  # what each is called, and in which unit
 

@@ -10,7 +10,7 @@ from carpool.runtime.cores import Cores
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.gate import Gate, Waiting
 from carpool.runtime.holding import Training
-from carpool.runtime.outsiders import Lookout
+from carpool.runtime.outsiders import Ask, Lookout
 from carpool.runtime.pool import Pool
 from carpool.runtime.protocol import Begin, Message
 from carpool.runtime.reports import Facts, Report, Told
@@ -33,6 +33,7 @@ class Entrance:
         options: ExecutorOptions,
         report: Callable[[Report], None],
         clock: Callable[[], float],
+        ask: Ask | None = None,
     ) -> None:
         self._devices = devices
         self._trainings = trainings
@@ -44,7 +45,7 @@ class Entrance:
         self._report = report
         self._heartbeat_s = min(options.heartbeat_s, options.hang_s / 4)
         gpus = {number: device for number, device in devices.items() if device.cuda is not None}
-        self._lookout = Lookout(gpus, clock)
+        self._lookout = Lookout(gpus, clock, ask)
         is_open = (self._gate.environment, self._may_sit)
         warm = 0 if options.memory_cap else options.warm  # a seat takes memory too
         self._pool = Pool(staff, gpus, warm, *is_open, clock, self._heartbeat_s)

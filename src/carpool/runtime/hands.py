@@ -37,6 +37,7 @@ from carpool.runtime.holding import Training, rules_of
 from carpool.runtime.intake import Intake
 from carpool.runtime.lanes import room_on
 from carpool.runtime.mps import is_of_service
+from carpool.runtime.outsiders import Ask
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Alive,
@@ -72,6 +73,7 @@ class Executor:
         options: ExecutorOptions,
         report: Callable[[Report], None],
         clock: Callable[[], float] = time.monotonic,
+        ask: Ask | None = None,  # who computes on a GPU; else the driver is asked
     ) -> None:
         self._devices = {device.id: device for device in devices}
         self._options = options
@@ -84,7 +86,7 @@ class Executor:
         self._solitude = Solitude(self._trainings, self._do, clock)
         self._gate = Gate(devices, wanted=options.mps, on_change=self._reopen, tell=self._tell_sharers)
         known = (self._devices, self._trainings, self._staff, self._gate, self._rota, self.jobs.cores)
-        self._entrance = Entrance(*known, options, report, clock)
+        self._entrance = Entrance(*known, options, report, clock, ask)
         self._facts: list[Fact] = []
         self._ticked_at = clock()
         self._stopping: bool | None = None

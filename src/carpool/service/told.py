@@ -42,7 +42,7 @@ _EVENT = {
     responses={
         200: {
             "description": "Server-sent events: submitted, phase, progress, decision, told, evaluated, device, policy, "
-            "missed. Comments keep a silent stream alive; it ends after an hour, and clients come back.",
+            "late, missed. Comments keep a silent stream alive; it ends after an hour, and clients come back.",
             "content": {"text/event-stream": {"schema": _EVENT}},
         }
     },
