@@ -99,7 +99,7 @@ def test_a_draft_says_what_is_short_and_stays_as_it_was() -> None:
     draft = Draft(scheduler.snapshot())
     with pytest.raises(OutOfSupplies, match=r"node 'n0' has 0 of 8 cores left, 1 needed for job 'b'"):
         draft.assign(scheduler.jobs[JobId("b")], Allocation.of(3))
-    assert not draft.changed
+    assert not draft.changes
     assert draft.num_free == 3
 
 

@@ -44,7 +44,7 @@ class Names:
         members = [spec for spec, _ in jobs if array and spec.array == array]
         for number in count(1):
             name = array if number == 1 else f"{array}.{number}"  # with a hyphen it might be one of its own jobs
-            if JobId(name) not in self._taken and not any(_within(spec, name) in self._taken for spec in members):
+            if not any(map(self._is_taken, (JobId(name), *(_within(spec, name) for spec in members)))):
                 return name
         raise AssertionError("numbers do not end")
 
