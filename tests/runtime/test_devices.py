@@ -160,3 +160,6 @@ def test_the_driver_tells_who_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     assert list_gpus() == [Gpu(0, "H200", 150, "GPU-1"), Gpu(1, "H200", 150, "GPU-0", (7, 8), 40)]
+    assert list_gpus({7, 8}.__contains__) == [Gpu(0, "H200", 150, "GPU-1"), Gpu(1, "H200", 150, "GPU-0")]
+    assert len(parse_devices("cuda", cores=(0,), is_ours={7, 8}.__contains__)) == 2, "workers of ours keep nobody away"
+    assert len(parse_devices("cuda", cores=(0,))) == 1

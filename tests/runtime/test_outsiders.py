@@ -12,7 +12,7 @@ from carpool.core.messages import Outsider, OutsidersSeen
 from carpool.core.model import DeviceId
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.nvml import Computing
-from carpool.runtime.outsiders import EVERY_S, Lookout, is_descendant
+from carpool.runtime.outsiders import EVERY_S, Lookout, belongs_to, is_descendant
 
 GPU = LocalDevice(7, "cuda:1", "H200", (), 1)
 OURS = 100
@@ -120,6 +120,9 @@ def test_descendants_are_ours_and_others_are_not() -> None:
     pid = int(child.stdout.readline())
     assert pid != child.pid
     assert is_descendant(pid)
+    assert is_descendant(pid, child.pid)
+    assert belongs_to(child.pid)(pid)
+    assert not is_descendant(child.pid, pid)
     child.communicate()
     assert not is_descendant(pid)  # it is gone
     assert not is_descendant(1)

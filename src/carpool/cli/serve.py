@@ -88,14 +88,18 @@ def command(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     """
     from carpool.core.units import parse_bytes
     from carpool.runtime.devices import overlap_note, parse_devices
+    from carpool.runtime.door import Door
     from carpool.runtime.link import ExecutorOptions
     from carpool.runtime.machine import supplies_here
+    from carpool.runtime.outsiders import belongs_to
     from carpool.service.config import read_settings
     from carpool.service.house import House, Setup
 
     settings = read_settings(os.environ, flags)
     meters = _meters()
-    found = tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe))
+    left = Door(settings.state / "executor").resident  # by a daemon that was killed: its workers are no outsiders
+    is_ours = belongs_to(left) if left is not None else lambda pid: False
+    found = tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe, is_ours=is_ours))
     if note := overlap_note(found):
         click.echo(f"carpool: {note}", err=True)
     cap = parse_bytes(settings["memory_cap"], "memory_cap") if settings["memory_cap"] else 0

@@ -12,7 +12,7 @@ from carpool.core.errors import InputError
 from carpool.core.model import Kind, NodeId
 from carpool.core.supplies import UNKNOWN, Supplies
 from carpool.core.topology import Bank, Cluster, Node
-from carpool.runtime.gpus import Gpu, list_gpus
+from carpool.runtime.gpus import Gpu, IsOurs, list_gpus
 
 NODE_NAME = "local"
 _GRAMMAR = "Write cpu:4 (four devices), cpu:2x1,1x2 (two of one core, one of two), cuda, or cuda:0,1."
@@ -38,18 +38,20 @@ def parse_devices(
     oversubscribe: bool = False,
     cores: Sequence[int] | None = None,
     gpus: Sequence[Gpu] | None = None,
+    is_ours: IsOurs = lambda pid: False,
 ) -> list[LocalDevice]:
     """The devices that ``cpu:N``, ``cpu:CxK,…``, ``cuda`` or ``cuda:I,…`` name; empty: GPUs if any, else every core.
 
-    ``cores`` and ``gpus`` are those of this machine that this process may use, unless given.
+    ``cores`` and ``gpus`` are those of this machine that this process may use, unless given. A GPU on which only
+    processes of ours compute is free.
     """
     cores = sorted(os.sched_getaffinity(0)) if cores is None else cores
     kind, _, rest = text.strip().partition(":")
     if not kind:
-        found = list_gpus() if gpus is None else gpus
+        found = list_gpus(is_ours) if gpus is None else gpus
         return _cuda(found, "", text) if found else _dealt(len(cores), cores)
     if kind == "cuda":
-        return _cuda(list_gpus() if gpus is None else gpus, rest, text)
+        return _cuda(list_gpus(is_ours) if gpus is None else gpus, rest, text)
     if kind != "cpu":
         raise InputError(f"devices {text!r} are of no known kind", way_out=_GRAMMAR)
     if not rest:

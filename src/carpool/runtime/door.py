@@ -80,17 +80,17 @@ class Door:
 
     async def evict(self) -> None:
         """End the executor that is behind the door but does not answer: two must not work on the same jobs."""
-        hung = self._resident()
-        if hung is not None:
+        if (pid := self.resident) is not None:
+            hung = Other(pid)
             hung.kill()
             await hung.end()
 
-    def _resident(self) -> Other | None:
-        """The executor that was started last, if it is one that lives."""
+    @property
+    def resident(self) -> int | None:
+        """The process of the executor that was started last, if it is one that lives."""
         try:
             pid = int((self._folder / _PID).read_text(encoding="ascii"))
-            is_one = b"carpool.runtime.executor" in Path(f"/proc/{pid}/cmdline").read_bytes()
-            return Other(pid) if is_one else None
+            return pid if b"carpool.runtime.executor" in Path(f"/proc/{pid}/cmdline").read_bytes() else None
         except (OSError, ValueError):
             return None
 

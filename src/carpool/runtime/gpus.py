@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ class Gpu:
     model: str  # without the maker's name: H200, V100-SXM2-16GB
     memory_bytes: int = 0
     uuid: str = ""
-    outsiders: tuple[int, ...] = ()  # processes that compute on it and are not ours: none of ours has begun yet
+    outsiders: tuple[int, ...] = ()  # processes that compute on it and are not ours
     taken_bytes: int = 0  # memory they hold
 
     @property
@@ -28,7 +28,10 @@ class Gpu:
         return max(1, self.memory_bytes - self.taken_bytes) if self.memory_bytes else 0
 
 
-def list_gpus() -> list[Gpu]:
+IsOurs = Callable[[int], bool]  # whether a process is one of ours
+
+
+def list_gpus(is_ours: IsOurs = lambda pid: False) -> list[Gpu]:
     """What the driver lists and CUDA_VISIBLE_DEVICES lets through; nothing where there is no driver."""
     try:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -39,7 +42,7 @@ def list_gpus() -> list[Gpu]:
     except pynvml.NVMLError:
         return []
     try:
-        found = [_described(pynvml, place) for place in range(pynvml.nvmlDeviceGetCount())]
+        found = [_described(pynvml, place, is_ours) for place in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
     return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -69,15 +72,16 @@ def _is_named(gpu: Gpu, name: str) -> bool:
     return gpu.index == int(name) if name.isdecimal() else bool(gpu.uuid) and gpu.uuid.startswith(name)
 
 
-def _described(pynvml: Any, place: int) -> Gpu:
+def _described(pynvml: Any, place: int, is_ours: IsOurs) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(place)
     name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
     name, uuid = (text.decode() if isinstance(text, bytes) else text for text in (name, uuid))
     memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     try:
-        others = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:  # not every driver tells
-        others = []
+        processes = []
+    others = [each for each in processes if not is_ours(int(each.pid))]
     taken = sum(int(other.usedGpuMemory or 0) for other in others)  # None where the driver hides it
     return Gpu(place, short_model(name), memory_bytes, uuid, tuple(int(other.pid) for other in others), taken)
 

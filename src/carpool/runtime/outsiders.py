@@ -11,7 +11,7 @@ from carpool.core.messages import Outsider, OutsidersSeen
 from carpool.core.model import DeviceId
 from carpool.core.rationing import named
 from carpool.runtime.devices import LocalDevice
-from carpool.runtime.gpus import Gpu, visible
+from carpool.runtime.gpus import Gpu, IsOurs, visible
 from carpool.runtime.nvml import Computing, Nvml
 
 EVERY_S = 5.0  # the driver answers within a millisecond
@@ -105,12 +105,17 @@ def asker() -> Ask:
     return ask
 
 
+def belongs_to(executor: int) -> IsOurs:
+    """Tells processes of an executor from others."""
+    return lambda pid: is_descendant(pid, executor) or _serves(pid, executor)
+
+
 def _is_ours(pid: int) -> bool:
-    return is_descendant(pid) or _serves_us(pid)
+    return belongs_to(os.getpid())(pid)
 
 
-def _serves_us(pid: int) -> bool:
-    """Whether a process is a server of the MPS daemon that this one started: it may have left its parents."""
+def _serves(pid: int, executor: int) -> bool:
+    """Whether a process is a server of the MPS daemon that an executor started: it may have left its parents."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -118,13 +123,14 @@ def _serves_us(pid: int) -> bool:
     folders = [
         each.partition(b"=")[2].decode(errors="replace") for each in variables if each.startswith(b"CUDA_MPS_PIPE")
     ]
-    return any(Path(folder).parent.name.partition(".")[0] == str(os.getpid()) for folder in folders)
+    return any(Path(folder).parent.name.partition(".")[0] == str(executor) for folder in folders)
 
 
-def is_descendant(pid: int) -> bool:
-    """Whether a process was started by this one, or by one that was."""
+def is_descendant(pid: int, of: int | None = None) -> bool:
+    """Whether a process was started by another (without one: by this), or by one that was."""
+    ancestor = os.getpid() if of is None else of
     for _ in range(_DEEPEST):
-        if pid == os.getpid():
+        if pid == ancestor:
             return True
         if pid <= 1:
             return False
