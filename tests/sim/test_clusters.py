@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from carpool.core.errors import InputError
-from carpool.sim.clusters import describe, parse_cluster
+from carpool.core.supplies import Supplies
+from carpool.sim.clusters import describe, parse_cluster, read_cluster
 
 GOOD = """
 [[node]]
@@ -67,3 +68,15 @@ def test_wrong_files(tmp_path: Path, content: str, words: str) -> None:
         parse_cluster(str(path))
     assert words in str(caught.value)
     assert "c.toml" in str(caught.value)
+
+
+def test_nodes_of_a_file_have_supplies(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    table = '[[node]]\ncount = 2\ndevices = 4\nkind = "V100"\ncpus = 16\nram = "64GiB"\n'
+    table += '[[node]]\ndevices = 1\nkind = "K80"\n'
+    path.write_text(table, encoding="utf-8")
+    supplies = [node.supplies for node in read_cluster(path).nodes]
+    assert supplies == [Supplies(16, 64 << 30), Supplies(16, 64 << 30), Supplies()]
+    path.write_text(table.replace("cpus = 16", "cpus = 0"), encoding="utf-8")
+    with pytest.raises(InputError, match="cpus is 0"):
+        read_cluster(path)
