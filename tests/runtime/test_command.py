@@ -9,6 +9,7 @@ import pytest
 from carpool.core.messages import Fact, JobFailed
 from carpool.core.model import JobId
 from carpool.runtime.command import Command
+from carpool.runtime.cores import Cores
 from carpool.runtime.crew import Seat, Wish
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.jobfolder import JobFolder
@@ -41,7 +42,7 @@ def test_what_cannot_be_started_fails_and_leaves_nothing_open(tmp_path: Path, pr
 
         folder = JobFolder(tmp_path, "a")
         folder.make(resume=False)
-        command = Command(JobId("a"), program, folder, {0: CORE}, 1.0, tell, lambda command, message: None)
+        command = Command(JobId("a"), program, folder, {0: CORE}, Cores([0]), 1.0, tell, lambda command, message: None)
         before = num_open()
         command.order(0.0, Wish(1, (Seat(0),)))
         await failed.wait()
