@@ -11,6 +11,8 @@ from carpool.core.model import DeviceId, Job, JobId
 from carpool.policies.share_search import Setting, ShareSearch, Vector
 
 _CORRECTED = (0.2, 5.0)  # how far one measurement may move what is believed
+_SPANS = (1, 2, 4)  # looks that a window may last
+_REMEMBERED = 2 * _SPANS[-1] + 1  # looks
 _STEADY = 0.08  # by how much two windows may differ in a rate that is believed: a mirror that is written costs 5 %
 _ALIKE = 0.01  # values that measuring cannot tell apart: the earlier vector is the plainer one
 _MOST_SILENT = 6  # looks at a vector of whose jobs nobody reports
@@ -26,10 +28,13 @@ class Tried(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where a job stood when a window began."""
+    """Where a job stood at a look."""
 
     done: float
     at: float
+
+
+Marks = tuple[Mark, ...]  # of all jobs of a mix
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,8 @@ class Trial:
     look_at: float | None  # None: settled
     tried: tuple[Tried, ...] = ()
     corrections: Mapping[JobId, float] = field(default_factory=dict)
-    marks: tuple[Mark, ...] = ()  # at the beginning of the present window
-    rates: tuple[float, ...] = ()  # of the window before
+    marks: tuple[Marks, ...] = ()  # at the last looks
+    rates: tuple[float, ...] = ()  # of the vector, once it is measured
     looks: int = 0
     is_measured: bool = False  # `rates` are those of the vector
     has_probed: bool = False  # jobs of it were sent to be measured alone
@@ -67,27 +72,35 @@ class Trial:
         return len(self.tried) >= tries
 
     def seen(self, residents: Sequence[Job]) -> Trial:
-        """After a look at the jobs: a window has ended and the next begins; two that agree are a measurement.
+        """After a look at the jobs: two windows in a row that agree, whatever their length, are a measurement.
 
-        A window goes on until every job has reported: one that makes slow steps needs longer. Where nobody reports
-        between orders, the rates that are believed to hold have to do after a while.
+        Windows last one look, two or four: when reports are heard of jitters, and short ones differ by that alone. None
+        ends before every job has reported: one that makes slow steps needs longer. Where nobody reports between orders,
+        the rates that are believed to hold have to do after a while.
         """
-        marks = tuple(Mark(job.done, job.as_of) for job in residents)
-        looked = replace(self, marks=marks, looks=self.looks + 1)
-        if self.is_measured or not self.marks:
+        looked = replace(self, looks=self.looks + 1)
+        if self.is_measured:
             return looked
-        has_moved = [now.at > then.at for now, then in zip(marks, self.marks, strict=True)]
-        if not all(has_moved) and looked.looks < (_MOST_LOOKS if any(has_moved) else _MOST_SILENT):
-            return replace(looked, marks=self.marks)
-        rates = tuple(
-            (now.done - then.done) / (now.at - then.at) if now.at > then.at else job.rate
-            for now, then, job in zip(marks, self.marks, residents, strict=True)
+        now = tuple(Mark(job.done, job.as_of) for job in residents)
+        has_moved = (
+            [mark.at > then.at for mark, then in zip(now, self.marks[-1], strict=True)] if self.marks else [True]
         )
-        agree = [abs(new - old) <= _STEADY * max(new, old) for new, old in zip(rates, self.rates, strict=False)]
-        if (agree and all(agree)) or looked.is_overdue:
-            both = zip(rates, self.rates or rates, strict=True)
-            return replace(looked, rates=tuple((new + old) / 2.0 for new, old in both), is_measured=True, looks=0)
-        return replace(looked, rates=rates)
+        if not all(has_moved) and looked.looks < (_MOST_LOOKS if any(has_moved) else _MOST_SILENT):
+            return looked
+        marks = (*self.marks, now)[-_REMEMBERED:]
+        for span in _SPANS:
+            if len(marks) > 2 * span:
+                before = _rates(marks[-1 - 2 * span], marks[-1 - span], residents)
+                after = _rates(marks[-1 - span], now, residents)
+                both = list(zip(before, after, strict=True))
+                if all(abs(new - old) <= _STEADY * max(new, old) for old, new in both):
+                    return looked._measured(marks, tuple((old + new) / 2.0 for old, new in both))
+        if looked.is_overdue:
+            return looked._measured(marks, _rates(marks[len(marks) // 2 - 1], now, residents))
+        return replace(looked, marks=marks)
+
+    def _measured(self, marks: tuple[Marks, ...], rates: tuple[float, ...]) -> Trial:
+        return replace(self, marks=marks, rates=rates, is_measured=True, looks=0)
 
     @property
     def is_overdue(self) -> bool:
@@ -205,7 +218,7 @@ def _entry(trial: Trial) -> dict[str, Any]:
         "look_at": trial.look_at,
         "tried": [[[list(s) for s in each.vector], each.value, list(each.speeds)] for each in trial.tried],
         "corrections": dict(trial.corrections),
-        "marks": [list(mark) for mark in trial.marks],
+        "marks": [[list(mark) for mark in marks] for marks in trial.marks],
         "rates": list(trial.rates),
         "looks": trial.looks,
         "is_measured": trial.is_measured,
@@ -220,11 +233,25 @@ def _trial(entry: Mapping[str, Any]) -> Trial:
         entry["look_at"],
         tuple(Tried(_vector(vector), value, tuple(*speeds)) for vector, value, *speeds in entry["tried"]),
         {JobId(job): factor for job, factor in entry["corrections"].items()},
-        tuple(Mark(*mark) for mark in entry.get("marks", ())),
+        _marks(entry.get("marks", ())),
         tuple(entry.get("rates", ())),
         entry.get("looks", 0),
         entry.get("is_measured", False),
         entry.get("has_probed", False),
+    )
+
+
+def _marks(looks: Sequence[Any]) -> tuple[Marks, ...]:
+    """Those of versions that remembered one look only are forgotten: the vector is measured anew."""
+    is_old = any(not isinstance(mark, Sequence) for marks in looks for mark in marks)
+    return () if is_old else tuple(tuple(Mark(*mark) for mark in marks) for marks in looks)
+
+
+def _rates(then: Marks, now: Marks, residents: Sequence[Job]) -> tuple[float, ...]:
+    """Work per second between two looks; as believed where nothing was reported."""
+    return tuple(
+        (new.done - old.done) / (new.at - old.at) if new.at > old.at else job.rate
+        for old, new, job in zip(then, now, residents, strict=True)
     )
 
 
