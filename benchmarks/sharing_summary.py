@@ -152,6 +152,7 @@ def main() -> None:
                 (mode.split(":")[0], row["sum"])
                 for mode, row in found.items()
                 if not mode.startswith("alone at") and mode != "alone, graph" and "our step" not in mode
+                if row.get("is_settled", True)
             ]
         for row in found.values():
             shares = row.get("shares") or [row.get("share", 0)] * len(row["rates"])

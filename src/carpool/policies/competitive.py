@@ -49,7 +49,7 @@ class Competitive(Policy):
     most: int = 4  # residents of one device
     levels: tuple[float, ...] = (0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.8, 1.0)
     tries: int = 5  # vectors that are measured for a mix
-    settle_s: float = 0.4  # of a window; a vector is measured in two or more
+    settle_s: float = 0.4  # of the shortest window; a vector is measured in two or more
     min_gain: float = 0.02
 
     def __post_init__(self) -> None:
