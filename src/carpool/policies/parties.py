@@ -272,9 +272,8 @@ def _companies(view: Snapshot, menu: Menu) -> dict[int, set[int]]:
     """
     occupancy = view.occupancy
     holds = np.flatnonzero(menu.held != NONE).tolist()
-    if not occupancy.is_shared:
-        rows_of: dict[JobId, int] = {}
-    else:
+    rows_of: dict[JobId, int] = {}
+    if occupancy.is_shared:
         rows_of = {job.spec.id: row for row, job in enumerate(menu.jobs)}
     found: dict[int, set[int]] = {}
     for row in holds:
@@ -289,5 +288,5 @@ def _companies(view: Snapshot, menu: Menu) -> dict[int, set[int]]:
             continue
         ids = next(iter(there))
         if held.fractions == (1.0 / len(ids),) or job.lane:
-            found[row] = {rows_of[other] for other in ids}
+            found[row] = {row if other == job.spec.id else rows_of[other] for other in ids}
     return found
