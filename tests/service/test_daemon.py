@@ -132,6 +132,33 @@ def test_orders_wait_for_the_disk(house: House) -> None:
     asyncio.run(main())
 
 
+def test_who_goes_away_takes_no_answer_from_others(house: House) -> None:
+    async def main() -> None:
+        machine = FakeMachine({"a": 3, "b": 3})
+        may_commit = asyncio.Event()
+
+        async def slow(commit: Callable[[], None]) -> None:
+            await may_commit.wait()
+            commit()
+
+        daemon, _, scheduler = house.opened(machine)
+        daemon._run_commit = slow
+        running = asyncio.create_task(daemon.run())
+        asked = [asyncio.create_task(daemon.submit([listed(name)])) for name in "ab"]
+        settling = asyncio.create_task(daemon.settle())
+        await asyncio.sleep(0)
+        settling.cancel()
+        asked[0].cancel()
+        await asyncio.sleep(0)
+        may_commit.set()
+        await asked[1]
+        when_idle(machine, daemon, scheduler)
+        await running
+        assert {scheduler.outcome(JobId(name)) for name in "ab"} == {Phase.FINISHED}
+
+    asyncio.run(main())
+
+
 def test_a_name_that_is_taken_is_refused_and_leaves_nothing(house: House) -> None:
     async def main() -> None:
         machine = FakeMachine({"a": 3, "b": 1})

@@ -122,15 +122,15 @@ class Daemon:
             if note:
                 self._notes[spec.id] = note
         self._accept(jobs)
-        await kept
+        await asyncio.shield(kept)  # others wait for it too: who goes away takes nothing from them
 
     async def settle(self) -> None:
         """Return when all that was taken in until now can no longer be lost."""
-        await asyncio.gather(*filter(None, (self._committing, self._kept)))
+        await asyncio.gather(*[asyncio.shield(kept) for kept in (self._committing, self._kept) if kept is not None])
 
     async def wish(self, *facts: Fact) -> None:
         """Take in what a user wants of jobs: cancelled, paused, resumed; returns when it can no longer be lost."""
-        await self._handle(facts)
+        await asyncio.shield(self._handle(facts))
 
     def tell(self, job: JobId, words: str) -> None:
         """Add something to a job's story."""
