@@ -11,14 +11,14 @@ import pytest
 from carpool.backends.local import ExecutorGone
 from carpool.core.errors import InputError
 from carpool.core.journal import Header
-from carpool.core.messages import Assign, Fact, JobCancelled, JobPaused, JobResumed, NodeJoined, NodeLost
+from carpool.core.messages import Assign, Fact, JobCancelled, JobFinished, JobPaused, JobResumed, NodeJoined, NodeLost
 from carpool.core.model import JobId, JobSpec, NodeId, Phase
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.policies.fifo import Fifo
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
-from carpool.runtime.reports import Told
+from carpool.runtime.reports import Facts, Outcome, Told
 from carpool.service.daemon import Daemon, Unkept
 from carpool.service.store import Store
 from carpool.testing.fake_link import FakeMachine
@@ -294,6 +294,33 @@ def test_what_no_record_follows_is_kept_too(house: House) -> None:
         await daemon._commit_once()
         told = [note.report.get("words") for entry in store.entries() for note in entry.notes]
         assert told == [None, "something", "and something else"]
+
+    asyncio.run(main())
+
+
+def test_how_a_job_ended_is_kept_with_the_fact_that_it_did_or_not_at_all(house: House) -> None:
+    async def main() -> None:
+        machine = FakeMachine({"a": 100})
+        daemon, store, scheduler = house.opened(machine)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a")])
+        job = JobId("a")
+
+        def kinds() -> list[str]:
+            return [note.report["report"] for entry in store.entries() for note in entry.notes]
+
+        def look() -> None:
+            before.extend(kinds())
+            machine.say(Facts((JobFinished(job, scheduler.jobs[job].generation),)))
+
+        before: list[str] = []
+        machine.at(1.0, lambda: machine.say(Outcome(job, 3, 1, 0.5, {}, "digest", "reached its steps")))
+        machine.at(1.0, lambda: machine.say(Told(job, "its story")))
+        machine.at(2.0, look)  # much has been committed since
+        machine.at(3.0, daemon.stop)
+        await running
+        assert "Outcome" not in before
+        assert kinds()[-2:] == ["Outcome", "Told"]
 
     asyncio.run(main())
 

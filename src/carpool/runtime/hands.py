@@ -53,7 +53,7 @@ from carpool.runtime.protocol import (
     Proceed,
     Ready,
 )
-from carpool.runtime.reports import Evaluation, Facts, Report, Sized, Told
+from carpool.runtime.reports import Evaluation, Facts, Outcome, Report, Sized, Told
 from carpool.runtime.rota import Rota, Said
 from carpool.runtime.solitude import Solitude
 from carpool.runtime.staff import Key, Staff
@@ -88,6 +88,7 @@ class Executor:
         known = (self._devices, self._trainings, self._staff, self._gate, self._rota, self.jobs.cores)
         self._entrance = Entrance(*known, options, report, clock, ask)
         self._facts: list[Fact] = []
+        self._has_ended = False  # somebody, and its outcome has been told
         self._ticked_at = clock()
         self._stopping: bool | None = None
         self._waits = False  # for somebody who decides
@@ -295,6 +296,7 @@ class Executor:
     def _conclude(self, training: Training, end: Ended | Stopped) -> None:
         if isinstance(end, Ended):
             self._report(end.outcome(training.job))
+            self._has_ended = True
         if words := self._rota.story(training.job):
             self._report(Told(training.job, words))
         self._gate.over(training.job)
@@ -303,6 +305,7 @@ class Executor:
     def _on_moves(self, command: Command, facts: Sequence[Fact], reports: Sequence[Report]) -> None:
         for report in reports:
             self._report(report)
+            self._has_ended |= isinstance(report, Outcome)
         for fact in facts:
             self._emit(fact)
         self._flush()
@@ -324,9 +327,9 @@ class Executor:
         self._facts.append(fact)
 
     def _flush(self) -> None:
-        """Facts of one instant go together."""
-        if self._facts:
-            facts, self._facts = self._facts, []
+        """Facts of one instant go together; facts, if only none, follow every outcome."""
+        if self._facts or self._has_ended:
+            facts, self._facts, self._has_ended = self._facts, [], False
             self._report(Facts(tuple(facts)))
         if self._stopping is not None and self.jobs.is_over:
             self.stopped.set()

@@ -16,7 +16,7 @@ from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
-from carpool.runtime.reports import Facts, Gone, Report, Sized, Told
+from carpool.runtime.reports import Facts, Gone, Outcome, Report, Sized, Told
 from carpool.runtime.wire import report_to_json
 from carpool.service.breath import Breath
 from carpool.service.line import Line
@@ -89,6 +89,7 @@ class Daemon:
         self._fresh: set[JobId] = set()  # jobs that no executor has ever known
         self._orders: list[Order] = []  # their records not yet durable
         self._ended: list[JobId] = []  # likewise
+        self._held: list[Report] = []  # endings without the facts that belong to them, and what came behind
         self._kept: asyncio.Future[None] | None = None  # resolved when all that was folded until now is durable
         self._committing: asyncio.Future[None] | None = None  # the same of what is just being written
         self._breath = Breath()
@@ -134,10 +135,7 @@ class Daemon:
 
     def tell(self, job: JobId, words: str) -> None:
         """Add something to a job's story."""
-        at, report = self._now(), Told(job, words)
-        self._store.note(at, report_to_json(report))
-        self._dirty.set()
-        self._take(at, report)
+        self._note(self._now(), Told(job, words))
 
     def proceed(self) -> None:
         """Let jobs go on that stood still because no daemon was there."""
@@ -178,19 +176,35 @@ class Daemon:
                 await self._link.leave()
 
     def _hear(self, report: Report, *, carry: bool = True) -> None:
-        at = self._now()
+        """Take a report in.
+
+        How a job ended is held until the fact that it did, which follows: both are kept, or none.
+        """
         if isinstance(report, Gone):
             raise ExecutorGone(f"the executor has gone: {report.reason}")
+        if isinstance(report, Outcome) or (self._held and not isinstance(report, Facts)):
+            self._held.append(report)
+            return
+        at = self._now()
         self._mark()
+        held, self._held = self._held, []
+        for each in held:
+            self._note(at, each)
         if isinstance(report, Facts):
-            self._handle(report.facts, carry=carry)
+            if report.facts:
+                self._handle(report.facts, carry=carry)
+            self._take(at, report)
         else:
-            self._store.note(at, report_to_json(report))
-            self._dirty.set()
+            self._note(at, report)
+
+    def _note(self, at: float, report: Report) -> None:
+        self._store.note(at, report_to_json(report))
+        self._dirty.set()
         self._take(at, report)
 
     async def _replace(self, gone: Gone, renew: Renew) -> None:
         link, facts = await renew(gone.reason)
+        self._held.clear()  # what the one before did not come to tell is done again
         self.go_on_with(link)
         self._mark()
         self._handle(facts)
