@@ -75,5 +75,6 @@ def test_tuned_jobs_reach_their_target(policy: str, tmp_path: Path) -> None:
     assert tried or policy != TRIES_AT_ONCE, sizes
     assert all(8 <= size <= 128 for size in tried)
     assert sizes["own"] == {0}, "only where the job allows it"
-    assert run.live.noise(JobId("a")) is not None
-    assert run.live.noise(JobId("own")) is None
+    seen = [name for name in sizes if run.live.noise(JobId(name)) is not None]
+    assert set(seen) <= {"a", "b"}, "gradients of others are not compared"
+    assert seen or policy != TRIES_AT_ONCE, "a training that is over at once has told nothing"
