@@ -28,25 +28,7 @@ from measured import save
 from carpool.core.model import JobId
 from carpool.testing.crashes import Victim, check_journal, outcomes, read, steps_made
 
-ENTRY = """
-import time
-import torch
-from torch import nn
-from carpool import Stop, Training
-from carpool.runtime.datasets.tensors import TensorData
-
-
-def tiny(seed, steps):
-    chance = torch.Generator().manual_seed(seed)
-    data = TensorData(torch.randn(64, 6, generator=chance), torch.randint(0, 3, (64,), generator=chance))
-    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
-    return Training(
-        model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.01), dataset=data,
-        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
-        batch_size=16, stop=Stop(steps=steps),
-        after_update=lambda model, step: (time.sleep(0.005), print("step", step, flush=True)),
-    )
-"""
+ENTRY = "from carpool.testing.unhurried import tiny\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +110,7 @@ def write_jobs(folder: Path, count: int, seed: int) -> Path:
     chance = random.Random(seed)
     lines = [
         f'[[job]]\nname = "job-{number}"\nentry = "jobs.py:tiny"\n'
-        f"args = {{ seed = {number}, steps = {chance.randrange(20, 60)} }}\n"
+        f"args = {{ seed = {number}, steps = {chance.randrange(20, 60)}, step_s = 0.005 }}\n"
         for number in range(count)
     ]
     path = folder / "jobs.toml"

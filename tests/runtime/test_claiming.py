@@ -30,25 +30,7 @@ F = TypeVar("F", AssignApplied, ReleaseApplied, ProgressReported, JobFinished)
 PATIENCE_S = 60.0
 DEVICES = (LocalDevice(0, "cpu:0", "cpu1", cores=(min(os.sched_getaffinity(0)),)),)
 
-ENTRY = """
-import time
-import torch
-from torch import nn
-from carpool import Stop, Training
-from carpool.runtime.datasets.tensors import TensorData
-
-
-def tiny(steps=40, step_s=0.01):
-    chance = torch.Generator().manual_seed(1)
-    data = TensorData(torch.randn(64, 6, generator=chance), torch.randint(0, 3, (64,), generator=chance))
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
-    return Training(
-        model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.01), dataset=data,
-        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
-        batch_size=16, stop=Stop(steps=steps),
-        after_update=lambda model, step: (time.sleep(step_s), print("step", step, flush=True)),
-    )
-"""
+ENTRY = "from carpool.testing.unhurried import tiny\n"
 
 
 class Caller:

@@ -33,25 +33,7 @@ from carpool.service.store import Store
 from carpool.testing.crashes import Victim, check_journal, kill_after, outcomes, read, steps_made
 from carpool.testing.reference import plain_loop
 
-ENTRY = """
-import time
-import torch
-from torch import nn
-from carpool import Stop, Training
-from carpool.runtime.datasets.tensors import TensorData
-
-
-def tiny(seed=0, steps=60, step_s=0.01):
-    chance = torch.Generator().manual_seed(seed)
-    data = TensorData(torch.randn(64, 6, generator=chance), torch.randint(0, 3, (64,), generator=chance))
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
-    return Training(
-        model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.01), dataset=data,
-        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
-        batch_size=16, stop=Stop(steps=steps),
-        after_update=lambda model, step: (time.sleep(step_s), print("step", step, flush=True)),
-    )
-"""
+ENTRY = "from carpool.testing.unhurried import tiny\n"
 
 
 def write_jobs(folder: Path, count: int, **args: object) -> Path:
