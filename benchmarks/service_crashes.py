@@ -110,7 +110,7 @@ def write_jobs(folder: Path, count: int, seed: int) -> Path:
     chance = random.Random(seed)
     lines = [
         f'[[job]]\nname = "job-{number}"\nentry = "jobs.py:tiny"\n'
-        f"args = {{ seed = {number}, steps = {chance.randrange(20, 60)}, step_s = 0.005 }}\n"
+        f"args = {{ seed = {number}, steps = {chance.randrange(20, 60)}, step_s = 0.005, norm = true }}\n"
         for number in range(count)
     ]
     path = folder / "jobs.toml"

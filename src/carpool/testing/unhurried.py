@@ -12,8 +12,11 @@ from carpool.runtime.goals import Stop
 from carpool.runtime.training import Training
 
 
-def tiny(seed: int = 1, steps: int = 60, step_s: float = 0.01) -> Training:
-    """Dropout, BatchNorm and Adam: whatever is lost on the way shows in its weights."""
+def tiny(seed: int = 1, steps: int = 60, step_s: float = 0.01, *, norm: bool = False) -> Training:
+    """Dropout and Adam: whatever is lost on the way shows in its weights.
+
+    With BatchNorm (``norm``) in its buffers too; its sums hang on the number of threads, hence on the device.
+    """
 
     def told(model: nn.Module, step: int) -> None:
         time.sleep(step_s)
@@ -21,7 +24,8 @@ def tiny(seed: int = 1, steps: int = 60, step_s: float = 0.01) -> Training:
 
     chance = torch.Generator().manual_seed(seed)
     data = TensorData(torch.randn(64, 6, generator=chance), torch.randint(0, 3, (64,), generator=chance))
-    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+    middle = [nn.BatchNorm1d(16)] if norm else []
+    model = nn.Sequential(nn.Linear(6, 16), *middle, nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
     return Training(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
