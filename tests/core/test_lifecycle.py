@@ -6,7 +6,7 @@ import pytest
 
 from carpool.core import lifecycle
 from carpool.core.errors import InvalidTransition
-from carpool.core.lifecycle import TRANSITIONS, Step, next_phase
+from carpool.core.lifecycle import TRANSITIONS, Transition, next_phase
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Past, Phase
 
 STORY = Past(1.0, "was submitted")
@@ -16,8 +16,8 @@ def job(phase: Phase = Phase.RUNNING, **changed: object) -> Job:
     return Job(JobSpec(JobId("a"), work=100.0), 0, 0.0, phase, past=STORY)._replace(**changed)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("phase", "step"), list(product(Phase, Step)))
-def test_every_pair(phase: Phase, step: Step) -> None:
+@pytest.mark.parametrize(("phase", "step"), list(product(Phase, Transition)))
+def test_every_pair(phase: Phase, step: Transition) -> None:
     if (phase, step) in TRANSITIONS:
         assert next_phase(job(phase), step) is TRANSITIONS[phase, step]
         return
@@ -41,14 +41,19 @@ def test_every_phase_can_end_and_be_reached() -> None:
 
 def test_only_orders_have_generations() -> None:
     holding = job(desired=Allocation.of(0), generation=3)
-    assert lifecycle.moved(holding, 5.0, Step.RELEASE, (), "was released").generation == 4
-    for phase, step in ((Phase.BLOCKED, Step.ADMIT), (Phase.WAITING, Step.PAUSE), (Phase.PAUSED, Step.RESUME)):
-        assert lifecycle.moved(job(phase, generation=3), 5.0, step, (), "…").generation == 3
+    assert lifecycle.moved(holding, 5.0, Transition.RELEASE, (), "was released").generation == 4
+    in_place = {
+        Phase.BLOCKED: Transition.ADMIT,
+        Phase.WAITING: Transition.PAUSE,
+        Phase.PAUSED: Transition.RESUME,
+    }
+    for phase, transition in in_place.items():
+        assert lifecycle.moved(job(phase, generation=3), 5.0, transition, (), "…").generation == 3
 
 
 def test_work_done_is_settled_when_a_job_moves() -> None:
     running = job(desired=Allocation.of(0), generation=1, applied=1, done=10.0, rate=2.0, as_of=4.0)
-    released = lifecycle.moved(running, 9.0, Step.RELEASE, ((Kind("V100"), 5.0),), "was released")
+    released = lifecycle.moved(running, 9.0, Transition.RELEASE, ((Kind("V100"), 5.0),), "was released")
     assert (released.done, released.rate, released.as_of, released.desired) == (20.0, 0.0, 9.0, None)
     assert released.service == ((Kind("V100"), 5.0),)
     assert released.past is not None
@@ -71,7 +76,7 @@ def test_an_exact_job_remembers_its_first_share() -> None:
     exact = Job(JobSpec(JobId("a"), exact=True), 0, 0.0, Phase.WAITING)
     running = lifecycle.assigned(exact, 0.0, Allocation.of(0, fraction=0.5), 1.0, ())
     assert running.lane == (0.5,)
-    released = lifecycle.moved(running, 1.0, Step.RELEASE, (), "was released")
+    released = lifecycle.moved(running, 1.0, Transition.RELEASE, (), "was released")
     back = lifecycle.vacated(released, 2.0, 2, 0.0, ())
     again = lifecycle.assigned(back, 3.0, Allocation.of(1, fraction=0.25), 1.0, ())
     assert again.lane == (0.5,)

@@ -12,7 +12,7 @@ from carpool.core.amending import Amendment, amended, takes_off, told
 from carpool.core.balance import Balance
 from carpool.core.errors import Overbooked
 from carpool.core.estimates import Estimator
-from carpool.core.lifecycle import Step
+from carpool.core.lifecycle import Transition
 from carpool.core.messages import (
     Assign,
     AssignApplied,
@@ -157,7 +157,7 @@ class Books:
             job = self.jobs[change.job]
             service = service_at(cluster, job, at)
             if change.allocation is None:
-                job = lifecycle.moved(job, at, Step.RELEASE, service, "was released")
+                job = lifecycle.moved(job, at, Transition.RELEASE, service, "was released")
                 orders.append(Release(job.spec.id, job.generation))
                 self.roster.discard(job.spec.id)
             else:
@@ -218,19 +218,19 @@ class Books:
         else:
             self.waiting.discard(job.spec.id)
 
-    def _take_off(self, at: float, job: Job, step: Step, words: str, orders: list[Order]) -> Job:
+    def _take_off(self, at: float, job: Job, transition: Transition, words: str, orders: list[Order]) -> Job:
         """Let a job hold nothing, by no plan of the policy's."""
         service = service_at(self.cluster, job, at)
         self._vacate(job)
-        moved = lifecycle.moved(job, at, step, service, words)
+        moved = lifecycle.moved(job, at, transition, service, words)
         if job.desired is not None:
             orders.append(Release(moved.id, moved.generation))
         self._store(moved)
         return moved
 
-    def _end(self, at: float, job: Job, step: Step, orders: list[Order]) -> None:
+    def _end(self, at: float, job: Job, transition: Transition, orders: list[Order]) -> None:
         """A job is over: it shrinks to how it ended, and those that waited for it are told."""
-        phase = lifecycle.next_phase(job, step)
+        phase = lifecycle.next_phase(job, transition)
         self._vacate(job)
         del self.jobs[job.spec.id]
         self.ended[job.spec.id] = phase
@@ -241,7 +241,7 @@ class Books:
             if phase is not Phase.FINISHED and job.id in other.spec.after:
                 self._fail_blocked(other, f"it waited for job {job.id!r}, which {phase}")
             elif self._admission.admits(other.spec):
-                self._store(lifecycle.moved(other, at, Step.ADMIT, other.service, "has what it waited for"))
+                self._store(lifecycle.moved(other, at, Transition.ADMIT, other.service, "has what it waited for"))
 
     def _fail_blocked(self, job: Job, error: str) -> None:
         """A blocked job will never be admitted, and neither will those that wait for it: a loop, as chains are long."""
@@ -250,7 +250,7 @@ class Books:
             job, error = doomed.pop()
             if self.jobs.pop(job.id, None) is None:
                 continue
-            self.ended[job.id] = lifecycle.next_phase(job, Step.FAIL)
+            self.ended[job.id] = lifecycle.next_phase(job, Transition.FAIL)
             self.followed.append(JobFailed(job.id, job.generation, error))
             waited = [other for other in self._admission.dependents(job.id) if other in self.jobs]
             doomed += [(self.jobs[other], f"it waited for job {job.id!r}, which failed") for other in waited]
@@ -275,21 +275,21 @@ class Books:
             return False
         if job.desired is not None:
             orders.append(Release(job.id, job.generation + 1))
-        self._end(at, job, Step.CANCEL, orders)
+        self._end(at, job, Transition.CANCEL, orders)
         return True
 
     def _on_paused(self, at: float, fact: JobPaused, orders: list[Order]) -> bool:
         job = self.jobs.get(fact.job)
         if job is None or job.phase not in (Phase.WAITING, Phase.RUNNING):
             return False
-        self._take_off(at, job, Step.PAUSE, "was paused", orders)
+        self._take_off(at, job, Transition.PAUSE, "was paused", orders)
         return True
 
     def _on_resumed(self, at: float, fact: JobResumed, orders: list[Order]) -> bool:
         job = self.jobs.get(fact.job)
         if job is None or job.phase is not Phase.PAUSED:
             return False
-        self._store(lifecycle.moved(job, at, Step.RESUME, job.service, "was resumed"))
+        self._store(lifecycle.moved(job, at, Transition.RESUME, job.service, "was resumed"))
         return True
 
     def _on_amended(self, at: float, fact: Amendment, orders: list[Order]) -> bool:
@@ -298,7 +298,7 @@ class Books:
             return False
         job = job._replace(spec=amended(job.spec, fact), past=Past(at, told(fact), job.past))
         if takes_off(fact, job.desired):
-            self._take_off(at, job, Step.RELEASE, "was released, to get what it may have", orders)
+            self._take_off(at, job, Transition.RELEASE, "was released, to get what it may have", orders)
         else:
             self._store(job)
         return True
@@ -336,14 +336,14 @@ class Books:
         job = self.jobs.get(fact.job)
         if job is None or not counts(job, fact.generation):
             return False
-        self._end(at, job, Step.FINISH, orders)
+        self._end(at, job, Transition.FINISH, orders)
         return True
 
     def _on_failed(self, at: float, fact: JobFailed, orders: list[Order]) -> bool:
         job = self.jobs.get(fact.job)
         if job is None or not counts(job, fact.generation):
             return False
-        self._end(at, job, Step.FAIL, orders)
+        self._end(at, job, Transition.FAIL, orders)
         return True
 
     def _on_crashed(self, at: float, fact: JobCrashed, orders: list[Order]) -> bool:
@@ -356,9 +356,9 @@ class Books:
             orders.append(Release(job.id, job.generation + 1))
             error = f"crashed {crashed.crashes} times without progress, the last time: {fact.error}"
             self.followed.append(JobFailed(job.id, fact.generation, error))
-            self._end(at, crashed, Step.FAIL, orders)
+            self._end(at, crashed, Transition.FAIL, orders)
         else:
-            self._take_off(at, crashed, Step.CRASH, f"crashed: {fact.error}", orders)
+            self._take_off(at, crashed, Transition.CRASH, f"crashed: {fact.error}", orders)
         return True
 
     def _on_node_joined(self, at: float, fact: NodeJoined, orders: list[Order]) -> bool:
@@ -378,7 +378,7 @@ class Books:
             return False
         node = self.cluster.nodes[fact.node]
         for job in self.occupancy.jobs_on(node):
-            self._take_off(at, self.jobs[job], Step.CRASH, f"lost node {node.name}", orders)
+            self._take_off(at, self.jobs[job], Transition.CRASH, f"lost node {node.name}", orders)
         self._leave({device: seen for device, seen in self.outsiders.items() if device not in node.devices})
         self.occupancy.lose(node)
         return True

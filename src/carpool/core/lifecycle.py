@@ -8,7 +8,7 @@ from carpool.core.errors import InvalidTransition
 from carpool.core.model import Allocation, Job, JobSpec, Kind, Past, Phase
 
 
-class Step(StrEnum):
+class Transition(StrEnum):
     """What can happen to a job; the words complete the sentence "the job cannot …"."""
 
     ADMIT = "be admitted to the queue"
@@ -22,40 +22,41 @@ class Step(StrEnum):
     CANCEL = "be cancelled"
 
 
-TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
-    (Phase.BLOCKED, Step.ADMIT): Phase.WAITING,
-    (Phase.WAITING, Step.ASSIGN): Phase.RUNNING,
-    (Phase.RUNNING, Step.ASSIGN): Phase.RUNNING,
-    (Phase.RUNNING, Step.RELEASE): Phase.WAITING,
-    (Phase.RUNNING, Step.CRASH): Phase.WAITING,
-    (Phase.WAITING, Step.PAUSE): Phase.PAUSED,
-    (Phase.RUNNING, Step.PAUSE): Phase.PAUSED,
-    (Phase.PAUSED, Step.RESUME): Phase.WAITING,
+TRANSITIONS: dict[tuple[Phase, Transition], Phase] = {
+    (Phase.BLOCKED, Transition.ADMIT): Phase.WAITING,
+    (Phase.WAITING, Transition.ASSIGN): Phase.RUNNING,
+    (Phase.RUNNING, Transition.ASSIGN): Phase.RUNNING,
+    (Phase.RUNNING, Transition.RELEASE): Phase.WAITING,
+    (Phase.RUNNING, Transition.CRASH): Phase.WAITING,
+    (Phase.WAITING, Transition.PAUSE): Phase.PAUSED,
+    (Phase.RUNNING, Transition.PAUSE): Phase.PAUSED,
+    (Phase.PAUSED, Transition.RESUME): Phase.WAITING,
     # A terminal fact of the applied generation wins over what was decided since: hence also while waiting or paused.
-    (Phase.RUNNING, Step.FINISH): Phase.FINISHED,
-    (Phase.WAITING, Step.FINISH): Phase.FINISHED,
-    (Phase.PAUSED, Step.FINISH): Phase.FINISHED,
-    (Phase.RUNNING, Step.FAIL): Phase.FAILED,
-    (Phase.WAITING, Step.FAIL): Phase.FAILED,
-    (Phase.PAUSED, Step.FAIL): Phase.FAILED,
-    (Phase.BLOCKED, Step.FAIL): Phase.FAILED,
-    (Phase.BLOCKED, Step.CANCEL): Phase.CANCELLED,
-    (Phase.WAITING, Step.CANCEL): Phase.CANCELLED,
-    (Phase.RUNNING, Step.CANCEL): Phase.CANCELLED,
-    (Phase.PAUSED, Step.CANCEL): Phase.CANCELLED,
+    (Phase.RUNNING, Transition.FINISH): Phase.FINISHED,
+    (Phase.WAITING, Transition.FINISH): Phase.FINISHED,
+    (Phase.PAUSED, Transition.FINISH): Phase.FINISHED,
+    (Phase.RUNNING, Transition.FAIL): Phase.FAILED,
+    (Phase.WAITING, Transition.FAIL): Phase.FAILED,
+    (Phase.PAUSED, Transition.FAIL): Phase.FAILED,
+    (Phase.BLOCKED, Transition.FAIL): Phase.FAILED,
+    (Phase.BLOCKED, Transition.CANCEL): Phase.CANCELLED,
+    (Phase.WAITING, Transition.CANCEL): Phase.CANCELLED,
+    (Phase.RUNNING, Transition.CANCEL): Phase.CANCELLED,
+    (Phase.PAUSED, Transition.CANCEL): Phase.CANCELLED,
 }
 
 
-def next_phase(job: Job, step: Step) -> Phase:
-    """The phase after `step`, or InvalidTransition with the job's story."""
-    phase = TRANSITIONS.get((job.phase, step))
+def next_phase(job: Job, transition: Transition) -> Phase:
+    """The phase after a transition, or InvalidTransition with the job's story."""
+    phase = TRANSITIONS.get((job.phase, transition))
     if phase is None:
         story = job.past.tell() if job.past is not None else ()
-        raise InvalidTransition(job.id, job.phase, step, story)
+        raise InvalidTransition(job.id, job.phase, transition, story)
     return phase
 
 
-_BLOCKED, _WAITING, _ASSIGN = Phase.BLOCKED, Phase.WAITING, Step.ASSIGN  # looking members up costs more than a call
+# Looking members up costs more than a call.
+_BLOCKED, _WAITING, _ASSIGN = Phase.BLOCKED, Phase.WAITING, Transition.ASSIGN
 
 Service = tuple[tuple[Kind, float], ...]
 
@@ -70,8 +71,8 @@ def submitted(spec: JobSpec, seq: int, at: float, *, blocked: bool) -> Job:
 # a million jobs, and replace costs four times as much.
 
 
-def moved(job: Job, at: float, step: Step, service: Service, words: str) -> Job:
-    """The job after a step that leaves it without desired devices; what is observed stays until a fact changes it.
+def moved(job: Job, at: float, transition: Transition, service: Service, words: str) -> Job:
+    """The job after a transition that leaves it without desired devices; what is observed stays until a fact comes.
 
     Only a job that held some is given an order by this, and only an order has a generation.
     """
@@ -79,7 +80,7 @@ def moved(job: Job, at: float, step: Step, service: Service, words: str) -> Job:
         job.spec,
         job.seq,
         job.submitted_at,
-        next_phase(job, step),
+        next_phase(job, transition),
         None,
         job.generation if job.desired is None else job.generation + 1,
         job.observed,
