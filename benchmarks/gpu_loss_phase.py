@@ -31,7 +31,7 @@ from trials.phased import keep_pixels
 from trials.phases import lanes_of
 
 from carpool.backends.runfolder import RunFolder
-from carpool.backends.running import Asked
+from carpool.backends.running import RunRequest
 from carpool.backends.shelf import Shelf
 from carpool.core.model import Phase
 from carpool.core.policy import Policy
@@ -75,7 +75,7 @@ class Table:
         began = time.monotonic()
         rows = [{**job, "name": f"{job['name']}-{self.number}"} for job in jobs]
         listed: tuple[Listed, ...] = parse_jobs({"job": rows}, HERE, "benchmark")
-        asked = Asked("phases", listed, tuple(self.devices), policy, repr(policy), "benchmark")
+        asked = RunRequest("phases", listed, tuple(self.devices), policy, repr(policy), "benchmark")
         late = {rows[-1]["name"]: gap_s}
         folder = RunFolder(self.root / "runs" / str(self.number))
         run = LateRun(asked, folder, late, Shelf(self.root).beliefs(listed), self.lender)

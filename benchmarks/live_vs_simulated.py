@@ -23,7 +23,7 @@ from measured import save
 from trials.late import LateRun
 
 from carpool.backends.runfolder import BELIEVED, PROFILE, RunFolder
-from carpool.backends.running import Asked
+from carpool.backends.running import RunRequest
 from carpool.backends.shelf import Shelf
 from carpool.cli.rehearsal import kept_profiles, rehearse
 from carpool.cli.replay import as_document, print_rehearsal
@@ -109,7 +109,7 @@ def run(
     """One live run; its folder, with profiles beside the journal."""
     folder = RunFolder(root / "runs" / name)
     found = tuple(parse_devices(devices))
-    asked = Asked(name, jobs, found, parse_policy(policy), policy, "benchmark")
+    asked = RunRequest(name, jobs, found, parse_policy(policy), policy, "benchmark")
     begun = LateRun(asked, folder, submit_s, Shelf(root).beliefs(jobs))
     asyncio.run(begun.go(begun.start))
     failed = [account.error for account in begun.ledger.accounts.values() if account.phase is not Phase.FINISHED]

@@ -32,7 +32,7 @@ from service.wire import Target, quantile
 
 from carpool.service.client import Client
 from carpool.service.people import Person, Role
-from carpool.service.tokens import FILE, Tokens
+from carpool.service.tokens import FILE, AccessTokens
 
 LISTENERS = 50
 CLIENTS = (1, 8, 32)  # that submit at the same time
@@ -93,7 +93,7 @@ def _run(
     policy: str, folder: Path, rows: dict[str, Any], minutes: float, save: Save, options: argparse.Namespace
 ) -> None:
     """One daemon from start to end; what it said is shown where something went wrong."""
-    token = Tokens(folder / "state" / FILE).add(Person("load", Role.ADMIN), time.time())
+    token = AccessTokens(folder / "state" / FILE).add(Person("load", Role.ADMIN), time.time())
     daemon, port = _start(folder, policy)
     target, client = Target(port, token), Client(f"http://127.0.0.1:{port}", token)
     try:

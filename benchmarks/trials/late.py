@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from carpool.backends.local import Link
+from carpool.backends.local import ExecutorPort
 from carpool.backends.runfolder import RunFolder
-from carpool.backends.running import Asked, LocalRun
+from carpool.backends.running import LocalRun, RunRequest
 from carpool.core.messages import JobFailed, JobFinished, JobSubmitted, Order
 from carpool.core.model import JobId, JobSpec
 from carpool.predictors.belief import ProfileBelief
@@ -23,7 +23,7 @@ from carpool.testing.lender import Lender
 class LateLink:
     """An executor's link through which more jobs are submitted as time goes by, or as soon as nothing else is left."""
 
-    def __init__(self, link: Link, late: Sequence[tuple[float, JobSpec]], num_open: int) -> None:
+    def __init__(self, link: ExecutorPort, late: Sequence[tuple[float, JobSpec]], num_open: int) -> None:
         self._link = link
         self._late = list(late)
         self._open = num_open  # jobs that are submitted and not over
@@ -69,7 +69,7 @@ class LateRun(LocalRun):
 
     def __init__(
         self,
-        asked: Asked,
+        asked: RunRequest,
         folder: RunFolder,
         submit_s: Mapping[str, float],
         profiles: Mapping[JobId, ProfileBelief] | None = None,
@@ -83,8 +83,8 @@ class LateRun(LocalRun):
         waiting = {spec.id for _, spec in late}
         self._first = [JobSubmitted(spec) for spec in specs if spec.id not in waiting]
 
-    async def start(self, devices: Sequence[LocalDevice], state: Path) -> Link:
+    async def start(self, devices: Sequence[LocalDevice], state: Path) -> ExecutorPort:
         """The executor of this machine, with the submissions to come."""
         start = ExecutorLink.start if self._lender is None else self._lender.lend
-        link: Link = await start(devices, state)
+        link: ExecutorPort = await start(devices, state)
         return LateLink(link, self._late, len(self._first))

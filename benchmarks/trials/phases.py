@@ -13,7 +13,7 @@ from typing import Any
 from trials.late import LateRun
 
 from carpool.backends.runfolder import RunFolder
-from carpool.backends.running import Asked
+from carpool.backends.running import RunRequest
 from carpool.core.model import Phase
 from carpool.core.policy import Policy
 from carpool.policies.registry import parse_policy
@@ -28,7 +28,7 @@ def once(policy: Policy, devices: Sequence[LocalDevice], jobs: Mapping[str, Any]
     """One run; how long each job took from its submission, and the whole."""
     with tempfile.TemporaryDirectory() as place:
         listed = parse_jobs(jobs, HERE, "benchmark")
-        asked = Asked("phases", listed, tuple(devices), policy, repr(policy), "benchmark")
+        asked = RunRequest("phases", listed, tuple(devices), policy, repr(policy), "benchmark")
         run = LateRun(asked, RunFolder(Path(place)), {"younger": gap_s})
         asyncio.run(run.go(run.start))
         accounts = run.ledger.accounts

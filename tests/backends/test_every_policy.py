@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.local import Ending
+from carpool.backends.local import RunEnd
 from carpool.backends.runfolder import RunFolder
-from carpool.backends.running import Asked, LocalRun
+from carpool.backends.running import LocalRun, RunRequest
 from carpool.core.model import Phase
 from carpool.policies.registry import POLICIES, parse_policy
 from carpool.runtime.devices import parse_devices
@@ -79,7 +79,7 @@ def test_real_jobs_run_to_their_end(policy: str, loop: asyncio.Runner, lender: L
     ]
     jobs = parse_jobs({"defaults": {}, "job": [{"entry": "train.py:net", **row} for row in rows]}, home, "test")
     run = LocalRun(
-        Asked("test", jobs, tuple(DEVICES), parse_policy(text), text, "0"), RunFolder(home / "runs" / policy)
+        RunRequest("test", jobs, tuple(DEVICES), parse_policy(text), text, "0"), RunFolder(home / "runs" / policy)
     )
-    assert loop.run(asyncio.wait_for(run.go(lender.lend), 60.0)) is Ending.DONE
+    assert loop.run(asyncio.wait_for(run.go(lender.lend), 60.0)) is RunEnd.DONE
     assert {account.phase for account in run.ledger.accounts.values()} == {Phase.FINISHED}, run.ledger.accounts

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from carpool.backends.journal_file import read_whole
-from carpool.backends.local import Ending, ExecutorGone
+from carpool.backends.local import ExecutorGone, RunEnd
 from carpool.backends.runfolder import BELIEVED, PROFILE, RunFolder
-from carpool.backends.running import Asked, LocalRun, is_unfinished
+from carpool.backends.running import LocalRun, RunRequest, is_unfinished
 from carpool.backends.shelf import Shelf
 from carpool.core.errors import InputError
 from carpool.core.messages import Assign, Release
@@ -35,11 +35,11 @@ def job(name: str, **more: object) -> Listed:
     return Listed(replace(JobSpec(JobId(name)), **more), Program(entry="train.py:main"))  # type: ignore[arg-type]
 
 
-def asked(*jobs: Listed, policy: str = "fifo", devices: Sequence[LocalDevice] = TWO) -> Asked:
-    return Asked("jobs", jobs, tuple(devices), parse_policy(policy), policy, "0")
+def asked(*jobs: Listed, policy: str = "fifo", devices: Sequence[LocalDevice] = TWO) -> RunRequest:
+    return RunRequest("jobs", jobs, tuple(devices), parse_policy(policy), policy, "0")
 
 
-def go(run: LocalRun, machine: FakeMachine) -> Ending:
+def go(run: LocalRun, machine: FakeMachine) -> RunEnd:
     async def start(devices: Sequence[LocalDevice], state: Path) -> FakeMachine:
         return machine
 
@@ -49,7 +49,7 @@ def go(run: LocalRun, machine: FakeMachine) -> Ending:
 def test_all_jobs_run_to_their_end(tmp_path: Path) -> None:
     run = LocalRun(asked(job("a"), job("b"), job("c")), RunFolder(tmp_path / "run"))
     machine = FakeMachine({"a": 10, "b": 20, "c": 5})
-    assert go(run, machine) is Ending.DONE
+    assert go(run, machine) is RunEnd.DONE
     accounts = run.ledger.accounts
     assert {name: account.jct_s for name, account in accounts.items()} == {"a": 10.0, "b": 20.0, "c": 15.0}
     assert accounts[JobId("c")].wait_s == 10.0
@@ -142,7 +142,7 @@ def test_a_job_that_stops_at_a_loss_is_watched_for_it(tmp_path: Path) -> None:
 
 def test_starved_jobs_fail_instead_of_waiting_for_ever(tmp_path: Path) -> None:
     run = LocalRun(replace(asked(job("a")), policy=Never()), RunFolder(tmp_path / "run"))
-    assert go(run, FakeMachine({"a": 3})) is Ending.DONE
+    assert go(run, FakeMachine({"a": 3})) is RunEnd.DONE
     assert run.ledger.accounts[JobId("a")].phase is Phase.FAILED
     assert "gives it no devices" in run.ledger.accounts[JobId("a")].error
 
@@ -177,7 +177,7 @@ def interrupted(tmp_path: Path, *jobs: Listed, after_s: float = 12.0) -> FakeMac
     run = LocalRun(asked(*jobs), RunFolder(tmp_path / "run"))
     machine = FakeMachine({"a": 10, "b": 30, "c": 8})
     machine.at(after_s, run.interrupt)
-    assert go(run, machine) is Ending.INTERRUPTED
+    assert go(run, machine) is RunEnd.INTERRUPTED
     assert machine.stopped == [True]
     assert is_unfinished(RunFolder(tmp_path / "run"))
     return machine
@@ -186,10 +186,10 @@ def interrupted(tmp_path: Path, *jobs: Listed, after_s: float = 12.0) -> FakeMac
 THREE = (job("a"), job("b"), job("c"))
 
 
-def resumed(tmp_path: Path, before: FakeMachine, request: Asked) -> tuple[LocalRun, FakeMachine]:
+def resumed(tmp_path: Path, before: FakeMachine, request: RunRequest) -> tuple[LocalRun, FakeMachine]:
     run = LocalRun(request, RunFolder(tmp_path / "run"), resume=True)
     machine = FakeMachine({"a": 10, "b": 30, "c": 8, "d": 4}, start=run.scheduler.at, kept=before.kept)
-    assert go(run, machine) is Ending.DONE
+    assert go(run, machine) is RunEnd.DONE
     return run, machine
 
 
@@ -254,7 +254,7 @@ def test_a_second_interrupt_does_not_wait_for_checkpoints(tmp_path: Path) -> Non
     machine = Slow({"a": 10})
     machine.at(3.0, run.interrupt)
     machine.at(4.0, run.interrupt)
-    assert go(run, machine) is Ending.INTERRUPTED
+    assert go(run, machine) is RunEnd.INTERRUPTED
     assert machine.stopped == [True, False]
 
 
@@ -269,7 +269,7 @@ def test_what_is_decided_while_stopping_is_not_carried_out(tmp_path: Path) -> No
     run = LocalRun(asked(job("a"), job("b"), job("c")), RunFolder(tmp_path / "run"))
     machine = Finishing({"a": 10, "b": 10, "c": 10})
     machine.at(3.0, run.interrupt)
-    assert go(run, machine) is Ending.INTERRUPTED
+    assert go(run, machine) is RunEnd.INTERRUPTED
     assert run.ledger.accounts[JobId("a")].phase is Phase.FINISHED
     assert [order.job for order in machine.orders] == ["a", "b"]
     assert not any(isinstance(order, Release) for order in machine.orders)
@@ -295,7 +295,7 @@ def test_what_a_run_has_learned_is_what_the_next_one_begins_with(tmp_path: Path)
         machine = FakeMachine({"a": 10}, batch=(8, 80))
         for at in (1.0, 3.0, 6.0):
             machine.at(at, machine.report_progress)
-        assert go(run, machine) is Ending.DONE
+        assert go(run, machine) is RunEnd.DONE
         return run
 
     first = sit("first")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from carpool.backends.shelf import Shelf, place_for, save
-from carpool.backends.stopwatch import Setting, Timed
+from carpool.backends.stopwatch import Circumstances, Timed
 from carpool.backends.writeback import learned
 from carpool.core.model import JobId, Kind
 from carpool.core.topology import Placement
@@ -106,11 +106,11 @@ def test_a_run_writes_down_how_fast_it_was_and_what_moves_cost(program: Program,
     two, shared = Placement(((Kind("cpu1"), 2),)), Placement(((Kind("cpu1"), 1),), 0.5)
     unlike = Placement(((Kind("cpu1"), 1), (Kind("cpu2"), 1)))
     timed = {
-        Setting(ONE): times(0.05),
-        Setting(two): times(0.04),
-        Setting(shared, ("dir/other.py:main",)): times(0.2),
-        Setting(shared, ("a", "b")): times(9.0),  # a profile has no words for two neighbours,
-        Setting(unlike): times(9.0),  # or unlike devices
+        Circumstances(ONE): times(0.05),
+        Circumstances(two): times(0.04),
+        Circumstances(shared, ("dir/other.py:main",)): times(0.2),
+        Circumstances(shared, ("a", "b")): times(9.0),  # a profile has no words for two neighbours,
+        Circumstances(unlike): times(9.0),  # or unlike devices
     }
     new = learned(None, program, SIZED, timed, Costs(0.5, None, 0.25))
     assert (new.key, new.total_steps(), new.costs) == (profile.key, 50, Costs(0.5, None, 0.25))
@@ -123,7 +123,7 @@ def test_what_was_known_counts_by_its_steps_and_keeps_what_only_a_profiler_sees(
 ) -> None:
     (first,) = profile.measurements
     before = replace(profile, measurements=(replace(first, steps=30),), start_s=7.0, resize_s=3.0)
-    kept = learned(before, program, SIZED, {Setting(ONE): times(0.02, 10)}, Costs(start_s=1.0))
+    kept = learned(before, program, SIZED, {Circumstances(ONE): times(0.02, 10)}, Costs(start_s=1.0))
     (each,) = kept.measurements
     assert each.step_s == pytest.approx(0.08)
     assert (each.steps, each.peak_bytes) == (40, 100)
@@ -132,5 +132,5 @@ def test_what_was_known_counts_by_its_steps_and_keeps_what_only_a_profiler_sees(
 
 def test_a_profile_of_another_file_is_not_mixed_with_this_one(program: Program, profile: Profile) -> None:
     old = replace(profile, source="older", start_s=9.0)
-    new = learned(old, program, SIZED, {Setting(ONE): times(0.05)}, Costs())
+    new = learned(old, program, SIZED, {Circumstances(ONE): times(0.05)}, Costs())
     assert (new.measurements[0].peak_bytes, new.start_s) == (None, None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from carpool.backends.stopwatch import Setting, Stopwatch, Timed
+from carpool.backends.stopwatch import Circumstances, Stopwatch, Timed
 from carpool.core.messages import (
     AssignApplied,
     Change,
@@ -76,8 +76,8 @@ def test_a_job_that_moves_loses_only_the_time_in_which_it_made_no_steps(story: S
     assert story.watch.costs(A) == Costs(0.0, 2.0, None)
     two = Placement(((Kind("cpu1"), 2),))
     assert {setting: timed.seconds for setting, timed in story.watch.timed(A).items()} == {
-        Setting(ONE): 1.0,
-        Setting(two): 0.5,
+        Circumstances(ONE): 1.0,
+        Circumstances(two): 0.5,
     }
 
 
@@ -91,8 +91,8 @@ def test_what_runs_beside_another_is_kept_apart_and_no_interval_spans_the_change
         story.at(at, report(A, done))
     shared = Placement(((Kind("cpu1"), 1),), 0.5)
     timed = story.watch.timed(A)
-    assert timed[Setting(shared)].seconds == 1.0
-    beside = timed[Setting(shared, ("b.py:main",))]
+    assert timed[Circumstances(shared)].seconds == 1.0
+    beside = timed[Circumstances(shared, ("b.py:main",))]
     assert (beside.seconds, beside.step_s) == pytest.approx((2.0, 2.0))
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.local import Ending, Link
+from carpool.backends.local import ExecutorPort, RunEnd
 from carpool.backends.runfolder import RunFolder
-from carpool.backends.running import Asked, LocalRun
+from carpool.backends.running import LocalRun, RunRequest
 from carpool.core.model import JobId, Phase
 from carpool.policies.registry import parse_policy
 from carpool.runtime.devices import parse_devices
@@ -58,13 +58,13 @@ def test_tuned_jobs_reach_their_target(policy: str, tmp_path: Path) -> None:
     devices = tuple(parse_devices("cpu:1x1"))
     jobs = parse_jobs({"job": [*rows, {"name": "own", "entry": "train.py:digits"}]}, tmp_path, "test")
     run = LocalRun(
-        Asked("test", jobs, devices, parse_policy(policy), policy, "0"), RunFolder(tmp_path / "run"), resume=False
+        RunRequest("test", jobs, devices, parse_policy(policy), policy, "0"), RunFolder(tmp_path / "run"), resume=False
     )
 
-    async def start(devices: object, state: Path) -> Link:
+    async def start(devices: object, state: Path) -> ExecutorPort:
         return await ExecutorLink.start(tuple(run.devices), state)
 
-    assert asyncio.run(asyncio.wait_for(run.go(start), 100.0)) is Ending.DONE
+    assert asyncio.run(asyncio.wait_for(run.go(start), 100.0)) is RunEnd.DONE
     sizes: dict[str, set[int]] = {}
     for name, account in run.ledger.accounts.items():
         assert account.phase is Phase.FINISHED, account.error

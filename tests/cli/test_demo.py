@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.local import Link
+from carpool.backends.local import ExecutorPort
 from carpool.cli.main import run
 from carpool.cli.real_demo import JOBS, demo_jobs, show
 from carpool.core.model import JobId
@@ -23,7 +23,7 @@ def test_the_simulated_one_leaves_a_page_and_a_picture(tmp_path: Path, capsys: p
     assert "60/60" in printed
 
 
-async def start(devices: Sequence[LocalDevice], state: Path) -> Link:
+async def start(devices: Sequence[LocalDevice], state: Path) -> ExecutorPort:
     return FakeMachine(dict.fromkeys(JOBS, 10), at_once=True)
 
 
@@ -48,7 +48,7 @@ class Careless(FakeMachine):
 
 
 def test_other_weights_are_told_and_are_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async def first_well(devices: Sequence[LocalDevice], state: Path) -> Link:
+    async def first_well(devices: Sequence[LocalDevice], state: Path) -> ExecutorPort:
         kind = FakeMachine if state.name == "one-after-another" else Careless
         return kind(dict.fromkeys(JOBS, 10), at_once=True)
 

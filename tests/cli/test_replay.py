@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from carpool.backends.runfolder import BELIEVED, PROFILE, RunFolder
-from carpool.backends.running import Asked, LocalRun
+from carpool.backends.running import LocalRun, RunRequest
 from carpool.backends.shelf import Shelf
 from carpool.cli.main import run
 from carpool.core.model import JobId, JobSpec
@@ -31,7 +31,7 @@ def record(root: Path, name: str, policy: str = "fifo", **fails: str) -> RunFold
         for job, steps in STEPS.items()
     )
     folder = RunFolder(root / ".carpool" / "runs" / name)
-    asked = Asked(name, jobs, TWO, parse_policy(policy), policy, "0")
+    asked = RunRequest(name, jobs, TWO, parse_policy(policy), policy, "0")
     begun = LocalRun(asked, folder, profiles=Shelf(root / ".carpool").beliefs(jobs))
     machine = FakeMachine(STEPS, fails=fails, batch=(8, 80))
     for at in range(1, 50):

@@ -21,7 +21,7 @@ from carpool.policies.fifo import Fifo
 from carpool.service.chronicle import Chronicle
 from carpool.service.feed import Feed
 from carpool.service.spans import Spans
-from carpool.sim.failures import Listed, Seeded
+from carpool.sim.failures import AtTimes, Seeded
 from carpool.testing import Desk, Driven, Wishes, drive
 from carpool.testing.invariants import check_books
 from carpool.testing.scenarios import CALM, TROUBLE
@@ -52,7 +52,7 @@ class Mute(Policy):
 def run(ground: Ground, policy: Policy) -> tuple[Driven, str]:
     stream = io.StringIO()
     writer = JournalWriter(stream, Header("1", "x", ground.cluster))
-    failures = (Listed(ground.mishaps), Wishes(ground.wishes), Seeded(3, job_mtbf_s=200.0))
+    failures = (AtTimes(ground.mishaps), Wishes(ground.wishes), Seeded(3, job_mtbf_s=200.0))
     driven = drive(policy, ground.cluster, ground.arrivals, failures=failures, observers=(writer,), report_every_s=7.0)
     return driven, stream.getvalue()
 

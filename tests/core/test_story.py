@@ -23,7 +23,7 @@ from carpool.core.messages import (
 from carpool.core.model import Allocation, JobId, JobSpec, NodeId, Past
 from carpool.core.story import story
 from carpool.policies.fifo import Fifo
-from carpool.sim.failures import Listed
+from carpool.sim.failures import AtTimes
 from carpool.testing import drive
 from carpool.testing.scenarios import CALM, TROUBLE
 
@@ -81,7 +81,7 @@ def test_a_whole_life() -> None:
 
 def test_the_loss_of_a_node_is_told_to_those_on_it() -> None:
     ground = TROUBLE["a node is lost and comes back"]
-    run = drive(Fifo(), ground.cluster, ground.arrivals, failures=(Listed(ground.mishaps),))
+    run = drive(Fifo(), ground.cluster, ground.arrivals, failures=(AtTimes(ground.mishaps),))
     lost = {name: [line for line in run.story(name).splitlines() if "was lost" in line] for name in ("a", "b", "late")}
     assert lost == {
         "a": ["3 s: is taken off its devices: node n0 was lost"],

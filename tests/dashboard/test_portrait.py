@@ -6,7 +6,7 @@ from typing import Any
 
 from carpool.core.model import JobId, Phase
 from carpool.dashboard.portrait import curves, held_in_words, held_over_time
-from carpool.service.views import DeviceView, Holding, JobView, Measurement, SpanView
+from carpool.service.views import DeviceView, Holding, JobView, MeasurementView, SpanView
 
 _KNOWN: dict[str, Any] = {
     **{field.name: None for field in fields(JobView)},
@@ -38,9 +38,9 @@ def test_what_was_held_goes_up_and_down() -> None:
 
 def test_curves_are_of_what_was_reported() -> None:
     measured = [
-        Measurement(1010.0, 1, 2.0, 4.0),
-        Measurement(1020.0, 2, None, 5.0, {"accuracy": 0.5}),
-        Measurement(1030.0, 3, 1.0, None),
+        MeasurementView(1010.0, 1, 2.0, 4.0),
+        MeasurementView(1020.0, 2, None, 5.0, {"accuracy": 0.5}),
+        MeasurementView(1030.0, 3, 1.0, None),
     ]
     found = curves(JOB, measured, [], [], 1100.0, UTC)
     assert found.loss.curves[0].xs == "1 3"

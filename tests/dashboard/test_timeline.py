@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from carpool.dashboard.colours import NUM_COLOURS, colour
 from carpool.dashboard.timeline import BINS, MOST_ROWS, Drawn, Row, draw
 from carpool.dashboard.window import Window
-from carpool.service.views import DeviceView, OutsiderView, Resident, SpanView
+from carpool.service.views import DeviceView, OutsiderView, ResidentView, SpanView
 
 WINDOW = Window(0.0, 100.0)
 RECTANGLE = re.compile(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)h-[\d.]+z")
@@ -79,7 +79,7 @@ def test_what_cannot_be_seen_is_counted() -> None:
 
 
 def test_rows_say_who_is_there_now() -> None:
-    there = (Resident("a", 0.5, 0, 10 << 30), Resident("", 0.75, 0, 30 << 30))
+    there = (ResidentView("a", 0.5, 0, 10 << 30), ResidentView("", 0.75, 0, 30 << 30))
     (row,) = rows(drawn([device(0, residents=there, is_lost=True)], []))
     assert (row.held, row.num_lost, row.claimed_part) == (1.0, 1, 0.5)
     assert [each.job for each in row.residents] == ["a", ""]

@@ -13,7 +13,7 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 pytest.importorskip("torch", reason="torch is not installed")
 
 from carpool.service.config import PORT
-from carpool.testing.transcript import Session
+from carpool.testing.transcript import Reader
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 
@@ -26,7 +26,7 @@ def port() -> int:
 
 
 @pytest.fixture
-def newcomer(tmp_path: Path, port: int) -> Iterator[Session]:
+def newcomer(tmp_path: Path, port: int) -> Iterator[Reader]:
     """Somebody with an empty folder and a home of their own, who has `carpool` on the path."""
     for name in ("bin", "home", "work"):
         (tmp_path / name).mkdir()
@@ -40,10 +40,10 @@ def newcomer(tmp_path: Path, port: int) -> Iterator[Session]:
         "CARPOOL_PORT": str(port),
         "COLUMNS": "120",
     }
-    session = Session(tmp_path / "work", environment)
+    session = Reader(tmp_path / "work", environment)
     yield session
     session.close()
 
 
-def test_a_newcomer_sees_what_is_shown(newcomer: Session, port: int) -> None:
+def test_a_newcomer_sees_what_is_shown(newcomer: Reader, port: int) -> None:
     assert newcomer.follow(PAGE.read_text(encoding="utf-8").replace(str(PORT), str(port))) > 15

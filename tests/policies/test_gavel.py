@@ -18,7 +18,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.gavel import OBJECTIVES, Gavel
 from carpool.policies.registry import parse_policy
-from carpool.sim.failures import Listed, Mishap
+from carpool.sim.failures import AtTimes, Mishap
 from carpool.sim.run import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.gavel import GavelWorld
@@ -153,7 +153,7 @@ def test_in_rounds_decisions_fall_on_rounds() -> None:
 def test_a_lost_node_leads_to_a_new_solution() -> None:
     cluster = Cluster.build([(1, 1, "V100"), (1, 1, "K80")])
     story = Story(cluster)
-    failures = [Listed([Mishap(100.0, "node-lost", cluster.nodes[0].name)])]
+    failures = [AtTimes([Mishap(100.0, "node-lost", cluster.nodes[0].name)])]
     arrivals = [Arrival(0.0, job("a")), Arrival(0.0, job("b"))]
     metrics = simulate(arrivals, cluster, Gavel(), WORLD, failures=failures, observers=[story])
     assert metrics.summary().finished == 2

@@ -20,7 +20,7 @@ from carpool.runtime.devices import LocalDevice
 from carpool.runtime.door import Door
 from carpool.runtime.entry import load_training
 from carpool.runtime.inventory import Standing
-from carpool.runtime.link import Claim, ExecutorLink, ExecutorOptions, Refused
+from carpool.runtime.link import Claim, ClaimRefused, ExecutorLink, ExecutorOptions
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Gone, Outcome, Report
 from carpool.testing.reference import plain_loop
@@ -211,7 +211,7 @@ def test_who_comes_with_an_older_epoch_is_refused_and_a_newer_one_cuts_the_line(
     async def go() -> None:
         job = JobId("late")
         first = await place.claim()
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(ClaimRefused) as refused:
             await place.claim(place.epoch)
         assert refused.value.epoch == place.epoch
         second = await place.claim()

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.service.accept_log import AcceptLog, Line, read_log
+from carpool.service.accept_log import AcceptLog, LogLine, read_log
 
 
-def chain(*bodies: str) -> list[Line]:
-    lines: list[Line] = []
+def chain(*bodies: str) -> list[LogLine]:
+    lines: list[LogLine] = []
     for number, body in enumerate(bodies):
-        lines.append(Line.after(lines[-1].crc if lines else 0, number, body))
+        lines.append(LogLine.after(lines[-1].crc if lines else 0, number, body))
     return lines
 
 
-def written(path: Path, lines: list[Line]) -> bytes:
+def written(path: Path, lines: list[LogLine]) -> bytes:
     AcceptLog.write_anew(path, lines).close()
     return path.read_bytes()
 

@@ -13,7 +13,7 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 from carpool.core.errors import InputError
 from carpool.service.door import COOKIE
 from carpool.service.origins import origin_of
-from carpool.service.tokens import Tokens
+from carpool.service.tokens import AccessTokens
 from carpool.testing.reception import BASE, GENEROUS, PEOPLE, Reception, open_reception, withstand
 
 
@@ -53,7 +53,7 @@ def test_who_asks_too_often_has_to_wait_and_others_do_not(tmp_path: Path) -> Non
 def test_a_removed_token_lets_nobody_in_any_more(tmp_path: Path) -> None:
     async def scene(at: Reception) -> None:
         assert (await at["ada"].get("/v1/me")).status_code == 200
-        Tokens(tmp_path / "tokens.json").remove("ada-1")
+        AccessTokens(tmp_path / "tokens.json").remove("ada-1")
         assert (await at["ada"].get("/v1/me")).status_code == 401
 
     withstand(tmp_path, scene)
@@ -187,7 +187,7 @@ def test_one_person_has_so_many_streams_at_a_time(tmp_path: Path) -> None:
 
 
 def test_the_token_file_is_its_owners_alone_and_holds_no_token(tmp_path: Path) -> None:
-    tokens = Tokens(tmp_path / "deep" / "tokens.json")
+    tokens = AccessTokens(tmp_path / "deep" / "tokens.json")
     secret = tokens.add(PEOPLE["ada"], 0.0)
     assert tokens.path.stat().st_mode & 0o777 == 0o600
     assert secret not in tokens.path.read_text(encoding="utf-8")

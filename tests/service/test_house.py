@@ -24,10 +24,10 @@ from carpool.runtime.entry import load_training
 from carpool.runtime.jobfile import Listed, read_jobs
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.link import ExecutorOptions
-from carpool.service.accept_log import Line
+from carpool.service.accept_log import LogLine
 from carpool.service.clerk import Clerk
 from carpool.service.house import House, Setup
-from carpool.service.line import Line as DaemonLine
+from carpool.service.line import ExecutorLine
 from carpool.service.people import Person, Role
 from carpool.service.store import Store
 from carpool.testing.crashes import Victim, check_journal, kill_after, outcomes, read, steps_made
@@ -230,10 +230,10 @@ def test_an_executor_may_die_while_a_commit_is_under_way(tmp_path: Path) -> None
             add, renew = house.store._database.add, house.daemon._renew
             assert renew is not None
 
-            def add_slowly(lines: Iterable[Line]) -> None:
+            def add_slowly(lines: Iterable[LogLine]) -> None:
                 add(_held_back(lines, may_end))
 
-            async def renew_and_tell(reason: str) -> tuple[DaemonLine, Sequence[Fact]]:
+            async def renew_and_tell(reason: str) -> tuple[ExecutorLine, Sequence[Fact]]:
                 is_renewing.set()
                 return await renew(reason)
 
@@ -252,7 +252,7 @@ def test_an_executor_may_die_while_a_commit_is_under_way(tmp_path: Path) -> None
     check_journal(read(state), [spec.id for spec, _ in jobs])
 
 
-def _held_back(lines: Iterable[Line], may_end: threading.Event) -> Iterator[Line]:
+def _held_back(lines: Iterable[LogLine], may_end: threading.Event) -> Iterator[LogLine]:
     """Lines that are written within a transaction which ends only when it may."""
     yield from lines
     may_end.wait(PATIENCE_S)

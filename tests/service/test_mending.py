@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.service.accept_log import Line
+from carpool.service.accept_log import LogLine
 from carpool.service.mending import mend
 
-LINE = Line.after(0xDEADBEEF, 17, '{"record":{"at":3.5,"facts":[{"fact":"JobSubmitted","spec":{"id":"mlp-3"}}]}}')
+LINE = LogLine.after(0xDEADBEEF, 17, '{"record":{"at":3.5,"facts":[{"fact":"JobSubmitted","spec":{"id":"mlp-3"}}]}}')
 TEXT = f"{LINE.crc:08x} {LINE.before:08x} {LINE.number} {LINE.body}".encode("ascii")
 
 

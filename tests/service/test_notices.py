@@ -12,9 +12,9 @@ import pytest
 
 from carpool.core.model import JobId
 from carpool.runtime.jobfolder import JobFolder
-from carpool.service.notices import Ending, Notice, Notices, Unanswered, deliver
+from carpool.service.notices import JobEnd, Notice, Notices, Unanswered, deliver
 
-ENDING = Ending(JobId("a"), "ada", "failed", "loss is NaN")
+ENDING = JobEnd(JobId("a"), "ada", "failed", "loss is NaN")
 
 
 class Postbox:
@@ -130,8 +130,8 @@ def test_a_dead_address_of_one_person_holds_nobody_else_up(tmp_path: Path) -> No
     async def play() -> None:
         notices = Notices(tmp_path, lambda job, words: None, send)
         for number in range(50):
-            notices.announce(Ending(JobId(f"a{number}"), "ada", "finished"), ["http://dead.example"])
-        notices.announce(Ending(JobId("b"), "ben", "finished"), ["mail"])
+            notices.announce(JobEnd(JobId(f"a{number}"), "ada", "finished"), ["http://dead.example"])
+        notices.announce(JobEnd(JobId("b"), "ben", "finished"), ["mail"])
         await told.wait()
         await notices.close()
 

@@ -17,7 +17,7 @@ import httpx
 
 from carpool.core.errors import InputError
 from carpool.service.sockets import is_loopback, listen_tcp, listen_unix, peer_uid
-from carpool.service.tokens import Tokens
+from carpool.service.tokens import AccessTokens
 from carpool.testing.reception import GENEROUS, Served, serve_reception
 
 
@@ -100,7 +100,7 @@ def test_nothing_more_is_told_to_one_whose_token_was_removed(tmp_path: Path) -> 
                 pieces = answer.iter_bytes()
                 assert next(pieces) == b": carpool\n\n"
                 if name == "ada":
-                    Tokens(tmp_path / "tokens.json").remove("ada-1")
+                    AccessTokens(tmp_path / "tokens.json").remove("ada-1")
                 served.do(talk())
                 told[name] = b"".join(pieces)
         assert told["ada"] == b""

@@ -20,7 +20,7 @@ from carpool.core.topology import Cluster
 from carpool.policies.fifo import Fifo
 from carpool.service.accept_log import read_log
 from carpool.service.database import MIGRATIONS
-from carpool.service.store import DATABASE, LOG, Kept, Mark, Noted, Store, balance_text
+from carpool.service.store import DATABASE, LOG, Aside, KeptBalance, Mark, Store, balance_text
 
 HEADER = Header("1", "fifo", Cluster.build([(1, 2, "cpu")]))
 NUM_RECORDS = 12
@@ -358,7 +358,7 @@ def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Open
     store.close()
     again = opened(tmp_path)
     assert records_in(again) == [submission(number) for number in range(4, 8)]
-    assert (again.findings.tell(), again.balance) == ((), Kept(6, balance, details))
+    assert (again.findings.tell(), again.balance) == ((), KeptBalance(6, balance, details))
     again.forget_before(1000)
     again.close()
     last = opened(tmp_path)
@@ -366,7 +366,7 @@ def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Open
     last.close()
     (tmp_path / DATABASE).unlink()
     rebuilt = opened(tmp_path)
-    assert (records_in(rebuilt), rebuilt.balance) == ([submission(7)], Kept(6, balance, details)), (
+    assert (records_in(rebuilt), rebuilt.balance) == ([submission(7)], KeptBalance(6, balance, details)), (
         "the log has the balance too"
     )
     rebuilt.keep_balance(balance)
@@ -391,7 +391,7 @@ def test_reports_and_marks_are_kept_with_the_records_they_came_before(tmp_path: 
     store.round_off(4.0)
     store.close()
     again = opened(tmp_path)
-    told = Noted(1.5, {"report": "Told", "job": "job-1", "words": "hello"})
+    told = Aside(1.5, {"report": "Told", "job": "job-1", "words": "hello"})
     assert [(entry.notes, entry.mark) for entry in again.entries()] == [
         ((), Mark()),
         ((told,), Mark(2, 1, 5)),

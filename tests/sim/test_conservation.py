@@ -10,7 +10,7 @@ from carpool.core.placing import placing
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.policies.fifo import Fifo
-from carpool.sim.failures import Listed
+from carpool.sim.failures import AtTimes
 from carpool.testing import Driven, Wishes, drive
 from carpool.testing.invariants import check_books
 from carpool.testing.scenarios import job
@@ -42,7 +42,7 @@ def worked(run: Driven, ground: Ground) -> dict[JobId, float]:
 @given(grounds(), st.booleans())
 def test_work_is_conserved(ground: Ground, bypass: bool) -> None:
     """However often it was stopped and moved, a finished job has done its work, no more and no less."""
-    failures = (Listed(ground.mishaps), Wishes(ground.wishes))
+    failures = (AtTimes(ground.mishaps), Wishes(ground.wishes))
     run = drive(Fifo(bypass=bypass), ground.cluster, ground.arrivals, failures=failures, check=check_books)
     done = worked(run, ground)
     for arrival in ground.arrivals:

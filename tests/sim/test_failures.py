@@ -9,7 +9,7 @@ from carpool.core.messages import JobCrashed, NodeJoined, NodeLost, Record
 from carpool.core.model import Phase
 from carpool.core.topology import Cluster
 from carpool.policies.fifo import Fifo
-from carpool.sim.failures import Listed, Mishap, Seeded, read_failures
+from carpool.sim.failures import AtTimes, Mishap, Seeded, read_failures
 from carpool.sim.world import PlainWorld
 from carpool.testing import drive
 from carpool.testing.scenarios import job
@@ -66,7 +66,7 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
 
 def test_listed() -> None:
     mishaps = [Mishap(4.0, "node-lost", "n0"), Mishap(6.0, "node-back", "n0"), Mishap(7.0, "job-crash", "nobody")]
-    run = drive(Fifo(), TWO, [job("a", 4)], PlainWorld(checkpoint_every=3.0), failures=[Listed(mishaps)])
+    run = drive(Fifo(), TWO, [job("a", 4)], PlainWorld(checkpoint_every=3.0), failures=[AtTimes(mishaps)])
     assert run.outcome("a") is Phase.FINISHED
     assert run.records[-1].at == 6.0 + 7.0, "three units were kept"
     assert run.summary.preemptions == 1
@@ -79,7 +79,7 @@ def test_listed() -> None:
 
 
 def test_a_job_that_ends_as_its_node_goes_has_ended() -> None:
-    run = drive(Fifo(), TWO, [job("a", 2)], failures=[Listed([Mishap(10.0, "node-lost", "n0")])])
+    run = drive(Fifo(), TWO, [job("a", 2)], failures=[AtTimes([Mishap(10.0, "node-lost", "n0")])])
     assert (run.outcome("a"), run.summary.preemptions) == (Phase.FINISHED, 0)
 
 

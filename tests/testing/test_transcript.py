@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.testing.transcript import Differs, Entry, PageFile, Session, matches, read_page
+from carpool.testing.transcript import Differs, Exchange, PageFile, Reader, matches, read_page
 
 PAGE = """
 ```toml file=jobs.toml
@@ -68,10 +68,10 @@ def test_a_page_is_files_and_commands_in_their_order() -> None:
     steps = list(read_page(PAGE))
     assert steps[:3] == [
         PageFile("jobs.toml", "name = 1\n"),
-        Entry("cat jobs.toml", ("name = 1",)),
-        Entry("echo b; echo c", ("b", "…")),
+        Exchange("cat jobs.toml", ("name = 1",)),
+        Exchange("echo b; echo c", ("b", "…")),
     ]
-    assert steps[4] == Entry("python3 wait.py", ("ready",), "2")
+    assert steps[4] == Exchange("python3 wait.py", ("ready",), "2")
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def environment() -> dict[str, str]:
 
 def test_a_page_is_followed(tmp_path: Path, environment: dict[str, str]) -> None:
     page = PAGE + "```console terminal=2\n^C\nbye\n```\n"
-    session = Session(tmp_path, environment)
+    session = Reader(tmp_path, environment)
     try:
         assert session.follow(page) == 4
     finally:
@@ -90,4 +90,4 @@ def test_a_page_is_followed(tmp_path: Path, environment: dict[str, str]) -> None
 
 def test_what_differs_is_shown_beside_what_was_printed(tmp_path: Path, environment: dict[str, str]) -> None:
     with pytest.raises(Differs, match=r"\$ echo b; echo c\n--- the page shows\nb\n--- it printed\nb\nc"):
-        Session(tmp_path, environment).follow("```console\n$ echo b; echo c\nb\n```\n")
+        Reader(tmp_path, environment).follow("```console\n$ echo b; echo c\nb\n```\n")

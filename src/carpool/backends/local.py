@@ -23,7 +23,7 @@ class ExecutorGone(CarpoolError):
     """The executor process ended by itself; what it kept on disk can be resumed."""
 
 
-class Link(Protocol):
+class ExecutorPort(Protocol):
     """The near end of an executor; `runtime.link.ExecutorLink` is the real one."""
 
     def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
@@ -43,7 +43,7 @@ class Link(Protocol):
         ...
 
 
-class Pace(Protocol):
+class WaitableClock(Protocol):
     """A clock that can also be waited on."""
 
     def now(self) -> float:
@@ -55,7 +55,7 @@ class Pace(Protocol):
         ...
 
 
-class WallPace:
+class WallClock:
     """The real clock; a run that is resumed goes on from where its time stood."""
 
     def __init__(self, start: float = 0.0) -> None:
@@ -71,7 +71,7 @@ class WallPace:
         await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
 
-class Ending(StrEnum):
+class RunEnd(StrEnum):
     """How a run came to its end."""
 
     DONE = "done"  # every job is over
@@ -87,8 +87,8 @@ class LocalBackend:
     def __init__(
         self,
         scheduler: Scheduler,
-        link: Link,
-        pace: Pace,
+        link: ExecutorPort,
+        pace: WaitableClock,
         take: Callable[[float, Report], None] = lambda at, report: None,
     ) -> None:
         self._scheduler = scheduler
@@ -107,7 +107,7 @@ class LocalBackend:
             self._hurried.set()
         self._interrupted.set()
 
-    async def run(self, facts: Sequence[Fact]) -> Ending:
+    async def run(self, facts: Sequence[Fact]) -> RunEnd:
         """Begin with these facts and go on to the end."""
         self._handle(self._now(), facts)
         interrupted = asyncio.create_task(self._interrupted.wait())
@@ -115,7 +115,7 @@ class LocalBackend:
             while self._scheduler.jobs:
                 if self._interrupted.is_set():
                     await self._end(checkpoint=True)
-                    return Ending.INTERRUPTED
+                    return RunEnd.INTERRUPTED
                 if self._fail_the_starved():
                     continue
                 await self._listen({interrupted}, self._scheduler.wake_at)
@@ -126,7 +126,7 @@ class LocalBackend:
             interrupted.cancel()
             if self._receiving is not None:
                 self._receiving.cancel()
-        return Ending.DONE
+        return RunEnd.DONE
 
     # ------------------------------------------------------------------------------------------------------- hearing
     async def _listen(self, others: set[asyncio.Task[Any]], until: float | None, *, carry: bool = True) -> None:

@@ -31,7 +31,7 @@ PROFILE = "profile.json"  # and what it had become at the end
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RunSettings:
     """What a run was asked to do."""
 
     name: str  # of the job file
@@ -102,7 +102,7 @@ class RunFolder:
             self._lock = None
 
     # ------------------------------------------------------------------------------------------------ what was asked
-    def begin(self, settings: Settings) -> None:
+    def begin(self, settings: RunSettings) -> None:
         """Write down what this run was asked to do; the jobs' folders are made."""
         jobs = [{"spec": spec_to_json(spec), "program": asdict(program)} for spec, program in settings.jobs]
         devices = [asdict(device) for device in settings.devices]
@@ -117,7 +117,7 @@ class RunFolder:
                 f"cannot be written: {error}", where=str(self.path), way_out="Name another --state."
             ) from None
 
-    def settings(self) -> Settings:
+    def settings(self) -> RunSettings:
         """What this run was asked to do."""
         path = self.path / "run.json"
         try:
@@ -131,7 +131,7 @@ class RunFolder:
             devices = tuple(LocalDevice(**{**device, "cores": tuple(device["cores"])}) for device in data["devices"])
             jobs = tuple(Listed(spec_from_json(job["spec"]), Program.from_json(job["program"])) for job in data["jobs"])
             names = {int(device): name for device, name in data["names"].items()}
-            return Settings(data["name"], data["version"], data["policy"], devices, jobs, names)
+            return RunSettings(data["name"], data["version"], data["policy"], devices, jobs, names)
         except OSError as error:
             raise InputError(
                 f"holds no run: {error.strerror}", where=str(self.path), way_out="Name the folder of a run."

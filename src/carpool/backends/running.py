@@ -11,9 +11,9 @@ from carpool.backends.journal_file import JournalFile, read_whole
 from carpool.backends.ledger import Ledger
 from carpool.backends.lessons import Lessons
 from carpool.backends.live import Live, in_company
-from carpool.backends.local import Ending, Link, LocalBackend, Pace, WallPace
+from carpool.backends.local import ExecutorPort, LocalBackend, RunEnd, WaitableClock, WallClock
 from carpool.backends.resuming import check_unchanged, facts_of_return, returned
-from carpool.backends.runfolder import BELIEVED, PROFILE, RunFolder, Settings
+from carpool.backends.runfolder import BELIEVED, PROFILE, RunFolder, RunSettings
 from carpool.backends.scribe import Scribe
 from carpool.core.errors import InputError
 from carpool.core.journal import Header
@@ -32,11 +32,11 @@ from carpool.runtime.devices import LocalDevice, as_cluster
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.reports import Report
 
-StartLink = Callable[[Sequence[LocalDevice], Path], Awaitable[Link]]
+StartLink = Callable[[Sequence[LocalDevice], Path], Awaitable[ExecutorPort]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunRequest:
     """What a run is to do."""
 
     name: str  # of the job file
@@ -53,7 +53,7 @@ class LocalRun:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: RunRequest,
         folder: RunFolder,
         *,
         resume: bool = False,
@@ -96,10 +96,10 @@ class LocalRun:
         """The devices there are, those of earlier sittings included."""
         return self.scheduler.cluster
 
-    async def go(self, start_link: StartLink, pace: Pace | None = None) -> Ending:
+    async def go(self, start_link: StartLink, pace: WaitableClock | None = None) -> RunEnd:
         """Run until all jobs are over, or until `interrupt`."""
         asked, folder = self.asked, self.folder
-        folder.begin(Settings(asked.name, asked.version, asked.policy_text, asked.devices, asked.jobs, self.names))
+        folder.begin(RunSettings(asked.name, asked.version, asked.policy_text, asked.devices, asked.jobs, self.names))
         for job, belief in self._profiles.items():
             self._keep_profile(job, belief.profile, BELIEVED)
         self._journal = (
@@ -110,7 +110,7 @@ class LocalRun:
             for spec, program in (*self._dropped, *asked.jobs):
                 if self.scheduler.outcome(spec.id) is None:
                     link.introduce(spec.id, program, resume=self._resume)
-            self._backend = LocalBackend(self.scheduler, link, pace or WallPace(self.scheduler.at), self._take)
+            self._backend = LocalBackend(self.scheduler, link, pace or WallClock(self.scheduler.at), self._take)
             return await self._backend.run(self._first)
         finally:
             for journal in filter(None, (self._journal, self._copy)):
@@ -174,7 +174,7 @@ class LocalRun:
         self._first = facts_of_return(self.scheduler, self.asked.jobs, back)
 
 
-def _history(asked: Asked, folder: RunFolder, *, resume: bool) -> tuple[Header, list[Record]]:
+def _history(asked: RunRequest, folder: RunFolder, *, resume: bool) -> tuple[Header, list[Record]]:
     if resume and folder.journal.is_file():
         return read_whole(folder.journal)
     return Header(asked.version, asked.policy_text, as_cluster(asked.devices, asked.supplies)), []

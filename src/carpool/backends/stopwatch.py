@@ -30,7 +30,7 @@ _Leaving = JobFinished | JobFailed | JobCancelled | JobCrashed | JobPaused
 _LEAVE = (JobFinished, JobFailed, JobCancelled, JobCrashed, JobPaused)
 
 
-class Setting(NamedTuple):
+class Circumstances(NamedTuple):
     """All that a rate depends on: where a job is, and which models are on its devices with it."""
 
     placement: Placement
@@ -70,14 +70,14 @@ class _Gap(NamedTuple):
     """Time of which a part went into steps: how many, and in which settings."""
 
     seconds: float
-    steps: tuple[tuple[float, Setting], ...]
+    steps: tuple[tuple[float, Circumstances], ...]
 
 
 class _Ordered(NamedTuple):
     """An order that shows no steps yet."""
 
     since: float  # when it was given; for a job that runs meanwhile, when it last reported
-    before: tuple[float, Setting] | None  # steps done then, and where; None: it held nothing
+    before: tuple[float, Circumstances] | None  # steps done then, and where; None: it held nothing
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +89,7 @@ class _Watched:
     ordered: _Ordered | None = None
     base: float = 0.0  # steps done when it was carried out
     last: tuple[float, float] | None = None  # the last report: instant, steps done; None: nothing can be told from it
-    timed: dict[Setting, Timed] = field(default_factory=dict)
+    timed: dict[Circumstances, Timed] = field(default_factory=dict)
     starts: list[_Gap] = field(default_factory=list)
     resizes: list[_Gap] = field(default_factory=list)
     ends: list[_Gap] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Stopwatch:
         """How many steps a job that finishes has made."""
         self._totals[job] = steps
 
-    def timed(self, job: JobId) -> dict[Setting, Timed]:
+    def timed(self, job: JobId) -> dict[Circumstances, Timed]:
         """Steps and seconds of a job in every setting in which it was seen."""
         return self._jobs[job].timed if job in self._jobs else {}
 
@@ -233,10 +233,10 @@ class Stopwatch:
         there = {id(other): other for device in allocation.devices() for other in self._residents.get(device, ())}
         return [other for other in there.values() if other is not watched]
 
-    def _setting(self, watched: _Watched) -> Setting:
+    def _setting(self, watched: _Watched) -> Circumstances:
         assert watched.held is not None
         beside = sorted(other.model for other in self._beside(watched, watched.held))
-        return Setting(self._cluster.placement(watched.held), tuple(beside))
+        return Circumstances(self._cluster.placement(watched.held), tuple(beside))
 
 
 def _usual(watched: _Watched, gaps: list[_Gap]) -> float | None:

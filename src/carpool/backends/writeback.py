@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 
-from carpool.backends.stopwatch import Setting, Timed
+from carpool.backends.stopwatch import Circumstances, Timed
 from carpool.predictors.profile import Costs, Measurement, Profile, merged, setting, short_entry
 from carpool.runtime.entryfile import source_digest
 from carpool.runtime.program import Program
@@ -16,7 +16,7 @@ from carpool.runtime.reports import Sized
 
 
 def learned(
-    before: Profile | None, program: Program, sized: Sized, timed: Mapping[Setting, Timed], costs: Costs
+    before: Profile | None, program: Program, sized: Sized, timed: Mapping[Circumstances, Timed], costs: Costs
 ) -> Profile:
     """The profile there was, or a new one, with what a run has seen on devices of one kind, alone or beside one job."""
     source = source_digest(program.entry, Path(program.folder))
@@ -40,7 +40,7 @@ def learned(
     return replace(before, measurements=merged(before.measurements, seen), **costs._asdict())
 
 
-def _measurement(program: Program, sized: Sized, where: Setting, times: Timed) -> Measurement | None:
+def _measurement(program: Program, sized: Sized, where: Circumstances, times: Timed) -> Measurement | None:
     placement = where.placement
     if len(placement.groups) > 1 or len(where.beside) > 1:
         return None  # a profile has no words for it

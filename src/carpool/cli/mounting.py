@@ -36,14 +36,14 @@ from carpool.service.roots import Roots
 from carpool.service.server import Ear, WebServer
 from carpool.service.sockets import is_loopback, listen_tcp, listen_unix
 from carpool.service.tls import check_private, server_context
-from carpool.service.tokens import FILE, Tokens, write_secret
+from carpool.service.tokens import FILE, AccessTokens, write_secret
 
 OWN_TOKEN = "token"  # in the daemon's folder: its owner's, for browsers on this machine
 _NAMES = ("localhost", "127.0.0.1", "[::1]")
 _SET = ("body_bytes", "jobs_at_once", "requests_per_s", "burst", "streams", "connections")
 
 
-class Ears(NamedTuple):
+class Listeners(NamedTuple):
     """Where a daemon can be reached before anything answers there; who asks meanwhile waits."""
 
     unix: Ear
@@ -51,9 +51,9 @@ class Ears(NamedTuple):
 
 
 @contextmanager
-def listening(settings: Settings) -> Iterator[Ears]:
+def listening(settings: Settings) -> Iterator[Listeners]:
     """Open the socket and the port; InputError where that cannot or must not be."""
-    tokens = Tokens(settings.state / FILE)
+    tokens = AccessTokens(settings.state / FILE)
     tls = server_context(settings)
     with ExitStack() as stack:
         tcp = _tcp(settings, tokens)
@@ -61,14 +61,14 @@ def listening(settings: Settings) -> Iterator[Ears]:
             stack.enter_context(tcp)
         unix = stack.enter_context(listen_unix(settings.socket))
         stack.callback(settings.socket.unlink, missing_ok=True)
-        yield Ears(Ear(unix), None if tcp is None else Ear(tcp, tls))
+        yield Listeners(Ear(unix), None if tcp is None else Ear(tcp, tls))
 
 
 @asynccontextmanager
-async def mounted(house: House, settings: Settings, meters: Meters, ears: Ears) -> AsyncIterator[str]:
+async def mounted(house: House, settings: Settings, meters: Meters, ears: Listeners) -> AsyncIterator[str]:
     """Answer around the daemon's run; where, in words."""
     owner = _owner()
-    tokens = Tokens(house.setup.state / FILE)
+    tokens = AccessTokens(house.setup.state / FILE)
     allowances = Allowances.read(settings.users, "users")
     clerk = Clerk(house.premises, house.recovered.notes, allowances)
     limits = replace(Limits(), **{name: settings[name] for name in _SET})
@@ -103,7 +103,7 @@ def _owner() -> Person:
     return Person(getpass.getuser(), Role.ADMIN)
 
 
-def _tcp(settings: Settings, tokens: Tokens) -> socket.socket | None:
+def _tcp(settings: Settings, tokens: AccessTokens) -> socket.socket | None:
     """The port; InputError where others could reach it and nobody has a token."""
     host, port = settings["host"], settings["port"]
     if not port:

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from carpool import __version__
-from carpool.backends.local import Ending
+from carpool.backends.local import RunEnd
 from carpool.backends.runfolder import RunFolder
-from carpool.backends.running import Asked, LocalRun, StartLink
+from carpool.backends.running import LocalRun, RunRequest, StartLink
 from carpool.cli.board import Board
 from carpool.cli.run import choose_board, default_policy, watch
 from carpool.core.model import JobId, JobSpec, Phase
@@ -22,8 +22,8 @@ from carpool.policies.registry import parse_policy
 from carpool.runtime.devices import LocalDevice, as_cluster
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
-from carpool.sim.recorder import Recorder
-from carpool.sim.report import RunRecord, Setting, node_spans, render, timeline_svg, write_page
+from carpool.sim.recorder import RunRecorder
+from carpool.sim.report import ReportHead, RunRecord, node_spans, render, timeline_svg, write_page
 
 JOBS = ("mlp", "cnn", "resnet", "transformer")  # entries of runtime.showcase
 _MOST_SHARDS = 8
@@ -50,14 +50,14 @@ def show(
     records: list[RunRecord] = []
     for way in ways:
         click.echo(f"\n{way.name} ({way.policy}):", err=True)
-        recorder = Recorder(as_cluster(devices))
+        recorder = RunRecorder(as_cluster(devices))
         run = _run(way, folder / way.name.replace(" ", "-"), devices, recorder, effort)
         board: Board = choose_board(run, as_json=quiet)
         try:
             ending = watch(run, board, start)
         finally:
             run.folder.let_go()
-        if ending is Ending.INTERRUPTED:
+        if ending is RunEnd.INTERRUPTED:
             return 130
         runs.append(run)
         records.append(RunRecord(way.name, _figures(way, run), recorder.close(run.ledger.at)))
@@ -65,14 +65,14 @@ def show(
     return _compare(runs, folder)
 
 
-def _run(way: Way, place: Path, devices: Sequence[LocalDevice], recorder: Recorder, effort: float) -> LocalRun:
+def _run(way: Way, place: Path, devices: Sequence[LocalDevice], recorder: RunRecorder, effort: float) -> LocalRun:
     """A fresh run of the four jobs; what an earlier demo left in its place is removed."""
     folder = RunFolder(place)
     folder.hold()
     if (place / "jobs").is_dir():
         shutil.rmtree(place / "jobs")
     jobs = demo_jobs(len(devices), rigid=way.rigid, effort=effort)
-    asked = Asked(way.name, jobs, tuple(devices), parse_policy(way.policy), way.policy, __version__)
+    asked = RunRequest(way.name, jobs, tuple(devices), parse_policy(way.policy), way.policy, __version__)
     return LocalRun(asked, folder, observers=(recorder,))
 
 
@@ -102,7 +102,7 @@ def _figures(way: Way, run: LocalRun) -> dict[str, Any]:
 def _write(folder: Path, devices: Sequence[LocalDevice], records: Sequence[RunRecord]) -> None:
     cluster = as_cluster(devices)
     names = [device.name for device in devices]
-    setting = Setting(
+    head = ReportHead(
         "the four trainings of the demo",
         "+".join(f"{count}x{kind}" for kind, count in cluster.capacity.items()),
         cluster.num_devices,
@@ -111,7 +111,7 @@ def _write(folder: Path, devices: Sequence[LocalDevice], records: Sequence[RunRe
         command="carpool demo",
     )
     write_page(folder / "demo.svg", timeline_svg(records, names))
-    write_page(folder / "demo.html", render("One after another, and shared", setting, records))
+    write_page(folder / "demo.html", render("One after another, and shared", head, records))
 
 
 def _compare(runs: Sequence[LocalRun], folder: Path) -> int:

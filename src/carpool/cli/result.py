@@ -10,7 +10,7 @@ import click
 from carpool import __version__
 from carpool.backends.documents import Json, as_allocation, finite
 from carpool.backends.ledger import Account
-from carpool.backends.local import Ending
+from carpool.backends.local import RunEnd
 from carpool.backends.running import LocalRun
 from carpool.cli.board import ending
 from carpool.core.model import Phase
@@ -36,7 +36,7 @@ def as_document(run: LocalRun) -> Json:
     }
 
 
-def print_summary(run: LocalRun, how: Ending) -> None:
+def print_summary(run: LocalRun, how: RunEnd) -> None:
     """The figures, and what did not go well."""
     accounts = run.ledger.accounts.values()
     finished = [account for account in accounts if account.phase is Phase.FINISHED]
@@ -49,7 +49,7 @@ def print_summary(run: LocalRun, how: Ending) -> None:
         if account.phase in (Phase.FAILED, Phase.CANCELLED):
             click.echo(f"{account.spec.id} {ending(account)}")
             click.echo(f"  its log: {run.folder.job(account.spec.id) / 'log'}")
-    if how is Ending.INTERRUPTED:
+    if how is RunEnd.INTERRUPTED:
         click.echo(f"interrupted; go on with: carpool run --resume {run.folder.path}")
     else:
         click.echo(f"kept in {run.folder.path}; weights and metrics: carpool get JOB --run {run.folder.path}")

@@ -18,10 +18,10 @@ from carpool.core.errors import InputError
 from carpool.core.supplies import UNKNOWN, Supplies
 
 if TYPE_CHECKING:
-    from carpool.backends.local import Ending, Link
+    from carpool.backends.local import ExecutorPort, RunEnd
     from carpool.backends.running import LocalRun, StartLink
     from carpool.cli.board import Board
-    from carpool.cli.runs import Given
+    from carpool.cli.runs import ChosenRun
     from carpool.runtime.devices import LocalDevice
     from carpool.runtime.jobfile import Listed
 
@@ -142,18 +142,18 @@ def default_policy() -> str:
 
 
 def prepare(
-    given: Given,
+    given: ChosenRun,
     devices: Sequence[LocalDevice],
     policy: str,
     journal: str | None = None,
     supplies: Supplies = UNKNOWN,
 ) -> LocalRun:
     """A run that is ready to go; its folder is held from now on."""
-    from carpool.backends.running import Asked, LocalRun
+    from carpool.backends.running import LocalRun, RunRequest
     from carpool.backends.shelf import Shelf
     from carpool.policies.registry import parse_policy
 
-    asked = Asked(given.name, given.jobs, tuple(devices), parse_policy(policy), policy, __version__, supplies)
+    asked = RunRequest(given.name, given.jobs, tuple(devices), parse_policy(policy), policy, __version__, supplies)
     given.folder.hold()
     copy = Path(journal) if journal else None
     return LocalRun(asked, given.folder, resume=given.resume, copy=copy, profiles=Shelf().beliefs(given.jobs))
@@ -168,12 +168,12 @@ def choose_board(run: LocalRun, *, as_json: bool) -> Board:
     return Table(run) if sys.stderr.isatty() else Lines(run)
 
 
-def watch(run: LocalRun, board: Board, start: StartLink) -> Ending:
+def watch(run: LocalRun, board: Board, start: StartLink) -> RunEnd:
     """Run to the end while a board shows it; Ctrl-C stops with checkpoints, a second one at once."""
     return asyncio.run(_watched(run, board, start))
 
 
-async def _watched(run: LocalRun, board: Board, start: StartLink) -> Ending:
+async def _watched(run: LocalRun, board: Board, start: StartLink) -> RunEnd:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, _interrupt, run)
@@ -217,7 +217,7 @@ async def start_executor(
     warm: int = 0,
     reducer: str = "shared",
     memory_cap: int = 0,
-) -> Link:
+) -> ExecutorPort:
     """The executor process of this machine."""
     from carpool.runtime.link import ExecutorLink, ExecutorOptions
 
@@ -225,11 +225,11 @@ async def start_executor(
     return await ExecutorLink.start(devices, state, options=options)
 
 
-def exit_code(run: LocalRun, ending: Ending) -> int:
+def exit_code(run: LocalRun, ending: RunEnd) -> int:
     """0 all finished, 1 a job did not, 130 interrupted and resumable."""
-    from carpool.backends.local import Ending
+    from carpool.backends.local import RunEnd
     from carpool.core.model import Phase
 
-    if ending is Ending.INTERRUPTED:
+    if ending is RunEnd.INTERRUPTED:
         return 130
     return 0 if all(account.phase is Phase.FINISHED for account in run.ledger.accounts.values()) else 1

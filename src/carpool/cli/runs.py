@@ -14,7 +14,7 @@ from carpool.runtime.jobfile import Listed, read_jobs
 RUNS = Path(".carpool") / "runs"
 
 
-class Given(NamedTuple):
+class ChosenRun(NamedTuple):
     """What is to be run and where it is kept; policy and devices are known only of a run that is resumed."""
 
     name: str
@@ -25,7 +25,7 @@ class Given(NamedTuple):
     devices: tuple[LocalDevice, ...] | None = None
 
 
-def look_up(jobs: str | None, state: str | None, resume: str | None) -> Given:
+def look_up(jobs: str | None, state: str | None, resume: str | None) -> ChosenRun:
     """What the words of the command line mean; `resume` is None where it was not said, empty where it names no run."""
     if jobs is None and resume is None:
         raise InputError("no job file is given", way_out="Name one: carpool run jobs.toml.")
@@ -34,14 +34,14 @@ def look_up(jobs: str | None, state: str | None, resume: str | None) -> Given:
         folder = RunFolder(Path(state)) if state else find_run(resume, file.name if file is not None else "")
         before = folder.settings()
         listed = before.jobs if file is None else file.jobs
-        return Given(before.name, listed, folder, True, before.policy, before.devices)
+        return ChosenRun(before.name, listed, folder, True, before.policy, before.devices)
     assert file is not None
     folder = RunFolder(Path(state) if state else free_place(file.name))
     if folder.exists:
         raise InputError(
             "holds a run already", where=str(state), way_out="Go on with it by --resume, or name another --state."
         )
-    return Given(file.name, file.jobs, folder)
+    return ChosenRun(file.name, file.jobs, folder)
 
 
 def find_run(run: str, name: str = "", root: Path = RUNS) -> RunFolder:

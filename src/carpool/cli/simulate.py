@@ -16,7 +16,7 @@ from carpool import __version__
 from carpool.core.errors import InputError
 
 if TYPE_CHECKING:
-    from carpool.sim.compare import Request, Result
+    from carpool.sim.compare import Result, RunInWords
 
 _SHORTEST_ROUND_S = 0.001
 _LISTED_ROWS = 5
@@ -89,13 +89,13 @@ def command(
     Each policy runs in a process of its own. Exit code 0 when every job finished under every policy, 1 when some did
     not, 2 for bad input.
     """
-    from carpool.sim.compare import Request, compare, weighted_jct_bound_s
+    from carpool.sim.compare import RunInWords, compare, weighted_jct_bound_s
 
     policies = policies or ("fifo",)
     _check(round_s, policies, journal)
     _check_apart(trace=trace, report=report, journal=journal)
     requests = [
-        Request(
+        RunInWords(
             trace,
             cluster,
             policy,
@@ -149,7 +149,7 @@ def _check_apart(**files: str) -> None:
             seen[path] = what
 
 
-def as_document(request: Request, results: Sequence[Result], bound_s: float | None = None) -> dict[str, object]:
+def as_document(request: RunInWords, results: Sequence[Result], bound_s: float | None = None) -> dict[str, object]:
     """What ``--json`` prints."""
     bounds = {} if bound_s is None else {"bounds": {"weighted_jct_s": bound_s}}
     return {
@@ -164,10 +164,10 @@ def as_document(request: Request, results: Sequence[Result], bound_s: float | No
     }
 
 
-def write_report(path: str, request: Request, results: Sequence[Result], bound_s: float | None = None) -> None:
+def write_report(path: str, request: RunInWords, results: Sequence[Result], bound_s: float | None = None) -> None:
     """Write the page that compares the runs."""
     from carpool.sim.clusters import parse_cluster
-    from carpool.sim.report import RunRecord, Setting, node_spans, render, write_page
+    from carpool.sim.report import ReportHead, RunRecord, node_spans, render, write_page
 
     cluster = parse_cluster(request.cluster)
     extra = {"world": request.world} if request.world != "plain" else {}
@@ -177,7 +177,7 @@ def write_report(path: str, request: Request, results: Sequence[Result], bound_s
         extra["failures"] = request.failures
     if bound_s is not None:
         extra["lower bound of weighted JCT"] = f"{bound_s:.1f} s"
-    setting = Setting(
+    head = ReportHead(
         request.trace,
         request.cluster,
         cluster.num_devices,
@@ -193,7 +193,7 @@ def write_report(path: str, request: Request, results: Sequence[Result], bound_s
         for result in results
         if result.recording is not None
     ]
-    write_page(path, render(f"Policies on {request.trace}", setting, runs))
+    write_page(path, render(f"Policies on {request.trace}", head, runs))
 
 
 def _tell_drops(result: Result) -> None:

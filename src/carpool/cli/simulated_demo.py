@@ -8,7 +8,7 @@ import click
 
 from carpool.cli.simulate import write_report
 from carpool.cli.tables import print_comparison
-from carpool.sim.compare import Request, compare
+from carpool.sim.compare import RunInWords, compare
 from carpool.sim.report import RunRecord, comparison_svg, write_page
 from carpool.sim.traces.generate import Generator
 from carpool.sim.traces.info import lines, summarise
@@ -28,7 +28,7 @@ def show(folder: Path, jobs: int, seed: int) -> None:
     click.echo(f"{jobs} made-up jobs on {_CLUSTER}:")
     for line in lines(summarise(trace, 64)):
         click.echo(f"  {line}")
-    requests = [Request(str(path), _CLUSTER, policy, seed=seed, record=True) for policy in _POLICIES]
+    requests = [RunInWords(str(path), _CLUSTER, policy, seed=seed, record=True) for policy in _POLICIES]
     results = compare(requests)
     click.echo()
     print_comparison(results)

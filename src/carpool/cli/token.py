@@ -11,7 +11,7 @@ import click
 from carpool.cli.asking import json_option, print_json
 
 if TYPE_CHECKING:
-    from carpool.service.tokens import Tokens
+    from carpool.service.tokens import AccessTokens
 
 state_option = click.option(
     "--state", default=None, metavar="DIR", help="The daemon's folder. [default: the usual one]"
@@ -23,11 +23,11 @@ def command() -> None:
     """Make, list and remove tokens. A daemon that runs knows at once."""
 
 
-def _tokens(state: str | None) -> Tokens:
+def _tokens(state: str | None) -> AccessTokens:
     from carpool.service.config import read_settings
-    from carpool.service.tokens import FILE, Tokens
+    from carpool.service.tokens import FILE, AccessTokens
 
-    return Tokens(read_settings(os.environ, {"state": state}).state / FILE)
+    return AccessTokens(read_settings(os.environ, {"state": state}).state / FILE)
 
 
 @command.command("add", epilog="Example: carpool token add ada --role user")

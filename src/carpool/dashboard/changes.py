@@ -12,7 +12,7 @@ MOST_LINES = 8  # of a plan; the others are counted
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChangeLine:
     """One change, in words."""
 
     job: str  # empty: somebody else's
@@ -23,17 +23,17 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlanInWords:
     """A decision with its changes in words."""
 
     number: int
     at: float
     reason: str
-    lines: tuple[Line, ...]
+    lines: tuple[ChangeLine, ...]
     num_more: int
 
 
-def plans(decisions: Sequence[DecisionView], most: int) -> list[Plan]:
+def plans(decisions: Sequence[DecisionView], most: int) -> list[PlanInWords]:
     """The newest `most` of decisions that come newest first; older ones only say what was before."""
     had: dict[str, ChangeView] = {}
     found = []
@@ -42,15 +42,15 @@ def plans(decisions: Sequence[DecisionView], most: int) -> list[Plan]:
         had |= {change.job: change for change in decision.changes}
         if place < most:
             shown = tuple(lines[:MOST_LINES])
-            found.append(Plan(decision.number, decision.at, decision.reason, shown, len(lines) - len(shown)))
+            found.append(PlanInWords(decision.number, decision.at, decision.reason, shown, len(lines) - len(shown)))
     return found[::-1]
 
 
-def _line(change: ChangeView, had: ChangeView | None) -> Line:
+def _line(change: ChangeView, had: ChangeView | None) -> ChangeLine:
     batch = f", batch {change.batch_size}" if change.batch_size else ""
     if not change.holds:
         before = "" if had is None or not had.holds else held_in_words(had.holds)
-        return Line(change.job, "is taken off", before, is_off=True, believed=0.0)
+        return ChangeLine(change.job, "is taken off", before, is_off=True, believed=0.0)
     words = f"gets {held_in_words(change.holds)}{batch}"
     if had is None:
         before = ""
@@ -59,4 +59,4 @@ def _line(change: ChangeView, had: ChangeView | None) -> Line:
     else:
         had_batch = f", batch {had.batch_size}" if had.batch_size and had.batch_size != change.batch_size else ""
         before = f"before: {held_in_words(had.holds)}{had_batch}"
-    return Line(change.job, words, before, is_off=False, believed=change.believed)
+    return ChangeLine(change.job, words, before, is_off=False, believed=change.believed)

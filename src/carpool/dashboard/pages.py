@@ -35,7 +35,7 @@ _GROUPS = ((Phase.RUNNING,), (Phase.WAITING,), (Phase.BLOCKED,), (Phase.PAUSED,)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PageRequest:
     """A page that somebody wants to see."""
 
     clerk: Clerk
@@ -47,7 +47,7 @@ class Asked:
 
 
 Show = Callable[[], Any]
-Panel = Callable[[Asked], Awaitable[Show]]
+Panel = Callable[[PageRequest], Awaitable[Show]]
 
 
 class Page(NamedTuple):
@@ -60,13 +60,13 @@ class Page(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------------------- cluster
-async def ask_figures(asked: Asked) -> Show:
+async def ask_figures(asked: PageRequest) -> Show:
     """The whole in a few figures."""
     summary = asked.clerk.summary(asked.who)
     return lambda: summary
 
 
-async def ask_timeline(asked: Asked) -> Show:
+async def ask_timeline(asked: PageRequest) -> Show:
     """Who ran when, with which share."""
     now = asked.clerk.now()
     window = Window.read(asked.query, now)
@@ -78,20 +78,20 @@ async def ask_timeline(asked: Asked) -> Show:
     return partial(draw, devices, spans, window, now, asked.zone, node)
 
 
-async def ask_soon(asked: Asked) -> Show:
+async def ask_soon(asked: PageRequest) -> Show:
     """Which jobs will end next."""
     running = await _everything(asked, Choice(phase=Phase.RUNNING, sort="ends"))
     return lambda: [job for job in order(running, Choice(sort="ends")) if job.ends_in is not None][:SOON]
 
 
-async def ask_latest(asked: Asked) -> Show:
+async def ask_latest(asked: PageRequest) -> Show:
     """The newest few plans."""
     found, now = asked.clerk.decisions(asked.who, limit=LATEST), asked.clerk.now()
     return lambda: SimpleNamespace(decisions=found, now=now)
 
 
 # ------------------------------------------------------------------------------------------------------------- jobs
-async def ask_jobs(asked: Asked) -> Show:
+async def ask_jobs(asked: PageRequest) -> Show:
     """One page of the list of jobs."""
     choice = Choice.read(asked.query)
     summary = asked.clerk.summary(asked.who)
@@ -103,7 +103,7 @@ async def ask_jobs(asked: Asked) -> Show:
     return lambda: make(order(found, choice), len(found))
 
 
-def _by_phase(asked: Asked, choice: Choice, phases: Mapping[Phase, int]) -> tuple[list[JobView], int]:
+def _by_phase(asked: PageRequest, choice: Choice, phases: Mapping[Phase, int]) -> tuple[list[JobView], int]:
     """One page in the usual order, without a look at other pages: what runs comes first, what is over last."""
     start, found, total = (choice.page - 1) * PER_PAGE, list[JobView](), 0
     for group in _GROUPS:
@@ -125,7 +125,7 @@ def _by_phase(asked: Asked, choice: Choice, phases: Mapping[Phase, int]) -> tupl
     return found, total
 
 
-async def _everything(asked: Asked, choice: Choice) -> list[JobView]:
+async def _everything(asked: PageRequest, choice: Choice) -> list[JobView]:
     """All jobs that match, in pieces, so that nobody else has to wait long."""
     found: list[JobView] = []
     while True:
@@ -139,7 +139,7 @@ async def _everything(asked: Asked, choice: Choice) -> list[JobView]:
 
 
 # -------------------------------------------------------------------------------------------------------------- job
-async def ask_head(asked: Asked) -> Show:
+async def ask_head(asked: PageRequest) -> Show:
     """How a job stands, why, and what may be done about it."""
     job, now = asked.clerk.job(asked.who, asked.job), asked.clerk.now()
     why = asked.clerk.why(asked.who, asked.job)
@@ -147,7 +147,7 @@ async def ask_head(asked: Asked) -> Show:
     return lambda: SimpleNamespace(job=job, why=why, now=now, actions=offered)
 
 
-async def ask_curves(asked: Asked) -> Show:
+async def ask_curves(asked: PageRequest) -> Show:
     """What a job reported, and what it held."""
     job, now = asked.clerk.job(asked.who, asked.job), asked.clerk.now()
     measured = await asked.clerk.measurements(asked.who, asked.job)
@@ -156,13 +156,13 @@ async def ask_curves(asked: Asked) -> Show:
     return partial(curves, job, measured, spans, devices, now, asked.zone)
 
 
-async def ask_story(asked: Asked) -> Show:
+async def ask_story(asked: PageRequest) -> Show:
     """What happened to a job, newest first."""
     told, now = asked.clerk.story(asked.who, asked.job), asked.clerk.now()
     return lambda: SimpleNamespace(moments=told[::-1], now=now)
 
 
-async def ask_log(asked: Asked) -> Show:
+async def ask_log(asked: PageRequest) -> Show:
     """The end of a job's log, from the first whole line on."""
     piece = asked.clerk.log(asked.who, asked.job, -LOG_TAIL_BYTES)
     text = piece.text if piece.start == 0 else piece.text.partition("\n")[2]
@@ -170,14 +170,14 @@ async def ask_log(asked: Asked) -> Show:
 
 
 # -------------------------------------------------------------------------------------------------------- decisions
-async def ask_policy(asked: Asked) -> Show:
+async def ask_policy(asked: PageRequest) -> Show:
     """Which policy decides, and for admins a change of it."""
     policy = asked.clerk.policy
     offered = policy_action(policy, asked.who)
     return lambda: SimpleNamespace(text=policy, actions=offered)
 
 
-async def ask_decisions(asked: Asked) -> Show:
+async def ask_decisions(asked: PageRequest) -> Show:
     """The newest plans, or those before a number."""
     said = asked.query.get("before", "")
     before = int(said) if said.isascii() and said.isdigit() and len(said) < 12 else None
@@ -188,7 +188,7 @@ async def ask_decisions(asked: Asked) -> Show:
 
 
 # ---------------------------------------------------------------------------------------------------------- compare
-async def ask_compare(asked: Asked) -> Show:
+async def ask_compare(asked: PageRequest) -> Show:
     """Reports to choose from, and the one that was chosen, else the newest."""
 
     def show() -> SimpleNamespace:

@@ -11,7 +11,7 @@ from datetime import tzinfo
 from carpool.dashboard.chart import Chart, Point, chart
 from carpool.dashboard.timeline import Drawn, draw
 from carpool.dashboard.window import Window
-from carpool.service.views import DeviceView, Holding, JobView, Measurement, SpanView
+from carpool.service.views import DeviceView, Holding, JobView, MeasurementView, SpanView
 
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})", re.ASCII)
 
@@ -29,7 +29,7 @@ class Curves:
 
 def curves(
     job: JobView,
-    measured: Sequence[Measurement],
+    measured: Sequence[MeasurementView],
     spans: Sequence[SpanView],
     devices: Iterable[DeviceView],
     now: float,

@@ -18,7 +18,7 @@ _KEPT = 64  # comparisons that were handed in, by all people together
 _ENDINGS = (".json", ".html")
 
 
-class Found(NamedTuple):
+class ReportFound(NamedTuple):
     """A comparison that can be looked at."""
 
     key: str
@@ -33,12 +33,11 @@ class Reports:
         self._folder = folder
         self._handed_in: OrderedDict[tuple[str, str], tuple[str, Comparison]] = OrderedDict()
 
-    def listed(self, who: Person) -> list[Found]:
+    def listed(self, who: Person) -> list[ReportFound]:
         """All that somebody can look at: their own first, then the folder's, newest first."""
-        own = [
-            Found(key, name, 0.0) for (owner, key), (name, _) in reversed(self._handed_in.items()) if owner == who.name
-        ]
-        files = [Found(path.name, path.name, path.stat().st_mtime) for path in self._files()]
+        handed_in = reversed(self._handed_in.items())
+        own = [ReportFound(key, name, 0.0) for (owner, key), (name, _) in handed_in if owner == who.name]
+        files = [ReportFound(path.name, path.name, path.stat().st_mtime) for path in self._files()]
         return own + sorted(files, key=lambda each: -each.at)
 
     def hand_in(self, who: Person, name: str, text: str) -> str:

@@ -22,7 +22,7 @@ from carpool.dashboard import amounts
 from carpool.dashboard.colours import colour
 from carpool.dashboard.forms import check_token, read_form, token_for
 from carpool.dashboard.listing import devices_asked, devices_held
-from carpool.dashboard.pages import PAGES, Asked, Page
+from carpool.dashboard.pages import PAGES, Page, PageRequest
 from carpool.dashboard.portrait import held_in_words
 from carpool.dashboard.reports import Reports
 from carpool.dashboard.stream import tell
@@ -66,20 +66,21 @@ def mount(
     pages included.
     """
     streams = streams or Streams(clerk, Limits())
-    desk = Desk(clerk, person_of, streams, secret or secrets.token_bytes(32), Reports(reports), zone or _zone_here())
+    secret = secret or secrets.token_bytes(32)
+    pages = Dashboard(clerk, person_of, streams, secret, Reports(reports), zone or _zone_here())
     for page in PAGES:
-        app.add_api_route(page.path, desk.guarded(partial(desk.page, page)), methods=["GET"], include_in_schema=False)
+        app.add_api_route(page.path, pages.guarded(partial(pages.page, page)), methods=["GET"], include_in_schema=False)
     for path, endpoint, method in (
-        ("/", desk.home, "GET"),
-        ("/wish/{verb}", desk.wish, "POST"),
-        ("/compare", desk.hand_in, "POST"),
-        ("/dashboard/events", desk.events, "GET"),
-        ("/dashboard/{name}", desk.static, "GET"),
+        ("/", pages.home, "GET"),
+        ("/wish/{verb}", pages.wish, "POST"),
+        ("/compare", pages.hand_in, "POST"),
+        ("/dashboard/events", pages.events, "GET"),
+        ("/dashboard/{name}", pages.static, "GET"),
     ):
-        app.add_api_route(path, desk.guarded(endpoint), methods=[method], include_in_schema=False)
+        app.add_api_route(path, pages.guarded(endpoint), methods=[method], include_in_schema=False)
 
 
-class Desk:
+class Dashboard:
     """Answers browsers with what the clerk says."""
 
     def __init__(
@@ -123,7 +124,7 @@ class Desk:
         who = self._person_of(request)
         query = dict(request.query_params)
         job = str(request.path_params.get("job", ""))
-        asked = Asked(self._clerk, who, query, self._zone, self._reports, job)
+        asked = PageRequest(self._clerk, who, query, self._zone, self._reports, job)
         panel = query.pop("panel", "")
         if panel and panel not in page.panels:
             raise NotThere(f"the page {page.name!r} has no panel {panel!r}")

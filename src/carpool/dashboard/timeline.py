@@ -10,7 +10,7 @@ from itertools import groupby
 from carpool.dashboard.colours import colour
 from carpool.dashboard.stacking import Block, stack
 from carpool.dashboard.window import Tick, Window
-from carpool.service.views import DeviceView, OutsiderView, Resident, SpanView
+from carpool.service.views import DeviceView, OutsiderView, ResidentView, SpanView
 
 MOST_ROWS = 40  # devices that have a row of their own; beyond, a node has one
 FINEST = 1 / 1500  # of the window: what is shorter is not seen, and not drawn
@@ -52,7 +52,7 @@ class Row:
     num_devices: int
     num_lost: int
     held: float  # devices, each by the fractions given away, at most 1
-    residents: tuple[Resident, ...]  # now, each job once
+    residents: tuple[ResidentView, ...]  # now, each job once
     memory_bytes: int  # there is
     claimed_bytes: int  # by residents that say what they need
     outsiders: tuple[OutsiderView, ...] = ()
@@ -204,7 +204,7 @@ def _rectangle(left: float, right: float, top: float, bottom: float) -> str:
 
 
 def _row(name: str, devices: Sequence[DeviceView]) -> Row:
-    residents: dict[str, Resident] = {}
+    residents: dict[str, ResidentView] = {}
     for device in devices:
         for resident in device.residents:
             residents.setdefault(resident.job, resident)

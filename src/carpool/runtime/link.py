@@ -25,7 +25,7 @@ from carpool.runtime.program import Program
 from carpool.runtime.reports import Gone, Report
 from carpool.runtime.wire import ExecutorOptions, line, order_to_json, report_from_json
 
-__all__ = ["Claim", "ExecutorLink", "ExecutorOptions", "Refused"]
+__all__ = ["Claim", "ClaimRefused", "ExecutorLink", "ExecutorOptions"]
 
 _LONGEST_LINE = 1 << 26
 _START_S = 180.0  # importing torch from a cold disk takes its time
@@ -34,7 +34,7 @@ _BEATS = 8  # signs of life that are asked for within the time after which silen
 _LOOKS = 2  # within it: who was stopped oneself finds at the second what came meanwhile
 
 
-class Refused(CarpoolError):
+class ClaimRefused(CarpoolError):
     """The executor was claimed in a later epoch than this."""
 
     def __init__(self, epoch: int) -> None:
@@ -91,7 +91,7 @@ class ExecutorLink:
     ) -> ExecutorLink:
         """Claim the executor at the other end of a socket: one's own, or one that another process has started.
 
-        `Refused` where a later epoch was there before.
+        `ClaimRefused` where a later epoch was there before.
         """
         link = cls(*await asyncio.open_connection(sock=end, limit=_LONGEST_LINE))
         if process is not None:
@@ -111,7 +111,7 @@ class ExecutorLink:
             raise CarpoolError(f"the executor did not start: {reason}. What it said stands on stderr.")
         if first["report"] == "Refused":
             link._writer.close()
-            raise Refused(first["epoch"])
+            raise ClaimRefused(first["epoch"])
         link.inventory = inventory_from_json(first)
         link._silence_s = claim.silence_s if first.get("beat_s") else 0.0  # an older one knows of no beats
         if process is None:

@@ -20,7 +20,7 @@ _DRAIN_S = 2.0  # after a worker's end, for what it said before
 _MOST_NURSERIES = 5  # that may die before any of them forked a worker
 
 
-class Ears(Protocol):
+class StaffEar(Protocol):
     """Who wants to know what becomes of workers."""
 
     def heard(self, who: Key, message: Message) -> None:
@@ -46,7 +46,7 @@ class _Process:
 class Staff:
     """All workers of an executor. A nursery that dies takes them along and is replaced."""
 
-    def __init__(self, ears: Ears, clock: Callable[[], float]) -> None:
+    def __init__(self, ears: StaffEar, clock: Callable[[], float]) -> None:
         self._ears = ears
         self._clock = clock
         self._processes: dict[Key, _Process] = {}

@@ -20,7 +20,7 @@ _BEGIN = re.compile(rb"[0-9a-f]{8} ([0-9a-f]{8}) [0-9]+ \{")
 _START = 0  # what the first line gives as the checksum before it
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """One accepted thing: its number, its text, its checksum and the one before it."""
 
     number: int
@@ -29,7 +29,7 @@ class Line(NamedTuple):
     before: int
 
     @classmethod
-    def after(cls, before: int, number: int, body: str) -> Line:
+    def after(cls, before: int, number: int, body: str) -> LogLine:
         """The line that follows one with the checksum `before`."""
         return cls(number, body, checksum(before, number, body), before)
 
@@ -49,7 +49,7 @@ class Remains(NamedTuple):
 class Reading(NamedTuple):
     """What a log holds."""
 
-    lines: Mapping[int, Line]  # that are sound, by number
+    lines: Mapping[int, LogLine]  # that are sound, by number
     damaged: tuple[Remains, ...]
     cut: bool  # whether the file ends in the middle of a line
     is_ended: bool  # whether more lines can be added to it
@@ -62,7 +62,7 @@ def checksum(before: int, number: int, body: str) -> int:
 
 def read_log(content: bytes) -> Reading:
     """The sound lines of a log, and what else is in it."""
-    lines: dict[int, Line] = {}
+    lines: dict[int, LogLine] = {}
     damaged: list[Remains] = []
     last = -1
     *pieces, tail = content.split(b"\n")
@@ -90,13 +90,13 @@ def _parted(piece: bytes) -> tuple[bytes, ...]:
     return (piece,)
 
 
-def sound_line(piece: bytes) -> Line | None:
+def sound_line(piece: bytes) -> LogLine | None:
     """The line that a piece of a log is; None where its form or its checksum does not fit."""
     found = _FORM.fullmatch(piece)
     if found is None or not piece.isascii():
         return None
     crc, before, number, body = (part.decode("ascii") for part in found.groups())
-    line = Line(int(number), body, int(crc, 16), int(before, 16))
+    line = LogLine(int(number), body, int(crc, 16), int(before, 16))
     return line if line.is_sound else None
 
 
@@ -109,7 +109,7 @@ class AcceptLog:
         self.last_crc = last_crc
 
     @classmethod
-    def write_anew(cls, path: Path, lines: Iterable[Line]) -> AcceptLog:
+    def write_anew(cls, path: Path, lines: Iterable[LogLine]) -> AcceptLog:
         """A log that holds exactly these lines, in the place of whatever was there; that stays where this fails."""
         fresh = path.with_suffix(".new")
         written = list(lines)
@@ -131,7 +131,7 @@ class AcceptLog:
         """Go on with a log that is sound to its end, which is a line with this checksum."""
         return cls(FileIO(path, "ab"), last_crc)
 
-    def add(self, lines: Sequence[Line]) -> None:
+    def add(self, lines: Sequence[LogLine]) -> None:
         """Write lines that follow the last one; they are on the disk when this returns."""
         size, last_crc = self._size, self.last_crc
         text = b"".join(map(_text, lines))
@@ -177,5 +177,5 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _text(line: Line) -> bytes:
+def _text(line: LogLine) -> bytes:
     return f"{line.crc:08x} {line.before:08x} {line.number} {line.body}\n".encode("ascii")

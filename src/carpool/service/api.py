@@ -26,14 +26,14 @@ from carpool.service.submission import read_submission
 from carpool.service.views import (
     DecisionView,
     DeviceView,
+    JobPage,
     JobView,
     LogPiece,
-    Measurement,
-    Moment,
+    MeasurementView,
+    MomentView,
     NodeView,
-    Page,
     SpanView,
-    Summary,
+    SummaryView,
 )
 
 bearer = HTTPBearer(auto_error=False, description="A token, made with `carpool token add NAME`.")
@@ -168,7 +168,7 @@ async def change_policy(body: PolicyText, desk: TheDesk, visitor: TheVisitor) ->
 
 
 # --------------------------------------------------------------------------------------------------------------- jobs
-@router.get("/jobs", response_model=Page, tags=["jobs"])
+@router.get("/jobs", response_model=JobPage, tags=["jobs"])
 async def jobs(
     clerk: TheClerk,
     who: Who,
@@ -189,7 +189,7 @@ async def jobs(
         offset=offset,
         limit=limit,
     )
-    return answer(Page, found)
+    return answer(JobPage, found)
 
 
 @router.get("/jobs/{job}", response_model=JobView, responses=_ONE, tags=["jobs"])
@@ -198,10 +198,10 @@ async def job(job: Name, clerk: TheClerk, who: Who) -> Response:
     return answer(JobView, clerk.job(who, job))
 
 
-@router.get("/jobs/{job}/story", response_model=list[Moment], responses=_ONE, tags=["jobs"])
+@router.get("/jobs/{job}/story", response_model=list[MomentView], responses=_ONE, tags=["jobs"])
 async def story(job: Name, clerk: TheClerk, who: Who) -> Response:
     """What happened to a job, in words."""
-    return answer(list[Moment], clerk.story(who, job))
+    return answer(list[MomentView], clerk.story(who, job))
 
 
 @router.get("/jobs/{job}/why", response_model=Why, responses=_ONE, tags=["jobs"])
@@ -210,7 +210,7 @@ async def why(job: Name, clerk: TheClerk, who: Who) -> Response:
     return answer(Why, Why(job=job, why=clerk.why(who, job)))
 
 
-@router.get("/jobs/{job}/measurements", response_model=list[Measurement], responses=_ONE, tags=["jobs"])
+@router.get("/jobs/{job}/measurements", response_model=list[MeasurementView], responses=_ONE, tags=["jobs"])
 async def measurements(
     job: Name,
     clerk: TheClerk,
@@ -218,7 +218,7 @@ async def measurements(
     most: Annotated[int, Query(ge=1, le=10_000, description="How many points at most.")] = 2000,
 ) -> Response:
     """A job's curve: loss, rate and what it measured of itself."""
-    return answer(list[Measurement], await clerk.measurements(who, job, most=most))
+    return answer(list[MeasurementView], await clerk.measurements(who, job, most=most))
 
 
 @router.get("/jobs/{job}/log", response_model=LogPiece, responses=_ONE, tags=["jobs"])
@@ -240,10 +240,10 @@ async def me(who: Who) -> Response:
     return answer(Me, Me(name=who.name, role=who.role))
 
 
-@router.get("/summary", response_model=Summary, tags=["daemon"])
+@router.get("/summary", response_model=SummaryView, tags=["daemon"])
 async def summary(clerk: TheClerk, who: Who) -> Response:
     """The whole in a few figures."""
-    return answer(Summary, clerk.summary(who))
+    return answer(SummaryView, clerk.summary(who))
 
 
 @router.get("/nodes", response_model=list[NodeView], tags=["daemon"])

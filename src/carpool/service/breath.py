@@ -11,7 +11,7 @@ _AT_ONCE_S = 0.1  # of deciding, before anybody waits
 _QUICK_S = 0.001  # of computing: what takes less counts for nothing
 
 
-class Moment(NamedTuple):
+class Beginning(NamedTuple):
     """When something began, on the clock and in computing."""
 
     at_s: float
@@ -34,11 +34,11 @@ class Breath:
         self._left_s = _AT_ONCE_S
         self._as_of = clock()
 
-    def begin(self) -> Moment:
+    def begin(self) -> Beginning:
         """Before a plan that may be made."""
-        return Moment(self._clock(), self._computed())
+        return Beginning(self._clock(), self._computed())
 
-    def after(self, began: Moment) -> float:
+    def after(self, began: Beginning) -> float:
         """After it: seconds until the next one."""
         now = self._clock()
         if self._computed() - began.computed_s > _QUICK_S:

@@ -39,14 +39,14 @@ from carpool.service.survey import devices_of, nodes_of
 from carpool.service.views import (
     DecisionView,
     DeviceView,
+    JobPage,
     JobView,
     LogPiece,
-    Measurement,
-    Moment,
+    MeasurementView,
+    MomentView,
     NodeView,
-    Page,
     SpanView,
-    Summary,
+    SummaryView,
     Vitals,
 )
 
@@ -202,7 +202,7 @@ class Clerk:
         newest_first: bool = True,
         offset: int = 0,
         limit: int = 100,
-    ) -> Page:
+    ) -> JobPage:
         """Jobs that match, in order of submission."""
         accounts = self._in.ledger.accounts
         found: Collection[Account] = accounts.values()
@@ -218,13 +218,13 @@ class Clerk:
         ordered = reversed(tuple(found)) if newest_first else iter(found)
         page = islice(ordered, offset, offset + limit)
         told = self._told(who)
-        return Page(tuple(self._shown(account, told) for account in page), len(found), offset)
+        return JobPage(tuple(self._shown(account, told) for account in page), len(found), offset)
 
     def job(self, who: Person, job: str) -> JobView:
         """One job."""
         return self._shown(self._account(who, job), self._told(who))
 
-    def story(self, who: Person, job: str) -> list[Moment]:
+    def story(self, who: Person, job: str) -> list[MomentView]:
         """What happened to a job, in words."""
         return tell(self._account(who, job), self._in.calendar, self._in.names, self._told(who))
 
@@ -236,7 +236,7 @@ class Clerk:
             return f"is {account.phase}" + (f": {account.error}" if account.error else "")
         return self._in.scheduler.why(found)
 
-    async def measurements(self, who: Person, job: str, *, most: int = _MOST_POINTS) -> list[Measurement]:
+    async def measurements(self, who: Person, job: str, *, most: int = _MOST_POINTS) -> list[MeasurementView]:
         """A job's curve: what it has reported, thinned to so many points; read aside, since it may be long."""
         return await asyncio.to_thread(read_curve, self.folder(who, job) / "metrics.jsonl", self._in.calendar, most)
 
@@ -311,12 +311,12 @@ class Clerk:
         """The policy that decides, as it was written."""
         return self._in.policy()
 
-    def summary(self, who: Person) -> Summary:
+    def summary(self, who: Person) -> SummaryView:
         """The whole in a few figures."""
         devices = self.devices(who)
         accounts = self._in.ledger.accounts.values()
         phases = Counter(self._phase(account) for account in accounts if who.may_see(account.spec.user))
-        return Summary(
+        return SummaryView(
             self.now(),
             self._in.version,
             self._in.policy(),

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from carpool.backends.local import ExecutorGone, Pace
+from carpool.backends.local import ExecutorGone, WaitableClock
 from carpool.core.balance import Balance
 from carpool.core.errors import CarpoolError
 from carpool.core.messages import Fact, JobCancelled, JobFailed, JobFinished, JobSubmitted, Order, Record, Woke
@@ -19,12 +19,12 @@ from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Gone, Outcome, Report, Sized, Told
 from carpool.runtime.wire import report_to_json
 from carpool.service.breath import Breath
-from carpool.service.line import Line
+from carpool.service.line import ExecutorLine
 from carpool.service.store import Mark, Store, balance_text
 
 Commit = Callable[[Callable[[], None]], Awaitable[None]]
 Cut = Callable[[], Callable[[], None]]
-Renew = Callable[[str], Awaitable[tuple[Line, Sequence[Fact]]]]
+Renew = Callable[[str], Awaitable[tuple[ExecutorLine, Sequence[Fact]]]]
 
 _RECORDS_RETAINED = 100_000  # for stories and figures; showing them to all who follow takes some seconds
 _RECORDS_PER_BALANCE = 1000  # folding so many takes a fraction of a second; with more jobs, as many as there are
@@ -53,8 +53,8 @@ class Daemon:
         self,
         scheduler: Scheduler,
         store: Store,
-        link: Line,
-        pace: Pace,
+        link: ExecutorLine,
+        pace: WaitableClock,
         *,
         programs: Mapping[JobId, Program] | None = None,
         notes: Mapping[JobId, Mapping[str, Any]] | None = None,
@@ -217,7 +217,7 @@ class Daemon:
         """
         self._store.mark = Mark(self._store.mark.epoch, self._link.life, self._link.heard)
 
-    def go_on_with(self, link: Line) -> None:
+    def go_on_with(self, link: ExecutorLine) -> None:
         """Work with a new executor, which knows no job."""
         self._link = link
         self._introduced.clear()

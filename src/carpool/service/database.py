@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from carpool.service.accept_log import Line
+from carpool.service.accept_log import LogLine
 
 # Never edit one that has been released: add the next.
 MIGRATIONS: tuple[str, ...] = (
@@ -69,13 +69,13 @@ class Database:
             "PRAGMA quick_check"
         ).fetchall() == [(b"ok",)]
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[LogLine]:
         """Every line in order that is one by its form; sound or not."""
         for number, body, crc, before in self._connection.execute(
             "SELECT number, body, crc, before FROM lines ORDER BY number"
         ):
             if isinstance(crc, int) and isinstance(before, int) and isinstance(body, bytes) and body.isascii():
-                yield Line(number, body.decode("ascii"), crc, before)
+                yield LogLine(number, body.decode("ascii"), crc, before)
 
     def balances(self) -> Iterator[tuple[int, int, str]]:
         """(number, checksum, body) of every balance that is one by its form, newest first."""
@@ -85,7 +85,7 @@ class Database:
             if isinstance(crc, int) and isinstance(body, bytes) and body.isascii():
                 yield number, crc, body.decode("ascii")
 
-    def add(self, lines: Iterable[Line]) -> None:
+    def add(self, lines: Iterable[LogLine]) -> None:
         """Write lines, durably: returns when they are on the disk."""
         with self._transaction() as connection:
             connection.executemany(

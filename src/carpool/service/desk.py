@@ -17,7 +17,7 @@ from carpool.service.limits import Limits
 from carpool.service.meters import Meters
 from carpool.service.people import Person, Role
 from carpool.service.roots import Roots
-from carpool.service.tokens import Tokens
+from carpool.service.tokens import AccessTokens
 
 
 class Planner(Protocol):
@@ -33,7 +33,7 @@ class Desk:
     """Everything behind the API of one daemon."""
 
     clerk: Clerk
-    tokens: Tokens
+    tokens: AccessTokens
     owner: Person = field(default_factory=lambda: Person("owner", Role.ADMIN))  # who runs the daemon
     uid: int = -1  # the owner's; who has it and comes by the socket is the owner
     roots: Roots = field(default_factory=lambda: Roots((Path.home(),)))

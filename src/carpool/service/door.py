@@ -25,7 +25,7 @@ from carpool.service.origins import host_of
 from carpool.service.people import Person
 from carpool.service.problems import Turned, of_error
 from carpool.service.rates import Buckets
-from carpool.service.tokens import Tokens
+from carpool.service.tokens import AccessTokens
 
 COOKIE = "carpool_token"
 PEER = "peer_uid"  # in a scope's state: the user id at the other end of a Unix socket
@@ -85,7 +85,7 @@ class Door:
         self,
         app: ASGIApp,
         *,
-        tokens: Tokens,
+        tokens: AccessTokens,
         owner: Person,
         uid: int,
         hosts: Collection[str],

@@ -11,7 +11,7 @@ from pathlib import Path
 from carpool.backends.ledger import Ledger
 from carpool.backends.lessons import Lessons
 from carpool.backends.live import Live, in_company
-from carpool.backends.local import ExecutorGone, WallPace
+from carpool.backends.local import ExecutorGone, WallClock
 from carpool.backends.resuming import Return, returned
 from carpool.backends.runfolder import RunFolder
 from carpool.backends.running import speeds_of
@@ -36,14 +36,14 @@ from carpool.policies.registry import parse_policy
 from carpool.runtime.devices import LocalDevice, as_cluster
 from carpool.runtime.door import Door
 from carpool.runtime.jobfile import Listed
-from carpool.runtime.link import Claim, ExecutorLink, ExecutorOptions, Refused
+from carpool.runtime.link import Claim, ClaimRefused, ExecutorLink, ExecutorOptions
 from carpool.runtime.reports import Report
 from carpool.service.chronicle import Chronicle
 from carpool.service.clerk import Premises
 from carpool.service.daemon import Commit, Daemon
 from carpool.service.feed import Feed
 from carpool.service.knowledge import Knowledge
-from carpool.service.notices import Ending, Notices
+from carpool.service.notices import JobEnd, Notices
 from carpool.service.reconciling import is_ahead, reconcile
 from carpool.service.recovery import Followers, newest_policy, recover_followers, recover_scheduler
 from carpool.service.retention import Retention
@@ -108,7 +108,7 @@ class House:
         self._door = Door(setup.state / "executor")
         self._back = returned(self.scheduler.cluster, setup.devices, setup.supplies)
         self.names = {device.id: device.name for device in self._back.devices}
-        self.pace = WallPace(max(self.scheduler.at, time.time() - store.begun_at))
+        self.pace = WallClock(max(self.scheduler.at, time.time() - store.begun_at))
         self._deaths: list[float] = []
         self._over: list[JobId] = []  # their records not yet durable
         self._notices = Notices(setup.state, self._tell)
@@ -296,7 +296,7 @@ class House:
         program, account = self.recovered.programs.get(job), self.followers.ledger.accounts[job]
         if program is not None and program.notify:
             digest = None if account.outcome is None else account.outcome.digest
-            ending = Ending(job, account.spec.user, account.phase, account.error, digest)
+            ending = JobEnd(job, account.spec.user, account.phase, account.error, digest)
             self._notices.announce(ending, program.notify, program.folder)
 
     # ------------------------------------------------------------------------------------------------------ executors
@@ -305,7 +305,9 @@ class House:
         while (end := self._door.knock()) is not None:
             try:
                 return await ExecutorLink.claim(end, await self._claim())
-            except Refused as refused:  # the newest epoch was lost with its record; we hold the folder, so it is ours
+            except (
+                ClaimRefused
+            ) as refused:  # the newest epoch was lost with its record; we hold the folder, so it is ours
                 self.store.mark = self.store.mark._replace(epoch=refused.epoch)
             except CarpoolError as error:
                 self.told.append(f"The executor that was left at work did not answer ({error}); it was ended.")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from carpool.backends.local import Link
+from carpool.backends.local import ExecutorPort
 from carpool.core.model import JobId
 
 
-class Line(Link, Protocol):
+class ExecutorLine(ExecutorPort, Protocol):
     """The near end of an executor that outlives its daemon; `runtime.link.ExecutorLink` is the real one."""
 
     @property

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from zlib import crc32
 
-from carpool.service.accept_log import Line, sound_line
+from carpool.service.accept_log import LogLine, sound_line
 
 _POLYNOMIAL = 0xEDB88320  # of CRC-32, the lowest bit first, as zlib has it
 _HEAD = 9  # the checksum in hexadecimal, and a space
 
 
-def mend(piece: bytes) -> Line | None:
+def mend(piece: bytes) -> LogLine | None:
     """The line that a piece was before one bit of it was flipped; None where more than that happened to it."""
     head, rest = piece[:_HEAD], piece[_HEAD:]
     right = f"{crc32(rest):08x} ".encode("ascii")

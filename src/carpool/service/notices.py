@@ -30,7 +30,7 @@ _POST = (sys.executable, "-P", "-m", "carpool.service.posting")
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class JobEnd:
     """What is told of a job."""
 
     job: JobId
@@ -85,7 +85,7 @@ class Notices:
         self._going: set[asyncio.Task[None]] = set()
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
 
-    def announce(self, ending: Ending, how: Sequence[str], folder: str = "") -> None:
+    def announce(self, ending: JobEnd, how: Sequence[str], folder: str = "") -> None:
         """Tell it, aside, from a folder; nothing happens where it was told before or nobody wants to know."""
         mark = JobFolder(self._state, ending.job).path / _MARK
         if not how or _is_set(mark):
@@ -103,7 +103,7 @@ class Notices:
             task.cancel()
         await asyncio.gather(*self._going, return_exceptions=True)
 
-    async def _announce(self, ending: Ending, notice: Notice, mark: Path) -> None:
+    async def _announce(self, ending: JobEnd, notice: Notice, mark: Path) -> None:
         problem = ""
         for number in range(_TRIES):
             if number:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from carpool.core.errors import JournalError
-from carpool.service.accept_log import Line, Reading, Remains, read_log, sync_folder
+from carpool.service.accept_log import LogLine, Reading, Remains, read_log, sync_folder
 from carpool.service.database import MIGRATIONS, Database
 from carpool.service.findings import find_lost
 from carpool.service.mending import mend
@@ -18,17 +18,17 @@ from carpool.service.salvage import salvage
 _FARTHEST = 1000  # a higher version is damage: there will never be so many
 
 
-class Found(NamedTuple):
+class StoreFound(NamedTuple):
     """Everything that is there."""
 
     database: Database  # one to go on with
-    rows: Mapping[int, Line]  # sound ones of the database
+    rows: Mapping[int, LogLine]  # sound ones of the database
     reading: Reading  # of the log
-    salvaged: Mapping[int, Line]  # that neither shows any more
+    salvaged: Mapping[int, LogLine]  # that neither shows any more
     set_aside: Path | None  # a database that could not be read
 
     @property
-    def lines(self) -> dict[int, Line]:
+    def lines(self) -> dict[int, LogLine]:
         """All sound lines, by number."""
         return {**self.salvaged, **self.rows, **self.reading.lines}
 
@@ -38,13 +38,13 @@ class Found(NamedTuple):
         return not self.lines and not self.reading.damaged and self.set_aside is None
 
 
-def find(path: Path, log: Path) -> Found:
+def find(path: Path, log: Path) -> StoreFound:
     """Look at the database and the log of a store; JournalError where a newer version of carpool wrote it."""
     reading = _rejoined(read_log(log.read_bytes() if log.is_file() else b""))
     wal = path.with_name(f"{path.name}-wal")
     frames = wal.read_bytes() if wal.is_file() else b""  # what SQLite does not believe in it, it overwrites
     database, rows, set_aside = _open_database(path, reading)
-    found = Found(database, rows, reading, {}, set_aside)
+    found = StoreFound(database, rows, reading, {}, set_aside)
     if lost := _gaps(found):
         mended = _mended(reading, lost)
         ruins = (frames, (set_aside or path).read_bytes())
@@ -66,20 +66,20 @@ def _rejoined(reading: Reading) -> Reading:
     return reading._replace(damaged=tuple(joined))
 
 
-def _mended(reading: Reading, lost: Collection[int]) -> dict[int, Line]:
+def _mended(reading: Reading, lost: Collection[int]) -> dict[int, LogLine]:
     """Those of the lost lines that only one bit of the log has taken, as far as what is around them agrees."""
     found = {line.number: line for remains in reading.damaged if (line := mend(remains.text)) is not None}
     known = {**reading.lines, **found}
     return {number: line for number, line in found.items() if number in lost and _fits(line, known)}
 
 
-def _fits(line: Line, known: Mapping[int, Line]) -> bool:
+def _fits(line: LogLine, known: Mapping[int, LogLine]) -> bool:
     """Whether a line continues the chain from the one before it, and is continued by the one behind it."""
     before, behind = known.get(line.number - 1), known.get(line.number + 1)
     return (before is None or line.before == before.crc) and (behind is None or behind.before == line.crc)
 
 
-def _gaps(found: Found) -> list[int]:
+def _gaps(found: StoreFound) -> list[int]:
     """Numbers of lines that should be there and are not."""
     lines = found.lines
     if not lines or max(lines) == 0:
@@ -88,9 +88,9 @@ def _gaps(found: Found) -> list[int]:
     return [*([] if 0 in lines else [0]), *(number for number, _ in find_lost(lines, first, found.reading))]
 
 
-def _open_database(path: Path, reading: Reading) -> tuple[Database, dict[int, Line], Path | None]:
+def _open_database(path: Path, reading: Reading) -> tuple[Database, dict[int, LogLine], Path | None]:
     """The database and its sound lines; a damaged one is set aside and a new one begun with what could be read."""
-    rows: dict[int, Line] = {}
+    rows: dict[int, LogLine] = {}
     try:
         database = Database(path)
         try:
@@ -108,7 +108,7 @@ def _open_database(path: Path, reading: Reading) -> tuple[Database, dict[int, Li
     return database, rows, aside
 
 
-def _is_readable(database: Database, reading: Reading, rows: dict[int, Line]) -> bool:
+def _is_readable(database: Database, reading: Reading, rows: dict[int, LogLine]) -> bool:
     """Read the sound lines into `rows`; whether the database is one to go on with."""
     _refuse_newer(database, reading)
     for line in database.lines():

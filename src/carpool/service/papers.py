@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from carpool.service.showing import Calendar
-from carpool.service.views import LogPiece, Measurement
+from carpool.service.views import LogPiece, MeasurementView
 
 
 def read_log(path: Path, start: int, most: int, *, is_over: bool) -> LogPiece:
@@ -26,7 +26,7 @@ def read_log(path: Path, start: int, most: int, *, is_over: bool) -> LogPiece:
     return LogPiece(found.decode("utf-8", "replace"), start, end, is_over and end >= size)
 
 
-def read_curve(path: Path, calendar: Calendar, most: int) -> list[Measurement]:
+def read_curve(path: Path, calendar: Calendar, most: int) -> list[MeasurementView]:
     """What a training has reported, thinned to so many points; the last is always there.
 
     Only lines that are shown are parsed. One that a crash has torn is left out.
@@ -53,11 +53,12 @@ def whole_characters(text: bytes) -> bytes:
     return text
 
 
-def _measurement(line: bytes, calendar: Calendar) -> Measurement | None:
+def _measurement(line: bytes, calendar: Calendar) -> MeasurementView | None:
     """One line of a curve; None where it is none."""
     try:
         row = json.loads(line)
         metrics = dict(row.get("metrics") or {})
-        return Measurement(calendar.unix(row["at_s"]), row["step"], row.get("loss"), row.get("steps_per_s"), metrics)
+        at, rate = calendar.unix(row["at_s"]), row.get("steps_per_s")
+        return MeasurementView(at, row["step"], row.get("loss"), rate, metrics)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
-from carpool.service.accept_log import Line
+from carpool.service.accept_log import LogLine
 
 _BODY = re.compile(rb'\{"(?:before|record|header)"[\x20-\x7e]+')
 _SIZES = (4, 6, 3, 0)  # bytes of a checksum: most often, with its highest bit set, where it is small, where it is 0
 
 
-def salvage(ruins: Iterable[bytes], lost: Sequence[int], lines: Mapping[int, Line]) -> dict[int, Line]:
+def salvage(ruins: Iterable[bytes], lost: Sequence[int], lines: Mapping[int, LogLine]) -> dict[int, LogLine]:
     """Those of the lost records that can be found in the bytes of a database; `lines` are those that are known.
 
     A record is tried where its neighbour is known: the line before it, or the one behind it, holds its place.
@@ -29,15 +29,15 @@ def salvage(ruins: Iterable[bytes], lost: Sequence[int], lines: Mapping[int, Lin
     for crc, before, body in (found for bytes_ in ruins for found in _rows(bytes_)):
         by_before.setdefault(before, []).append((crc, body))
         by_crc.setdefault(crc, []).append((before, body))
-    known, saved = dict(lines), dict[int, Line]()
+    known, saved = dict(lines), dict[int, LogLine]()
     for number in (*sorted(lost), *sorted(lost, reverse=True)):  # forwards from what is known, then backwards
         tries = []
         if number - 1 in known:
             before = known[number - 1].crc
-            tries += [Line(number, body, crc, before) for crc, body in by_before.get(before, ())]
+            tries += [LogLine(number, body, crc, before) for crc, body in by_before.get(before, ())]
         if number + 1 in known:
             crc = known[number + 1].before
-            tries += [Line(number, body, crc, before) for before, body in by_crc.get(crc, ())]
+            tries += [LogLine(number, body, crc, before) for before, body in by_crc.get(crc, ())]
         sound = next((line for line in tries if line.is_sound), None)
         if sound is not None and number not in known:
             known[number] = saved[number] = sound

@@ -13,7 +13,7 @@ from carpool.core.messages import Planned
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
 from carpool.core.ranking import priority_word
 from carpool.runtime.program import Program
-from carpool.service.views import ChangeView, Expected, Holding, JobView, Moment
+from carpool.service.views import ChangeView, Expected, Holding, JobView, MomentView
 
 _WORD = re.compile(r"[\w.\-]+")  # what may be the name of a job
 _EXIT_CODE = re.compile(r"ended with exit code (\d{1,3})\b")
@@ -138,10 +138,12 @@ def expected_end(job: Job, at: float, estimates: Estimator) -> Expected | None:
     return Expected(mean, hypot(left.std / job.rate, 0.05 * mean))
 
 
-def tell(account: Account, calendar: Calendar, names: Mapping[int, str], told: Callable[[str], str]) -> list[Moment]:
+def tell(
+    account: Account, calendar: Calendar, names: Mapping[int, str], told: Callable[[str], str]
+) -> list[MomentView]:
     """A job's story from its account, oldest first; `told` is what somebody is told of a policy's reason."""
     story = [*_moments(account, names, told), *account.story]
-    return [Moment(calendar.unix(at), words) for at, words in sorted(story, key=lambda each: each[0])]
+    return [MomentView(calendar.unix(at), words) for at, words in sorted(story, key=lambda each: each[0])]
 
 
 def _asked_for(spec: JobSpec) -> str:

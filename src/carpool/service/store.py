@@ -17,10 +17,10 @@ from carpool.core.balance import Balance, balance_from_json, balance_to_json
 from carpool.core.journal import Header, header_from_json, header_to_json, record_from_json, record_to_json
 from carpool.core.messages import JobSubmitted, Record
 from carpool.core.model import JobId
-from carpool.service.accept_log import AcceptLog, Line
+from carpool.service.accept_log import AcceptLog, LogLine
 from carpool.service.database import MIGRATIONS, Database
 from carpool.service.findings import Findings, find_lost
-from carpool.service.opening import Found, find
+from carpool.service.opening import StoreFound, find
 
 DATABASE = "journal.sqlite"
 LOG = "accepted.log"
@@ -38,14 +38,14 @@ class Mark(NamedTuple):
     heard: int = 0  # number of the last report of that executor whose consequences are on the disk
 
 
-class Noted(NamedTuple):
+class Aside(NamedTuple):
     """Something that came before a record and is no fact: a report, as JSON values."""
 
     at: float
     report: Mapping[str, Any]
 
 
-class Kept(NamedTuple):
+class KeptBalance(NamedTuple):
     """A balance as it is kept."""
 
     number: int  # of the last record in it
@@ -54,13 +54,13 @@ class Kept(NamedTuple):
     mark: Mark = Mark()
 
 
-class Entry(NamedTuple):
+class KeptRecord(NamedTuple):
     """A record as it is kept."""
 
     number: int
     record: Record
     details: Details  # of the jobs it accepts
-    notes: tuple[Noted, ...] = ()
+    notes: tuple[Aside, ...] = ()
     mark: Mark = Mark()
 
 
@@ -80,17 +80,17 @@ class Store:
         self.begun_at = head.begun_at
         self.mark = state.mark  # goes with every record from now on
         self._marked = state.mark  # in the newest record
-        self._notes: list[Noted] = []
+        self._notes: list[Aside] = []
         self._database = database
         self._log = log
         self._first = head.first
         self._next = state.next
         self._before = state.accepted  # by the newest record
         self._last_crc = log.last_crc
-        self._pending: deque[Line] = deque()
+        self._pending: deque[LogLine] = deque()
         self._one_commit = Lock()  # at a time, from whatever thread
         self._failed: BaseException | None = None  # why nothing more can be made durable
-        self._due: tuple[Kept, str, int] | None = None  # a balance for the next commit, and what to retain
+        self._due: tuple[KeptBalance, str, int] | None = None  # a balance for the next commit, and what to retain
         self._details: dict[JobId, Mapping[str, Any]] = {}
 
     @classmethod
@@ -124,7 +124,7 @@ class Store:
 
     def note(self, at: float, report: Mapping[str, Any]) -> None:
         """Keep with the next record what came before it and is no fact."""
-        self._notes.append(Noted(at, report))
+        self._notes.append(Aside(at, report))
 
     def round_off(self, at: float) -> None:
         """Let an empty record hold what was noted or marked since the last one, so that a commit leaves nothing out."""
@@ -143,7 +143,7 @@ class Store:
             body["notes"], self._notes = self._notes, []
         if self.mark != Mark():
             body["mark"] = self._marked = self.mark
-        line = Line.after(self._last_crc, self._next, _text(body))
+        line = LogLine.after(self._last_crc, self._next, _text(body))
         self._pending.append(line)
         self._last_crc = line.crc
         self._next += 1
@@ -168,7 +168,7 @@ class Store:
                     self._write_balance(kept, text)
                     self.retain(retained)
 
-    def _add(self, batch: list[Line]) -> None:
+    def _add(self, batch: list[LogLine]) -> None:
         end = self._log.end
         try:
             self._log.add(batch)
@@ -188,15 +188,15 @@ class Store:
         kept = self.close_books(balance, details)
         self._write_balance(kept, balance_text(kept))
 
-    def close_books(self, balance: Balance, details: Details | None = None) -> Kept:
+    def close_books(self, balance: Balance, details: Details | None = None) -> KeptBalance:
         """A balance of all records taken in until now, to be put down once it is written out."""
-        return Kept(self._next - 1, balance, details or {}, self._marked)
+        return KeptBalance(self._next - 1, balance, details or {}, self._marked)
 
-    def put_down(self, kept: Kept, text: str, retained: int) -> None:
+    def put_down(self, kept: KeptBalance, text: str, retained: int) -> None:
         """Keep a balance with the next commit, and of what is older so many records: what it stands for is durable."""
         self._due = (kept, text, retained)
 
-    def _write_balance(self, kept: Kept, text: str) -> None:
+    def _write_balance(self, kept: KeptBalance, text: str) -> None:
         self._database.add_balance(kept.number, crc32(text.encode("ascii")), text, _BALANCES_KEPT)
         self.balance = kept
 
@@ -222,7 +222,7 @@ class Store:
         self._database.retain({kept.number for kept in (line, *kept)})
 
     # -------------------------------------------------------------------------------------------------------- reading
-    def entries(self, after: int = 0) -> Iterator[Entry]:
+    def entries(self, after: int = 0) -> Iterator[KeptRecord]:
         """What is kept of the records behind a number, oldest first."""
         for line in self._database.lines():
             if line.number > after and line.is_sound:
@@ -245,20 +245,20 @@ class Head(NamedTuple):
 
     header: Header
     first: int = 1  # the oldest record that should be there
-    balance: Kept | None = None  # kept here too when records were dropped
+    balance: KeptBalance | None = None  # kept here too when records were dropped
     begun_at: float = 0.0  # Unix time of instant 0
 
-    def line(self) -> Line:
+    def line(self) -> LogLine:
         """The head as line 0."""
         body: dict[str, Any] = {"header": header_to_json(self.header), "store": len(MIGRATIONS), "first": self.first}
         if self.begun_at:
             body["begun_at"] = self.begun_at
         if self.balance is not None:
             body["balance"] = _kept_to_json(self.balance)
-        return Line.after(0, 0, _text(body))
+        return LogLine.after(0, 0, _text(body))
 
     @classmethod
-    def read(cls, line: Line) -> Head:
+    def read(cls, line: LogLine) -> Head:
         """The inverse of `line`."""
         body = json.loads(line.body)
         kept = _kept_from_json(body["balance"]) if "balance" in body else None
@@ -267,27 +267,27 @@ class Head(NamedTuple):
 
 class _State(NamedTuple):
     findings: Findings
-    balance: Kept | None
+    balance: KeptBalance | None
     next: int
     accepted: list[JobId]  # by the newest record
     mark: Mark
 
 
-def entry_of(line: Line) -> Entry:
+def entry_of(line: LogLine) -> KeptRecord:
     """A sound line read."""
     body = json.loads(line.body)
-    notes = tuple(Noted(at, report) for at, report in body.get("notes", ()))
-    return Entry(
+    notes = tuple(Aside(at, report) for at, report in body.get("notes", ()))
+    return KeptRecord(
         line.number, record_from_json(body["record"]), body.get("details", {}), notes, Mark(*body.get("mark", ()))
     )
 
 
-def _oldest(database: Database, lines: Mapping[int, Line]) -> int:
+def _oldest(database: Database, lines: Mapping[int, LogLine]) -> int:
     """The oldest record that should be there, where the head is lost: older ones were dropped only behind a balance."""
     return min(lines, default=1) if any(database.balances()) else 1
 
 
-def _findings(found: Found, lines: Mapping[int, Line], first: int, *, header_lost: bool) -> Findings:
+def _findings(found: StoreFound, lines: Mapping[int, LogLine], first: int, *, header_lost: bool) -> Findings:
     """What was amiss; `lines` are all there are from now on."""
     rows, logged = found.rows.keys(), found.reading.lines.keys()
     records = lines.keys() - {0}
@@ -302,7 +302,7 @@ def _findings(found: Found, lines: Mapping[int, Line], first: int, *, header_los
     )
 
 
-def _repaired(found: Found, path: Path, lines: Mapping[int, Line]) -> AcceptLog:
+def _repaired(found: StoreFound, path: Path, lines: Mapping[int, LogLine]) -> AcceptLog:
     """Both copies hold all lines there are; the log is written anew unless it was whole."""
     database, reading = found.database, found.reading
     ordered = [lines[number] for number in sorted(lines)]
@@ -316,21 +316,22 @@ def _repaired(found: Found, path: Path, lines: Mapping[int, Line]) -> AcceptLog:
     return AcceptLog.write_anew(path, ordered)
 
 
-def balance_text(kept: Kept) -> str:
+def balance_text(kept: KeptBalance) -> str:
     """A balance as it is kept; with many jobs this takes a while."""
     return _text(_kept_to_json(kept))
 
 
-def _kept_to_json(kept: Kept) -> dict[str, Any]:
+def _kept_to_json(kept: KeptBalance) -> dict[str, Any]:
     body = {"number": kept.number, "balance": balance_to_json(kept.balance), "details": kept.details}
     return body if kept.mark == Mark() else {**body, "mark": kept.mark}
 
 
-def _kept_from_json(value: dict[str, Any]) -> Kept:
-    return Kept(value["number"], balance_from_json(value["balance"]), value["details"], Mark(*value.get("mark", ())))
+def _kept_from_json(value: dict[str, Any]) -> KeptBalance:
+    balance, mark = balance_from_json(value["balance"]), Mark(*value.get("mark", ()))
+    return KeptBalance(value["number"], balance, value["details"], mark)
 
 
-def _balance_of(database: Database, head: Head, last: int) -> Kept | None:
+def _balance_of(database: Database, head: Head, last: int) -> KeptBalance | None:
     """The newest balance that is sound and not ahead of the records; the head's where the database has none."""
     for number, crc, body in database.balances():
         if number <= last and crc32(body.encode("ascii")) == crc:
@@ -338,7 +339,7 @@ def _balance_of(database: Database, head: Head, last: int) -> Kept | None:
     return head.balance
 
 
-def _accepted(line: Line) -> list[JobId]:
+def _accepted(line: LogLine) -> list[JobId]:
     if line.number == 0:
         return []
     return [fact.spec.id for fact in entry_of(line).record.facts if isinstance(fact, JobSubmitted)]

@@ -9,17 +9,17 @@ from carpool.core.messages import OutsidersSeen
 from carpool.core.model import DeviceId
 from carpool.core.occupancy import Occupancy
 from carpool.core.scheduler import Scheduler
-from carpool.service.views import DeviceView, NodeView, OutsiderView, Resident, SuppliesView
+from carpool.service.views import DeviceView, NodeView, OutsiderView, ResidentView, SuppliesView
 
 
 def devices_of(scheduler: Scheduler, names: Mapping[int, str], may_see: Callable[[str], bool]) -> list[DeviceView]:
     """Every device and who holds it; jobs of people who may not be seen have no name."""
-    residents: dict[int, list[Resident]] = {}
+    residents: dict[int, list[ResidentView]] = {}
     for job in scheduler.jobs.values():
         name = job.id if may_see(job.spec.user) else ""
         for share in () if job.desired is None else job.desired.shares:
             for device in share.devices:
-                resident = Resident(name, share.fraction, share.turn, job.spec.memory_bytes)
+                resident = ResidentView(name, share.fraction, share.turn, job.spec.memory_bytes)
                 residents.setdefault(device, []).append(resident)
     lost = scheduler.snapshot().occupancy.lost
     return [

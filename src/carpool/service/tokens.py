@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class AccessToken:
     """What is kept of a token."""
 
     id: str
@@ -35,16 +35,16 @@ class Token:
     made_at: float
 
 
-class Tokens:
+class AccessTokens:
     """The tokens of one daemon, in a file of mode 0600 that is read again whenever it has changed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._name = str(path)
         self._seen: tuple[int, int, int] | None = None
-        self._tokens: tuple[Token, ...] = ()
+        self._tokens: tuple[AccessToken, ...] = ()
 
-    def all(self) -> tuple[Token, ...]:
+    def all(self) -> tuple[AccessToken, ...]:
         """Every token, oldest first."""
         try:
             about = os.stat(self._name)  # noqa: PTH116  # at every request, and Path takes its time
@@ -67,7 +67,7 @@ class Tokens:
         text = _PREFIX + secrets.token_urlsafe(32)
         known = {token.id for token in self.all()}
         number = next(n for n in range(1, len(known) + 2) if f"{person.name}-{n}" not in known)
-        self._write([*self.all(), Token(f"{person.name}-{number}", person, _hash(text), made_at)])
+        self._write([*self.all(), AccessToken(f"{person.name}-{number}", person, _hash(text), made_at)])
         return text
 
     def remove(self, name: str) -> None:
@@ -86,7 +86,7 @@ class Tokens:
                 found = token.person
         return found
 
-    def _write(self, tokens: list[Token]) -> None:
+    def _write(self, tokens: list[AccessToken]) -> None:
         rows = [
             {
                 "id": each.id,
@@ -117,5 +117,5 @@ def _hash(text: str) -> str:
     return sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
-def _token(row: dict[str, Any]) -> Token:
-    return Token(row["id"], Person(row["person"], Role(row["role"])), row["hash"], row["made_at"])
+def _token(row: dict[str, Any]) -> AccessToken:
+    return AccessToken(row["id"], Person(row["person"], Role(row["role"])), row["hash"], row["made_at"])

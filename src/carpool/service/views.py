@@ -74,7 +74,7 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class JobPage:
     """Some of the jobs that match, and how many do."""
 
     jobs: tuple[JobView, ...]
@@ -83,7 +83,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class ResidentView:
     """A job on a device, as seen from the device; the name is empty where it is somebody else's business."""
 
     job: str
@@ -114,7 +114,7 @@ class DeviceView:
     kind: str
     memory_bytes: int
     is_lost: bool
-    residents: tuple[Resident, ...]
+    residents: tuple[ResidentView, ...]
     outsiders: tuple[OutsiderView, ...] = ()
 
 
@@ -173,7 +173,7 @@ class SpanView:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class MomentView:
     """Something in a job's story, in words."""
 
     at: float
@@ -181,7 +181,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class MeasurementView:
     """One report of a training: its loss and rate, or what it measured of itself."""
 
     at: float
@@ -202,7 +202,7 @@ class LogPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class SummaryView:
     """The whole daemon in a few figures."""
 
     at: float

@@ -22,7 +22,7 @@ from carpool.core.ports import Observer
 from carpool.policies.registry import parse_policy
 from carpool.sim.clusters import parse_cluster
 from carpool.sim.failures import parse_failures
-from carpool.sim.recorder import Recorder
+from carpool.sim.recorder import RunRecorder
 from carpool.sim.report.recording import Recording
 from carpool.sim.run import simulate
 from carpool.sim.traces.readers import read_trace
@@ -35,7 +35,7 @@ Progress = Callable[[str, float], None]  # policy, part of the jobs that have ar
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RunInWords:
     """One run, described in words: what a process of its own needs to make it."""
 
     trace: str
@@ -75,7 +75,7 @@ class Result:
         }
 
 
-def perform(request: Request, progress: Callable[[float], None] | None = None) -> Result:
+def perform(request: RunInWords, progress: Callable[[float], None] | None = None) -> Result:
     """Read, build and run one request in this process."""
     started = time.perf_counter()
     policy = parse_policy(request.policy)
@@ -92,7 +92,7 @@ def perform(request: Request, progress: Callable[[float], None] | None = None) -
     one_kind = max(cluster.capacity.values())  # a gang sits on devices of one kind
     trace = check_capacity(trace, one_kind, cluster.capacity, skip_invalid=request.skip_invalid)
     arrivals, cluster = world.prepare(trace.arrivals, cluster)
-    recorder = Recorder(cluster) if request.record else None
+    recorder = RunRecorder(cluster) if request.record else None
     observers: list[Observer] = [recorder] if recorder else []
     header = Header(__version__, request.policy, cluster, request.seed)
 
@@ -123,7 +123,7 @@ def perform(request: Request, progress: Callable[[float], None] | None = None) -
     )
 
 
-def weighted_jct_bound_s(request: Request) -> float | None:
+def weighted_jct_bound_s(request: RunInWords) -> float | None:
     """What no policy can beat on the request's jobs and devices, where its world can tell."""
     world = parse_world(request.world, request.seed)
     if not isinstance(world, KnowsBound):
@@ -173,7 +173,7 @@ def _per_mille(progress: Callable[[float], None], num_jobs: int) -> Callable[[fl
 
 
 # ---------------------------------------------------------------------------------------------------- in parallel
-def compare(requests: Sequence[Request], progress: Progress | None = None) -> list[Result]:
+def compare(requests: Sequence[RunInWords], progress: Progress | None = None) -> list[Result]:
     """Perform requests side by side, as many at a time as there are processors; results in the order asked."""
     if len(requests) == 1:
         request = requests[0]
@@ -208,7 +208,7 @@ def compare(requests: Sequence[Request], progress: Progress | None = None) -> li
     return [results[index] for index in range(len(requests))]
 
 
-def _receive(pipe: Connection, process: Any, request: Request) -> float | Result:
+def _receive(pipe: Connection, process: Any, request: RunInWords) -> float | Result:
     """A part done, or the result; raises what went wrong over there."""
     try:
         message = pipe.recv()
@@ -222,7 +222,7 @@ def _receive(pipe: Connection, process: Any, request: Request) -> float | Result
     return message
 
 
-def _child(request: Request, pipe: Connection) -> None:
+def _child(request: RunInWords, pipe: Connection) -> None:
     sys.stdout = sys.stderr  # what a policy file prints must not get between the figures
     try:
         pipe.send(perform(request, pipe.send))

@@ -39,7 +39,7 @@ class Mishap:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class AtTimes:
     """Mishaps at given instants."""
 
     mishaps: Sequence[Mishap]
@@ -123,7 +123,7 @@ def parse_failures(text: str, cluster: Cluster, seed: int = 0) -> list[Failures]
     return [Seeded(seed, **given)]
 
 
-def read_failures(path: Path, cluster: Cluster) -> Listed:
+def read_failures(path: Path, cluster: Cluster) -> AtTimes:
     """Mishaps from a CSV file with the header ``at_s,event,target``."""
     names = {node.name for node in cluster.nodes}
     try:
@@ -139,7 +139,7 @@ def read_failures(path: Path, cluster: Cluster) -> Listed:
             mishaps = [_mishap(row, f"{path}: row {rows.line_num}", names) for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot be read: {error}", where=str(path), way_out="Give a UTF-8 CSV file.") from None
-    return Listed(mishaps)
+    return AtTimes(mishaps)
 
 
 def _mishap(row: dict[str, str], where: str, nodes: set[str]) -> Mishap:

@@ -32,7 +32,7 @@ class _Held(NamedTuple):
     since: float
 
 
-class Recorder:
+class RunRecorder:
     """An observer of the scheduler that remembers who held what when."""
 
     def __init__(self, cluster: Cluster) -> None:

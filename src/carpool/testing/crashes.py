@@ -30,7 +30,7 @@ from carpool.runtime.link import ExecutorOptions
 from carpool.runtime.reports import Outcome
 from carpool.runtime.wire import report_from_json
 from carpool.service.house import House, Setup
-from carpool.service.store import Entry, Mark, Store
+from carpool.service.store import KeptRecord, Mark, Store
 
 _ENDS = (JobFinished, JobFailed, JobCancelled)
 
@@ -78,14 +78,14 @@ def kill_after(process: subprocess.Popen[str], records: int) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------- what must hold
-def read(state: Path) -> list[Entry]:
+def read(state: Path) -> list[KeptRecord]:
     """A journal, whole."""
     with closing(Store.open(state, House.header(Setup(state, tuple(parse_devices("cpu:1")), __version__)))) as store:
         assert store.findings.is_sound, store.findings.tell()
         return list(store.entries())
 
 
-def outcomes(entries: list[Entry]) -> dict[JobId, Outcome]:
+def outcomes(entries: list[KeptRecord]) -> dict[JobId, Outcome]:
     """How each training ended; AssertionError if one ended twice."""
     found: dict[JobId, Outcome] = {}
     for entry in entries:
@@ -97,7 +97,7 @@ def outcomes(entries: list[Entry]) -> dict[JobId, Outcome]:
     return found
 
 
-def check_journal(entries: list[Entry], jobs: list[JobId]) -> None:
+def check_journal(entries: list[KeptRecord], jobs: list[JobId]) -> None:
     """AssertionError unless jobs ended once, generations, steps, epochs and reports grow, and nothing is missing."""
     assert [entry.number for entry in entries] == list(range(1, len(entries) + 1)), "numbers without gaps"
     ends = Counter(fact.job for fact in _facts(entries) if isinstance(fact, _ENDS))
@@ -106,7 +106,7 @@ def check_journal(entries: list[Entry], jobs: list[JobId]) -> None:
     _check_growth([entry.record for entry in entries])
 
 
-def _facts(entries: list[Entry]) -> Iterator[object]:
+def _facts(entries: list[KeptRecord]) -> Iterator[object]:
     for entry in entries:
         yield from entry.record.facts
 

@@ -25,7 +25,8 @@ from carpool.runtime.reports import Facts, Gone, Outcome, Report, Sized
 class FakeMachine:
     """Every job makes one step per second and device, and ends after the steps it was given.
 
-    Implements `service.line.Line` and `backends.local.Pace`. `kept` is what a disk would hold: steps done, by job.
+    Implements `service.line.ExecutorLine` and `backends.local.WaitableClock`. `kept` is what a disk would hold: steps
+    done, by job.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from carpool.backends.local import Link
+from carpool.backends.local import ExecutorPort
 from carpool.core.messages import Order
 from carpool.core.model import JobId
 from carpool.runtime.devices import LocalDevice
@@ -17,7 +17,7 @@ from carpool.runtime.reports import Gone, Report
 class Lender:
     """One executor for several runs, each of which believes that it stops it."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ExecutorPort) -> None:
         self._link = link
         self._hearing: asyncio.Task[Report] | None = None
         self._over = asyncio.Event()

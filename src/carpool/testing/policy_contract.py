@@ -16,7 +16,7 @@ from carpool.core.model import Kind, NodeId, Phase
 from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Bank, Cluster, Node
-from carpool.sim.failures import Listed
+from carpool.sim.failures import AtTimes
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import PlainWorld, World
 from carpool.testing.invariants import check_books
@@ -157,7 +157,7 @@ class PolicyContract:
             ground.cluster,
             ground.arrivals,
             world or self.make_world(),
-            failures=(Listed(ground.mishaps), Wishes(ground.wishes), Visits(ground.visits)),
+            failures=(AtTimes(ground.mishaps), Wishes(ground.wishes), Visits(ground.visits)),
             report_every_s=report_every_s,
             check=check_books,
             max_records=5_000,

@@ -25,7 +25,7 @@ from carpool.service.people import Person, Role
 from carpool.service.roots import Roots
 from carpool.service.server import Ear, WebServer
 from carpool.service.sockets import listen_tcp, listen_unix
-from carpool.service.tokens import Tokens
+from carpool.service.tokens import AccessTokens
 from carpool.testing.office import Office, open_office
 
 BASE = "http://localhost:7637"
@@ -74,7 +74,7 @@ async def open_reception(
     """An application whose people have tokens."""
     (folder / "work").mkdir()
     (folder / "work" / "train.py").write_text(ENTRY, encoding="utf-8")
-    tokens = Tokens(folder / "tokens.json")
+    tokens = AccessTokens(folder / "tokens.json")
     secrets = {name: tokens.add(person, 0.0) for name, person in PEOPLE.items()}
     async with AsyncExitStack() as stack:
         office = await stack.enter_async_context(open_office(folder / "state", allowances=allowances))

@@ -47,7 +47,7 @@ class PageFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Exchange:
     """A command, or Ctrl-C, with what is shown of its output."""
 
     command: str
@@ -58,12 +58,12 @@ class Entry:
 class Differs(AssertionError):
     """A command printed something else than its page shows."""
 
-    def __init__(self, entry: Entry, printed: str) -> None:
+    def __init__(self, entry: Exchange, printed: str) -> None:
         shown = "\n".join(entry.shown)
         super().__init__(f"$ {entry.command}\n--- the page shows\n{shown}\n--- it printed\n{printed}")
 
 
-def read_page(text: str) -> Iterator[PageFile | Entry]:
+def read_page(text: str) -> Iterator[PageFile | Exchange]:
     """Files and commands of a page, in its order; other blocks are passed over."""
     for block in _BLOCK.finditer(text):
         words = dict(word.split("=", 1) for word in block["rest"].split() if "=" in word)
@@ -73,7 +73,7 @@ def read_page(text: str) -> Iterator[PageFile | Entry]:
             yield from _entries(block["text"], words.get("terminal", ""))
 
 
-def _entries(text: str, terminal: str) -> Iterator[Entry]:
+def _entries(text: str, terminal: str) -> Iterator[Exchange]:
     command: str | None = None
     shown: list[str] = []
     for line in [*text.splitlines(), "$ "]:
@@ -81,7 +81,7 @@ def _entries(text: str, terminal: str) -> Iterator[Entry]:
             shown.append(line)
             continue
         if command is not None:
-            yield Entry(command, tuple(shown), terminal)
+            yield Exchange(command, tuple(shown), terminal)
         command, shown = line.removeprefix("$ "), []
 
 
@@ -106,7 +106,7 @@ def _lines(printed: str) -> str:
     return "".join(" ".join(line.split()) + "\n" for line in printed.splitlines())
 
 
-class Session:
+class Reader:
     """A reader at the terminals: writes a page's files into a folder and types its commands there."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], patience_s: float = _PATIENCE_S) -> None:
@@ -129,7 +129,7 @@ class Session:
         for terminal in self._terminals.values():
             terminal.close()
 
-    def _do(self, entry: Entry) -> None:
+    def _do(self, entry: Exchange) -> None:
         if not entry.terminal:
             printed = _Terminal(entry.command, self._folder, self._environment).whole(self._patience_s)
         else:

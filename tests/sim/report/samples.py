@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from carpool.core.topology import Cluster
-from carpool.sim.report.recording import Recording, RunRecord, Setting, node_spans
+from carpool.sim.report.recording import Recording, ReportHead, RunRecord, node_spans
 
 
-def setting(nodes: int = 2, size: int = 4, trace: str = "sample.csv") -> Setting:
+def head(nodes: int = 2, size: int = 4, trace: str = "sample.csv") -> ReportHead:
     """A cluster of like nodes and a trace that lost one row."""
     cluster = Cluster.build([(nodes, size, "V100")])
-    return Setting(trace, f"{nodes}x{size}xV100", nodes * size, node_spans(cluster), 7, "0.1.0", {"no GPU": 1})
+    return ReportHead(trace, f"{nodes}x{size}xV100", nodes * size, node_spans(cluster), 7, "0.1.0", {"no GPU": 1})
 
 
 def recording(num_jobs: int, num_devices: int = 8, length_s: float = 90.0) -> Recording:

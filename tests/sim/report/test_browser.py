@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.sim.report.samples import empty_run, run, setting
+from tests.sim.report.samples import empty_run, head, run
 
 from carpool.sim.report import RunRecord, render, write_page
 
@@ -37,5 +37,5 @@ def test_the_scripts_run_without_error(runs: list[RunRecord], tmp_path: Path) ->
         record.recording.mark(30.0, "node n1 lost")
         record.recording.holdings.coarsen(40)
     page = tmp_path / "page.html"
-    write_page(page, render("t", setting(), runs))
+    write_page(page, render("t", head(), runs))
     assert body_of(page, tmp_path / "profile") == '<body data-ready="1">'

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sim.report.samples import empty_run, run, setting, summary
+from tests.sim.report.samples import empty_run, head, run, summary
 
 from carpool.core.errors import InputError
 from carpool.sim.report import RunRecord, render, write_page
@@ -62,17 +62,17 @@ def data_of(html: str) -> Any:
 
 
 def test_the_same_runs_give_the_same_bytes() -> None:
-    assert render("t", setting(), [run()]) == render("t", setting(), [run()])
+    assert render("t", head(), [run()]) == render("t", head(), [run()])
 
 
-def test_the_header_tells_the_setting() -> None:
-    text = outline(render("A title", setting(), [run()])).text
+def test_the_header_tells_what_all_runs_have_in_common() -> None:
+    text = outline(render("A title", head(), [run()])).text
     for words in ("A title", "sample.csv", "2x4xV100", "1 × no GPU", "0.1.0", "seed"):
         assert words in text
 
 
 def test_the_page_loads_nothing() -> None:
-    html = render("t", setting(), [run()])
+    html = render("t", head(), [run()])
     found = outline(html)
     assert set(re.findall(r"https?://[^\s\"'<)]+", html)) <= {"http://www.w3.org/2000/svg"}
     assert not [attrs for tag, attrs in found.tags if tag in ("link", "img", "iframe") or "src" in attrs]
@@ -90,7 +90,7 @@ def test_no_name_can_become_markup() -> None:
     made.ended(job, 5.0, 5.0)
     made.mark(1.0, EVIL)
     record = RunRecord(EVIL, summary(EVIL), made)
-    html = render(EVIL, setting(trace=EVIL), [record])
+    html = render(EVIL, head(trace=EVIL), [record])
     found = outline(html)
     assert len(found.scripts) == 2
     assert not [tag for tag, _ in found.tags if tag == "img"]
@@ -100,7 +100,7 @@ def test_no_name_can_become_markup() -> None:
 
 
 def test_placeholders_in_names_stay_as_they_are() -> None:
-    assert data_of(render("$data", setting(trace="$script ${style}"), [run("$title")]))["trace"] == "$script ${style}"
+    assert data_of(render("$data", head(trace="$script ${style}"), [run("$title")]))["trace"] == "$script ${style}"
 
 
 def test_the_table_marks_the_best_and_nothing_when_all_are_alike() -> None:
@@ -125,7 +125,7 @@ def test_the_headline_is_a_plain_sentence() -> None:
 
 
 def test_an_empty_run_is_said_not_shown_as_nan() -> None:
-    html = render("t", setting(), [empty_run("fifo"), empty_run("sjf")])
+    html = render("t", head(), [empty_run("fifo"), empty_run("sjf")])
     found = outline(html)
     assert "No job finished in any run" in found.text
     assert "nan" not in found.text.lower()
@@ -134,14 +134,14 @@ def test_an_empty_run_is_said_not_shown_as_nan() -> None:
 
 
 def test_no_runs_at_all_still_make_a_page() -> None:
-    assert data_of(render("t", setting(), []))["runs"] == []
+    assert data_of(render("t", head(), []))["runs"] == []
 
 
 def test_the_page_says_what_was_thinned() -> None:
-    assert "Nothing was thinned" in render("t", setting(), [run()])
+    assert "Nothing was thinned" in render("t", head(), [run()])
     record = run("fifo", 3_000)
     record.recording.holdings.coarsen(100)
-    assert "the 2,900 shortest of 3,000 device holdings" in render("t", setting(), [record])
+    assert "the 2,900 shortest of 3,000 device holdings" in render("t", head(), [record])
 
 
 def large_run(policy: str, num_jobs: int) -> RunRecord:
@@ -164,7 +164,7 @@ def large_run(policy: str, num_jobs: int) -> RunRecord:
 
 def test_twenty_thousand_jobs_under_three_policies_stay_small() -> None:
     runs = [large_run(policy, 20_000) for policy in ("fifo", "sjf", "srtf")]
-    assert len(render("t", setting(64, 8), runs).encode()) < 6_000_000
+    assert len(render("t", head(64, 8), runs).encode()) < 6_000_000
 
 
 def test_the_page_is_written_whole(tmp_path: Path) -> None:

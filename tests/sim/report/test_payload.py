@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sim.report.samples import recording, run, setting, summary
+from tests.sim.report.samples import head, recording, run, summary
 
 from carpool.sim.report.payload import (
     MAX_TICK,
@@ -42,7 +42,7 @@ def test_text_round_trips() -> None:
 
 def test_holdings_round_trip() -> None:
     runs = [run("fifo", 40), run("sjf", 25)]
-    data = opened(payload(setting(), runs, drawings(runs)))
+    data = opened(payload(head(), runs, drawings(runs)))
     ids = json.loads(unpack(data["table"]["ids"]).tobytes())
     for record, packed in zip(runs, data["runs"], strict=True):
         columns = {name: unpack(column) for name, column in cast(Mapping[str, Any], packed["holdings"]).items()}
@@ -65,7 +65,7 @@ def test_times_count_from_the_first_submission() -> None:
     late = recording(0)
     late.held(late.submitted("a", 5_000.0, 1), 0, 1, 5_010.0, 5_020.0)
     record = RunRecord("fifo", summary("fifo"), late)
-    data = opened(payload(setting(), [record], drawings([record])))
+    data = opened(payload(head(), [record], drawings([record])))
     assert list(unpack(data["runs"][0]["holdings"]["start"])) == [10_000]
     assert data["span_s"] == 20.0
 

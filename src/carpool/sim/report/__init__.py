@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from carpool.sim.report.figure import comparison_svg
 from carpool.sim.report.page import render, write_page
-from carpool.sim.report.recording import NodeSpan, Recording, RunRecord, Setting, node_spans
+from carpool.sim.report.recording import NodeSpan, Recording, ReportHead, RunRecord, node_spans
 from carpool.sim.report.strips import timeline_svg
 
 __all__ = [
     "NodeSpan",
     "Recording",
+    "ReportHead",
     "RunRecord",
-    "Setting",
     "comparison_svg",
     "node_spans",
     "render",

@@ -14,7 +14,7 @@ from string import Template
 from carpool.core.errors import InputError
 from carpool.sim.report.figure import comparison_svg
 from carpool.sim.report.payload import Drawing, drawings, payload, script_json, thinned
-from carpool.sim.report.recording import RunRecord, Setting
+from carpool.sim.report.recording import ReportHead, RunRecord
 from carpool.sim.report.table import MEASURES, comparison_table, headline
 
 SCRIPTS = ("charts.js", "timeline.js", "report.js")
@@ -33,26 +33,26 @@ def _fact(name: str, value: str) -> str:
     return f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
 
 
-def _facts(setting: Setting, runs: Sequence[RunRecord]) -> str:
-    """The setting as a definition list."""
+def _facts(head: ReportHead, runs: Sequence[RunRecord]) -> str:
+    """The head as a definition list."""
     sizes = sorted({len(run.recording) for run in runs})
-    facts = [("trace", setting.trace), ("cluster", setting.cluster), ("devices", f"{setting.num_devices:,}")]
+    facts = [("trace", head.trace), ("cluster", head.cluster), ("devices", f"{head.num_devices:,}")]
     facts.append(("jobs", " / ".join(f"{size:,}" for size in sizes) or "0"))
-    if setting.seed is not None:
-        facts.append(("seed", str(setting.seed)))
-    facts.extend(setting.extra.items())
-    num_dropped = sum(setting.dropped.values())
+    if head.seed is not None:
+        facts.append(("seed", str(head.seed)))
+    facts.extend(head.extra.items())
+    num_dropped = sum(head.dropped.values())
     facts.append(("dropped rows", f"{num_dropped:,}" if num_dropped else "none"))
-    if setting.version:
-        facts.append(("carpool", setting.version))
+    if head.version:
+        facts.append(("carpool", head.version))
     return "".join(_fact(name, value) for name, value in facts)
 
 
-def _dropped(setting: Setting) -> str:
+def _dropped(head: ReportHead) -> str:
     """Which rows of the trace were left out, and why."""
-    if not sum(setting.dropped.values()):
+    if not sum(head.dropped.values()):
         return "<p>Every row of the trace was used.</p>"
-    items = "".join(f"<li>{count:,} × {escape(reason)}</li>" for reason, count in sorted(setting.dropped.items()))
+    items = "".join(f"<li>{count:,} × {escape(reason)}</li>" for reason, count in sorted(head.dropped.items()))
     return f"<p>Rows of the trace that were left out:</p><ul>{items}</ul>"
 
 
@@ -72,14 +72,14 @@ def _measures() -> str:
     return "".join(_fact(measure.name, measure.hint) for measure in MEASURES)
 
 
-def _command(setting: Setting) -> str:
-    return f"<p>Made with <code>{escape(setting.command)}</code></p>" if setting.command else ""
+def _command(head: ReportHead) -> str:
+    return f"<p>Made with <code>{escape(head.command)}</code></p>" if head.command else ""
 
 
-def render(title: str, setting: Setting, runs: Sequence[RunRecord]) -> str:
+def render(title: str, head: ReportHead, runs: Sequence[RunRecord]) -> str:
     """The whole page as text; the same runs give the same bytes."""
     drawn = drawings(runs)
-    data = payload(setting, runs, drawn)
+    data = payload(head, runs, drawn)
     style, script = _asset("report.css"), "\n".join(_asset(name) for name in SCRIPTS)
     policy = (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
@@ -90,14 +90,14 @@ def render(title: str, setting: Setting, runs: Sequence[RunRecord]) -> str:
         title=escape(title),
         style=style,
         headline=escape(headline(runs)),
-        facts=_facts(setting, runs),
+        facts=_facts(head, runs),
         table=comparison_table(runs),
         figure=comparison_svg(runs),
         measures=_measures(),
-        dropped=_dropped(setting),
+        dropped=_dropped(head),
         thinning=_thinning(runs, drawn),
         tick=f"{data['tick_s']:g} s",
-        command=_command(setting),
+        command=_command(head),
         data=script_json(data),
         script=script,
     )

@@ -25,7 +25,7 @@ from carpool.sim.report.curves import (
     distribution,
     waiting_times,
 )
-from carpool.sim.report.recording import Haze, Holdings, RunRecord, Setting, Steps
+from carpool.sim.report.recording import Haze, Holdings, ReportHead, RunRecord, Steps
 from carpool.sim.report.units import duration
 
 SCHEMA = 1
@@ -106,7 +106,7 @@ class Drawing:
     busy: Steps
 
 
-class JobTable:
+class JobNumbers:
     """The jobs that the timelines name, numbered over all runs."""
 
     def __init__(self, origin_s: float, tick_s: float) -> None:
@@ -140,7 +140,7 @@ class JobTable:
         }
 
 
-def pack_holdings(run: RunRecord, holdings: Holdings, table: JobTable) -> Json:
+def pack_holdings(run: RunRecord, holdings: Holdings, table: JobNumbers) -> Json:
     """The rectangles of one timeline, by start; lengths rather than ends, because they compress."""
     order = sorted(range(len(holdings)), key=lambda place: (holdings.start_s[place], holdings.first[place]))
     numbers = {job: table.number(run, job) for job in sorted(set(holdings.job))}
@@ -231,7 +231,7 @@ def thinned(run: RunRecord, drawing: Drawing) -> list[str]:
     return words
 
 
-def _run(run: RunRecord, bounds: Sequence[tuple[int, int]], drawing: Drawing, table: JobTable) -> Json:
+def _run(run: RunRecord, bounds: Sequence[tuple[int, int]], drawing: Drawing, table: JobNumbers) -> Json:
     recording = run.recording
     return {
         "policy": run.policy,
@@ -263,20 +263,20 @@ def drawings(runs: Sequence[RunRecord], limit: int = PAGE_HOLDINGS) -> list[Draw
     return [chosen[place] for place in range(len(runs))]
 
 
-def payload(setting: Setting, runs: Sequence[RunRecord], drawn: Sequence[Drawing]) -> Json:
+def payload(head: ReportHead, runs: Sequence[RunRecord], drawn: Sequence[Drawing]) -> Json:
     """All that the page's scripts need, as one JSON value."""
     spans = [run.recording.span_s() for run in runs if len(run.recording)]
     origin_s = min((start for start, _ in spans), default=0.0)
     span_s = max((end for _, end in spans), default=0.0) - origin_s
-    table = JobTable(origin_s, tick_for(span_s))
+    table = JobNumbers(origin_s, tick_for(span_s))
     bounds = class_bounds(size for run in runs for size in run.recording.devices)
     packed = [_run(run, bounds, drawing, table) for run, drawing in zip(runs, drawn, strict=True)]
     return {
         "schema": SCHEMA,
-        "trace": setting.trace,
-        "cluster": setting.cluster,
-        "devices": setting.num_devices,
-        "nodes": [[node.name, node.first, node.stop, node.kind] for node in setting.nodes],
+        "trace": head.trace,
+        "cluster": head.cluster,
+        "devices": head.num_devices,
+        "nodes": [[node.name, node.first, node.stop, node.kind] for node in head.nodes],
         "tick_s": table.tick_s,
         "span_s": span_s,
         "runs": packed,

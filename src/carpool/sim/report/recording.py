@@ -349,7 +349,7 @@ def node_spans(cluster: Cluster) -> tuple[NodeSpan, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ReportHead:
     """What all runs of a report have in common."""
 
     trace: str

@@ -19,7 +19,7 @@ from carpool.sim.world import Pace, Signs
 from carpool.sim.worlds.contention import Contention, Tenant
 from carpool.sim.worlds.mixes import draw_kinds, draw_models
 from carpool.sim.worlds.traits import KindTraits, ModelTraits, Prices
-from carpool.sim.worlds.worldfile import DEFAULT, Setting, read_world
+from carpool.sim.worlds.worldfile import DEFAULT, TopKeys, read_world
 
 Groups = tuple[tuple[Kind, int], ...]
 
@@ -46,7 +46,7 @@ class ParametricWorld:
     kinds: Mapping[str, KindTraits] = field(default_factory=dict)
     prices: Prices = field(default_factory=Prices)
     contention: Contention = field(default_factory=Contention)
-    setting: Setting = field(default_factory=Setting)
+    setting: TopKeys = field(default_factory=TopKeys)
     _whole_s: dict[tuple[str, Groups, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -61,7 +61,7 @@ class ParametricWorld:
         cls, seed: int, *, models: str | Sequence[str] = "vision", kinds: Sequence[str] = ("V100",), noise: float = 0.0
     ) -> ParametricWorld:
         """Models of a named mix (`mixes.MIXES`) or of the given names, on kinds from the fastest to the slowest."""
-        setting = Setting(reference=kinds[0], noise=noise, seed=seed)
+        setting = TopKeys(reference=kinds[0], noise=noise, seed=seed)
         return cls(draw_models(seed, models, kinds), draw_kinds(kinds), setting=setting)
 
     # ------------------------------------------------------------------------------------------------ world port

@@ -15,7 +15,7 @@ from carpool.core.topology import Cluster, Placement
 from carpool.predictors.agents import PolluxAgents
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, Signs
-from carpool.sim.worlds.pollux_profiles import Counts, Profile
+from carpool.sim.worlds.pollux_profiles import Application, Counts
 
 
 class Rules(NamedTuple):
@@ -64,7 +64,7 @@ class PolluxWorld:
     - A change of batch size alone costs nothing, every other change `standstill_s`. Nothing is lost in a crash.
     """
 
-    profiles: Mapping[str, Profile]
+    profiles: Mapping[str, Application]
     rules: Mapping[str, Rules] = field(default_factory=lambda: PUBLISHED)
     standstill_s: float = 30.0
     report_every_s: float = 30.0
@@ -86,7 +86,7 @@ class PolluxWorld:
                 rule = rules.get(path.name)
                 limits = rule._asdict() if rule else {}
                 limits.pop("batch_size", None)
-                profiles[path.name] = Profile.load(path, **limits)
+                profiles[path.name] = Application.load(path, **limits)
         if not profiles:
             raise InputError("holds no profile of any application", where=str(folder), way_out=way_out)
         return cls(profiles, rules)
@@ -129,7 +129,7 @@ class PolluxWorld:
         return PolluxEstimator(self, self._cluster)
 
     # ------------------------------------------------------------------------------------------------- formulas
-    def profile(self, spec: JobSpec) -> Profile:
+    def profile(self, spec: JobSpec) -> Application:
         """The profile of a job's application."""
         found = self.profiles.get(spec.model)
         if found is None:

@@ -73,7 +73,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Application:
     """One application as it was measured."""
 
     limits: BatchLimits
@@ -86,7 +86,7 @@ class Profile:
     @classmethod
     def load(
         cls, folder: Path, *, epochs: int | None = None, micro_max: int | None = None, most_devices: int = 0
-    ) -> Profile:
+    ) -> Application:
         """Read ``placements.csv``, ``scalability.csv`` and ``validation-BATCH.csv``; some of it may be overruled."""
         courses = _courses(folder)
         placements = _rows(folder / "placements.csv", ("placement", "local_bsz", "step_time", "sync_time"))

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 
-class Limits(NamedTuple):
+class Allowed(NamedTuple):
     """The values a parameter may take."""
 
     low: float = -inf
@@ -27,8 +27,8 @@ class Limits(NamedTuple):
 def number(default: Any, *, low: float = -inf, high: float = inf, above: bool = False) -> Any:
     """A dataclass field with limits, for readers of files to check."""
     if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"limits": Limits(low, high, above)})
-    return field(default=default, metadata={"limits": Limits(low, high, above)})
+        return field(default_factory=dict, metadata={"limits": Allowed(low, high, above)})
+    return field(default=default, metadata={"limits": Allowed(low, high, above)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.units import parse_bytes
 from carpool.sim.worlds.contention import Contention
-from carpool.sim.worlds.traits import KindTraits, Limits, ModelTraits, Prices, number
+from carpool.sim.worlds.traits import Allowed, KindTraits, ModelTraits, Prices, number
 
 _T = TypeVar("_T")
 _IN_BYTES = frozenset({"memory", "memory_per_sample"})
@@ -21,7 +21,7 @@ DEFAULT = "default"  # the model table that all others, and models not listed, s
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class TopKeys:
     """The keys outside the tables."""
 
     reference: str = ""  # kind that work is counted on; empty: the first [kind] of the file
@@ -35,7 +35,7 @@ class Setting:
 class WorldFile:
     """Everything a file says."""
 
-    setting: Setting = field(default_factory=Setting)
+    setting: TopKeys = field(default_factory=TopKeys)
     prices: Prices = field(default_factory=Prices)
     contention: Contention = field(default_factory=Contention)
     models: Mapping[str, ModelTraits] = field(default_factory=dict)
@@ -54,7 +54,7 @@ def read_world(path: Path) -> WorldFile:
     models = _table(data.pop("model", {}), f"{path}: [model]")
     kinds = _table(data.pop("kind", {}), f"{path}: [kind]")
     base = _model(ModelTraits(), models.pop(DEFAULT, {}), f"{path}: [model.{DEFAULT}]")
-    setting = _filled(Setting(), data, str(path))
+    setting = _filled(TopKeys(), data, str(path))
     known = {name: _filled(KindTraits(), table, f"{path}: [kind.{name}]") for name, table in kinds.items()}
     if setting.reference and setting.reference not in known:
         raise UnknownName("kind", setting.reference, known, where=f"{path}: reference")
@@ -99,12 +99,12 @@ def _filled(base: _T, table: object, where: str) -> _T:
     for key, value in _table(table, where).items():
         if key not in spots:
             raise UnknownName("key", key, spots, where=where)
-        limits = spots[key].metadata.get("limits", Limits())
+        limits = spots[key].metadata.get("limits", Allowed())
         given[key] = _value(key, value, hints[key], limits, where)
     return kind(**given)
 
 
-def _value(key: str, value: object, hint: Any, limits: Limits, where: str) -> Any:
+def _value(key: str, value: object, hint: Any, limits: Allowed, where: str) -> Any:
     """One value as its field's type, inside its limits."""
     if get_origin(hint) in (Union, UnionType):
         hint = next(part for part in get_args(hint) if part is not type(None))
@@ -124,6 +124,6 @@ def _value(key: str, value: object, hint: Any, limits: Limits, where: str) -> An
     allowed = int if hint is int else int | float
     if isinstance(value, bool) or not isinstance(value, allowed) or not (isfinite(value) and limits.admit(value)):
         what = "a whole number" if hint is int else "a number"
-        bounds = "" if limits == Limits() else f" {limits}"
+        bounds = "" if limits == Allowed() else f" {limits}"
         raise InputError(f"{key} is {value!r}", where=where, way_out=f"Give {what}{bounds}.")
     return hint(value)
