@@ -25,7 +25,7 @@ from carpool.predictors.profile import Measurement
 from carpool.runtime.devices import LocalDevice, parse_devices
 from carpool.runtime.profiler import Patience, Profiler
 from carpool.runtime.program import Program
-from carpool.runtime.sweep import Setting
+from carpool.runtime.sweep import SweepPoint
 
 LIMIT = 0.06
 MIB = 1 << 20
@@ -60,7 +60,7 @@ async def measure(case: Case, device: LocalDevice) -> dict[int, Measurement]:
     found = {}
     async with Profiler.start(program, [device], Patience(seconds=0.01, timeout_s=300.0)) as profiler:
         for batch in sorted({*case.seen, *case.unseen}):
-            found[batch] = made = await profiler.measure(Setting((device,), batch))
+            found[batch] = made = await profiler.measure(SweepPoint((device,), batch))
             if made.error or made.peak_bytes is None:
                 raise SystemExit(f"{case.name}, batch {batch}: {made.error}")
     return found

@@ -14,7 +14,7 @@ from carpool.predictors.belief import ProfileBelief
 from carpool.predictors.learning import Aim
 from carpool.predictors.profile import Measurement, NoiseSeen, Profile
 from carpool.testing import EstimatorContract
-from carpool.testing.desk import Desk
+from carpool.testing.rig import Rig
 
 CLUSTER = Cluster.build([(1, 4, "cpu1")])
 SPEC = JobSpec(JobId("a"), max_devices=4)
@@ -174,11 +174,11 @@ def test_one_width_alone_tells_nothing_of_others() -> None:
 
 def test_what_moves_cost_is_learned_from_the_records() -> None:
     live = Live(CLUSTER)
-    desk = Desk(estimator=live)
+    rig = Rig(estimator=live)
     assert live.move_s(SPEC) is None
-    desk.say(0.0, JobSubmitted(SPEC))
-    desk.answered(4.0)
-    for record in desk.records:
+    rig.say(0.0, JobSubmitted(SPEC))
+    rig.answered(4.0)
+    for record in rig.records:
         live.record(record)
     assert live.moves.cost.seconds_ == [4.0]
     price = live.move_s(SPEC)

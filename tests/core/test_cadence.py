@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from carpool.core.messages import JobFinished, JobSubmitted, Woke
 from carpool.core.model import JobId, JobSpec
 from carpool.core.policy import Cadence, Plan, Policy, Snapshot
-from carpool.testing import Desk
+from carpool.testing import Rig
 
 
 @dataclass
@@ -28,7 +28,7 @@ def submit(name: str) -> JobSubmitted:
 
 def test_only_triggers_make_it_plan() -> None:
     policy = Asked()
-    d = Desk(policy, cadence=Cadence(triggers=frozenset({JobFinished})))
+    d = Rig(policy, cadence=Cadence(triggers=frozenset({JobFinished})))
     d.say(0.0, submit("a"))
     d.say(1.0, Woke())
     assert policy.at == []
@@ -37,7 +37,7 @@ def test_only_triggers_make_it_plan() -> None:
 
 def test_ignored_facts_trigger_nothing() -> None:
     policy = Asked()
-    d = Desk(policy)
+    d = Rig(policy)
     d.say(0.0, submit("a"))
     d.say(1.0, JobFinished(JobId("nobody"), 1))
     assert policy.at == [0.0]
@@ -45,7 +45,7 @@ def test_ignored_facts_trigger_nothing() -> None:
 
 def test_plans_keep_their_distance() -> None:
     policy = Asked()
-    d = Desk(policy, cadence=Cadence(min_interval_s=10.0))
+    d = Rig(policy, cadence=Cadence(min_interval_s=10.0))
     d.say(0.0, submit("a"))
     assert d.wakes() is None
     d.say(3.0, submit("b"))
@@ -59,7 +59,7 @@ def test_plans_keep_their_distance() -> None:
 
 def test_whoever_runs_it_may_ask_for_a_breath_between_plans() -> None:
     policy = Asked()
-    d = Desk(policy)
+    d = Rig(policy)
     d.say(0.0, submit("a"))
     d.scheduler.breath_s = 5.0
     d.say(1.0, submit("b"))
@@ -72,7 +72,7 @@ def test_whoever_runs_it_may_ask_for_a_breath_between_plans() -> None:
 
 def test_a_policy_is_woken_when_it_wishes() -> None:
     policy = Asked([Plan((), "look again soon", 7.0), Plan((), "and again", 9.0), Plan.NOTHING])
-    d = Desk(policy)
+    d = Rig(policy)
     d.say(0.0, submit("a"))
     assert d.wakes() == 7.0
     d.say(5.0, Woke())
@@ -85,7 +85,7 @@ def test_a_policy_is_woken_when_it_wishes() -> None:
 
 def test_the_sooner_of_wish_and_interval() -> None:
     policy = Asked([Plan((), "soon", 4.0)])
-    d = Desk(policy, cadence=Cadence(min_interval_s=10.0))
+    d = Rig(policy, cadence=Cadence(min_interval_s=10.0))
     d.say(0.0, submit("a"))
     d.say(1.0, submit("b"))
     assert d.wakes() == 4.0
@@ -95,7 +95,7 @@ def test_the_sooner_of_wish_and_interval() -> None:
 
 def test_rounds() -> None:
     policy = Asked()
-    d = Desk(policy, cadence=Cadence(round_s=0.1))
+    d = Rig(policy, cadence=Cadence(round_s=0.1))
     assert d.wakes() is None
     d.say(0.05, submit("a"))
     assert (policy.at, d.wakes()) == ([], 0.1)
@@ -109,28 +109,28 @@ def test_rounds() -> None:
 
 def test_the_first_round_is_at_zero() -> None:
     policy = Asked()
-    d = Desk(policy, cadence=Cadence(round_s=360.0))
+    d = Rig(policy, cadence=Cadence(round_s=360.0))
     d.say(0.0, submit("a"))
     assert (policy.at, d.wakes()) == ([0.0], 360.0)
 
 
 def test_no_rounds_without_jobs() -> None:
     policy = Asked()
-    d = Desk(policy, cadence=Cadence(round_s=360.0))
+    d = Rig(policy, cadence=Cadence(round_s=360.0))
     d.say(360.0, Woke())
     assert (policy.at, d.wakes()) == ([], None)
 
 
 def test_notes_come_back() -> None:
     policy = Asked([Plan((), "first", note={"turn": 1}), Plan((), "nothing new"), Plan((), "third", note={"turn": 2})])
-    d = Desk(policy)
+    d = Rig(policy)
     for at, name in enumerate("abcd"):
         d.say(float(at), submit(name))
     assert policy.notes == [None, {"turn": 1}, {"turn": 1}, {"turn": 2}]
 
 
 def test_a_plan_without_changes_is_recorded_only_if_it_says_something() -> None:
-    d = Desk(Asked([Plan.NOTHING, Plan((), "wait for the big one", 5.0)]))
+    d = Rig(Asked([Plan.NOTHING, Plan((), "wait for the big one", 5.0)]))
     d.say(0.0, submit("a"))
     d.say(1.0, submit("b"))
     assert [record.planned is None for record in d.records] == [True, False]

@@ -5,7 +5,7 @@ import pytest
 from carpool.core.messages import Assign, JobPaused, JobResumed, JobSubmitted, Release
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
 from carpool.core.reconcile import counts, orders_to_close
-from carpool.testing import Desk
+from carpool.testing import Rig
 
 A = JobId("a")
 
@@ -29,7 +29,7 @@ def test_open_orders_are_given_again_in_order_of_submission() -> None:
 
 def test_a_job_that_was_never_ordered_anything_is_left_alone() -> None:
     """Being admitted, paused while waiting, or resumed is no order, so there is nothing to repeat."""
-    d = Desk(groups=[(1, 1, "V100")])
+    d = Rig(groups=[(1, 1, "V100")])
     d.say(
         0.0, JobSubmitted(JobSpec(A)), JobSubmitted(JobSpec(JobId("b"), after=(A,))), JobSubmitted(JobSpec(JobId("c")))
     )

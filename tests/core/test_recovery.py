@@ -22,7 +22,7 @@ from carpool.service.chronicle import Chronicle
 from carpool.service.feed import Feed
 from carpool.service.spans import Spans
 from carpool.sim.failures import AtTimes, Seeded
-from carpool.testing import Desk, Driven, Wishes, drive
+from carpool.testing import Driven, Rig, Wishes, drive
 from carpool.testing.invariants import check_books
 from carpool.testing.scenarios import CALM, TROUBLE
 from carpool.testing.strategies import Ground, grounds
@@ -148,7 +148,7 @@ def test_a_recovered_scheduler_goes_on(ground: Ground) -> None:
 
 
 def test_orders_that_may_have_been_lost_are_given_again() -> None:
-    d = Desk(groups=[(1, 2, "V100")])
+    d = Rig(groups=[(1, 2, "V100")])
     first = d.say(0.0, JobSubmitted(JobSpec(JobId("a"))), JobSubmitted(JobSpec(JobId("b"))))
     d.answered(0.0)
     second = d.say(1.0, d.backend.crash("a"))

@@ -33,7 +33,7 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.policies.fifo import Fifo
-from carpool.testing import Desk
+from carpool.testing import Rig
 
 A, B, C = JobId("a"), JobId("b"), JobId("c")
 
@@ -62,7 +62,7 @@ def plan_of(*changes: Change) -> Callable[[Snapshot], Plan]:
 
 # -------------------------------------------------------------------------------------------------- order of facts
 def test_releases_are_folded_before_arrivals() -> None:
-    d = Desk()
+    d = Rig()
     d.say(0.0, submit("a", 4))
     d.answered(0.0)
     finished = d.backend.finish("a")
@@ -71,7 +71,7 @@ def test_releases_are_folded_before_arrivals() -> None:
 
 
 def test_one_plan_for_one_instant() -> None:
-    d = Desk()
+    d = Rig()
     assert d.say(0.0, submit("a", 2), submit("b", 3), submit("c", 1)) == [assign("a", 1, 0, 1)]
     planned = [record.planned for record in d.records]
     assert len(planned) == 1
@@ -82,7 +82,7 @@ def test_one_plan_for_one_instant() -> None:
 
 def test_a_wish_said_after_a_submission_is_heard() -> None:
     """Cancelling and pausing rank before arrivals, but not before the arrival they are about."""
-    d = Desk()
+    d = Rig()
     assert d.say(0.0, submit("a"), submit("b"), JobCancelled(A), JobPaused(B)) == []
     assert d.scheduler.outcome(A) is Phase.CANCELLED
     assert d.job("b").phase is Phase.PAUSED
@@ -99,7 +99,7 @@ def test_a_wish_said_after_a_submission_is_heard() -> None:
 )
 @pytest.mark.parametrize("paused_before", [True, False])
 def test_the_last_wish_counts(words: tuple[Fact, ...], phase: Phase, paused_before: bool) -> None:
-    d = Desk()
+    d = Rig()
     d.say(0.0, submit("a"))
     d.answered(0.0)
     if paused_before:
@@ -110,7 +110,7 @@ def test_the_last_wish_counts(words: tuple[Fact, ...], phase: Phase, paused_befo
 
 
 def test_a_node_that_came_and_went_is_gone() -> None:
-    d = Desk(groups=[(2, 1, "V100")])
+    d = Rig(groups=[(2, 1, "V100")])
     d.say(0.0, NodeLost(NodeId(0)))
     d.say(1.0, NodeJoined("n0"), NodeLost(NodeId(0)))
     assert d.scheduler.snapshot().occupancy.lost == {0}
@@ -119,7 +119,7 @@ def test_a_node_that_came_and_went_is_gone() -> None:
 
 
 def test_time_does_not_run_backwards() -> None:
-    d = Desk()
+    d = Rig()
     d.say(5.0, submit("a"))
     with pytest.raises(CarpoolError, match=r"time ran backwards: facts of 4\.0 s after those of 5\.0 s"):
         d.say(4.0, submit("b"))
@@ -127,7 +127,7 @@ def test_time_does_not_run_backwards() -> None:
 
 
 def test_what_cannot_be_a_fact_changes_nothing() -> None:
-    d = Desk()
+    d = Rig()
     d.say(0.0, submit("a"))
     d.answered(0.0)
     finished = d.backend.finish("a")
@@ -146,7 +146,7 @@ def test_what_cannot_be_a_fact_changes_nothing() -> None:
 
 # -------------------------------------------------------------------------------------------- desired and observed
 def test_life_of_a_job() -> None:
-    d = Desk()
+    d = Rig()
     assert d.say(0.0, submit("a", 2, 30.0)) == [assign("a", 1, 0, 1)]
     assert d.job("a").is_starting
     assert d.job("a").observed is None
@@ -162,7 +162,7 @@ def test_life_of_a_job() -> None:
 
 
 def test_stale_facts_are_ignored_and_recorded() -> None:
-    d = Desk(Scripted([plan_of(Change(A, Allocation.of(0))), plan_of(Change(A, Allocation.of(1)))]))
+    d = Rig(Scripted([plan_of(Change(A, Allocation.of(0))), plan_of(Change(A, Allocation.of(1)))]))
     d.say(0.0, submit("a"))
     d.answered(0.0)
     d.say(1.0, submit("b"))
@@ -188,7 +188,7 @@ def test_stale_facts_are_ignored_and_recorded() -> None:
 
 
 def test_one_fact_said_twice_is_taken_once() -> None:
-    d = Desk()
+    d = Rig()
     d.say(0.0, submit("a"))
     pause = JobPaused(A)
     d.say(1.0, pause, pause)
@@ -196,7 +196,7 @@ def test_one_fact_said_twice_is_taken_once() -> None:
 
 
 def test_a_terminal_fact_wins_over_a_pending_assign() -> None:
-    d = Desk(Scripted([plan_of(Change(A, Allocation.of(0))), plan_of(Change(A, Allocation.of(1)))]))
+    d = Rig(Scripted([plan_of(Change(A, Allocation.of(0))), plan_of(Change(A, Allocation.of(1)))]))
     d.say(0.0, submit("a"))
     d.answered(0.0)
     assert d.say(1.0, submit("b")) == [assign("a", 2, 1)]
@@ -206,7 +206,7 @@ def test_a_terminal_fact_wins_over_a_pending_assign() -> None:
 
 
 def test_a_terminal_fact_wins_over_a_pending_release_and_a_pause() -> None:
-    d = Desk(Scripted([plan_of(Change(A, Allocation.of(0)), Change(B, Allocation.of(1))), plan_of(Change(A, None))]))
+    d = Rig(Scripted([plan_of(Change(A, Allocation.of(0)), Change(B, Allocation.of(1))), plan_of(Change(A, None))]))
     d.say(0.0, submit("a"), submit("b"))
     d.answered(0.0)
     assert d.say(1.0, submit("c")) == [Release(A, 2)]
@@ -223,7 +223,7 @@ def test_a_report_that_comes_before_the_answer_counts() -> None:
         def learn(self, at: float, job: Job, report: ProgressReported) -> None:
             taught.append((job, report))
 
-    d = Desk(estimator=Pupil())
+    d = Rig(estimator=Pupil())
     d.say(0.0, submit("a"))
     d.say(1.0, ProgressReported(A, 1, 3.0, 2.0))
     a = d.job("a")
@@ -232,7 +232,7 @@ def test_a_report_that_comes_before_the_answer_counts() -> None:
 
 
 def test_service_is_kept_over_crash_and_release() -> None:
-    d = Desk(Scripted([plan_of(Change(A, Allocation.of(0))), plan_of(), plan_of(Change(A, Allocation.of(1)))]))
+    d = Rig(Scripted([plan_of(Change(A, Allocation.of(0))), plan_of(), plan_of(Change(A, Allocation.of(1)))]))
     d.say(0.0, submit("a"))
     d.answered(0.0)
     d.say(10.0, d.backend.crash("a"))
@@ -243,13 +243,13 @@ def test_service_is_kept_over_crash_and_release() -> None:
 
 
 def test_a_probe_keeps_its_purpose() -> None:
-    d = Desk(Scripted([plan_of(Change(A, Allocation.of(0), Probe(5)))]))
+    d = Rig(Scripted([plan_of(Change(A, Allocation.of(0), Probe(5)))]))
     assert d.say(0.0, submit("a")) == [Assign(A, Allocation.of(0), 1, Probe(5))]
 
 
 # ---------------------------------------------------------------------------------------------------------- wishes
 def test_cancel() -> None:
-    d = Desk()
+    d = Rig()
     d.say(0.0, submit("a", 4), submit("b", 4))
     d.answered(0.0)
     assert d.say(1.0, JobCancelled(B)) == [], "a waiting job holds nothing"
@@ -260,7 +260,7 @@ def test_cancel() -> None:
 
 
 def test_pause_and_resume() -> None:
-    d = Desk()
+    d = Rig()
     d.say(0.0, submit("a", 4), submit("b", 4))
     d.answered(0.0)
     assert d.say(5.0, JobPaused(A)) == [Release(A, 2), assign("b", 1, 0, 1, 2, 3)]
@@ -273,7 +273,7 @@ def test_pause_and_resume() -> None:
 
 
 def test_a_waiting_job_is_paused_without_an_order() -> None:
-    d = Desk()
+    d = Rig()
     d.say(0.0, submit("a", 4), submit("b", 4))
     assert d.say(1.0, JobPaused(B)) == []
     assert d.job("b").generation == 0
@@ -282,7 +282,7 @@ def test_a_waiting_job_is_paused_without_an_order() -> None:
 
 
 def test_a_blocked_job_cannot_be_paused() -> None:
-    d = Desk()
+    d = Rig()
     d.say(0.0, submit("a"), submit("b", after=(A,)))
     pause = JobPaused(B)
     assert d.say(1.0, pause) == []
@@ -291,7 +291,7 @@ def test_a_blocked_job_cannot_be_paused() -> None:
 
 # ---------------------------------------------------------------------------------------------------- dependencies
 def test_after() -> None:
-    d = Desk()
+    d = Rig()
     assert d.say(0.0, submit("a"), submit("b", after=(A,)), submit("c", after=(A, B))) == [assign("a", 1, 0)]
     d.answered(0.0)
     assert d.job("b").phase is Phase.BLOCKED
@@ -306,7 +306,7 @@ def test_after() -> None:
 
 @pytest.mark.parametrize("end", [JobCancelled(A), JobFailed(A, 1, "bad luck")])
 def test_a_failed_dependency_fails_those_behind_it(end: Fact) -> None:
-    d = Desk()
+    d = Rig()
     d.say(0.0, submit("a"), submit("b", after=(A,)), submit("c", after=(B,)), submit("e", after=(A,)))
     d.answered(0.0)
     d.say(1.0, end)
@@ -323,7 +323,7 @@ def test_a_failed_dependency_fails_those_behind_it(end: Fact) -> None:
 
 
 def test_long_chains_fail_as_one() -> None:
-    d = Desk()
+    d = Rig()
     names = [f"j{index}" for index in range(3000)]
     chain = [submit(name, after=(JobId(before),)) for before, name in pairwise(names)]
     d.say(0.0, submit("j0"), *chain)
@@ -333,7 +333,7 @@ def test_long_chains_fail_as_one() -> None:
 
 # -------------------------------------------------------------------------------------------------- crashes, nodes
 def test_a_crashed_job_is_tried_again_and_then_fails() -> None:
-    d = Desk()
+    d = Rig()
     d.say(0.0, submit("a", retries=2), submit("b", after=(A,)))
     d.answered(0.0)
     for generation in (2, 4):
@@ -350,7 +350,7 @@ def test_a_crashed_job_is_tried_again_and_then_fails() -> None:
 
 @pytest.mark.parametrize("reports", [True, False])
 def test_progress_makes_crashes_begin_anew(reports: bool) -> None:
-    d = Desk()
+    d = Rig()
     d.say(0.0, submit("a", retries=1))
     d.answered(0.0)
     for step in range(1, 6):
@@ -364,7 +364,7 @@ def test_progress_makes_crashes_begin_anew(reports: bool) -> None:
 
 
 def test_a_lost_node_sends_its_jobs_back() -> None:
-    d = Desk(Fifo(bypass=True), groups=[(2, 2, "V100")])
+    d = Rig(Fifo(bypass=True), groups=[(2, 2, "V100")])
     d.say(0.0, submit("a", 2), submit("wide", 3), submit("c", 1))
     d.answered(0.0)
     assert d.say(5.0, NodeLost(NodeId(0)), submit("e", 1)) == [Release(A, 2), assign("e", 1, 3)]
@@ -379,7 +379,7 @@ def test_a_lost_node_sends_its_jobs_back() -> None:
 
 
 def test_a_new_node_brings_room() -> None:
-    d = Desk(groups=[(1, 1, "V100")])
+    d = Rig(groups=[(1, 1, "V100")])
     assert d.say(0.0, submit("a", 2)) == []
     assert d.say(1.0, NodeJoined("more", (("H100", 2, 80),))) == [assign("a", 1, 1, 2)]
     assert d.scheduler.cluster.capacity == {"V100": 1, "H100": 2}
@@ -391,7 +391,7 @@ def test_facts_are_recorded_even_when_a_policy_breaks() -> None:
     def broken(view: Snapshot) -> Plan:
         raise ZeroDivisionError
 
-    d = Desk(Scripted([broken]))
+    d = Rig(Scripted([broken]))
     with pytest.raises(ZeroDivisionError):
         d.scheduler.handle(0.0, [submit("a")])
     assert [list(record.facts) for record in d.records] == [[submit("a")]]
@@ -401,7 +401,7 @@ def test_facts_are_recorded_even_when_a_policy_breaks() -> None:
 def test_a_plan_that_overbooks_is_refused_as_a_whole() -> None:
     swap = plan_of(Change(A, Allocation.of(1)), Change(B, Allocation.of(0)))
     too_much = plan_of(Change(A, Allocation.of(2)), Change(C, Allocation.of(2)))
-    d = Desk(Scripted([plan_of(Change(A, Allocation.of(0)), Change(B, Allocation.of(1))), swap, too_much]))
+    d = Rig(Scripted([plan_of(Change(A, Allocation.of(0)), Change(B, Allocation.of(1))), swap, too_much]))
     d.say(0.0, submit("a"), submit("b"))
     d.answered(0.0)
     assert d.say(1.0, submit("c")) == [assign("a", 2, 1), assign("b", 2, 0)]
@@ -412,24 +412,24 @@ def test_a_plan_that_overbooks_is_refused_as_a_whole() -> None:
 
 
 def test_a_plan_touches_only_what_waits_or_runs() -> None:
-    d = Desk(Scripted([plan_of(), plan_of(Change(B, Allocation.of(0))), plan_of(Change(JobId("x"), None))]))
+    d = Rig(Scripted([plan_of(), plan_of(Change(B, Allocation.of(0))), plan_of(Change(JobId("x"), None))]))
     d.say(0.0, submit("a"), submit("b", after=(A,)))
     for name in ("b", "x"):
         with pytest.raises(CarpoolError, match=f"changed job '{name}', which is not waiting or running"):
             d.say(1.0, submit(f"other-{name}"))
     with pytest.raises(InvalidTransition, match="is waiting and cannot be released"):
-        Desk(Scripted([plan_of(Change(A, None))])).say(0.0, submit("a"))
+        Rig(Scripted([plan_of(Change(A, None))])).say(0.0, submit("a"))
 
 
 @pytest.mark.parametrize("wake_at", [4.0, 5.0])
 def test_a_policy_cannot_be_woken_in_the_past(wake_at: float) -> None:
-    d = Desk(Scripted([lambda view: Plan((), "later", wake_at)]))
+    d = Rig(Scripted([lambda view: Plan((), "later", wake_at)]))
     with pytest.raises(CarpoolError, match=rf"asks at 5\.0 s to be woken at {wake_at} s, which is not later"):
         d.say(5.0, submit("a"))
 
 
 def test_woke_is_a_fact_like_any_other() -> None:
-    d = Desk()
+    d = Rig()
     d.say(0.0, Woke())
     assert list(d.records[0].facts) == [Woke()]
 

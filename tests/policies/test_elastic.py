@@ -13,7 +13,7 @@ from carpool.policies.elastic import Elastic
 from carpool.policies.moves import moves_s
 from carpool.predictors.moving import Move, MoveKind
 from carpool.predictors.wired import WiredEstimator
-from carpool.testing.desk import Desk
+from carpool.testing.rig import Rig
 
 CLUSTER = Cluster.build([(2, 4, "V100")])
 LONG = 1e5
@@ -39,19 +39,19 @@ def taught(network: float) -> WiredEstimator:
 
 @pytest.mark.parametrize(("network", "nodes"), [(2e8, 1), (5e10, 2)])
 def test_spread_or_consolidated(network: float, nodes: int) -> None:
-    desk = Desk(Elastic(), cluster=CLUSTER, estimator=taught(network))
-    desk.say(0.0, JobSubmitted(job("a")))
-    desk.answered(1.0)
+    rig = Rig(Elastic(), cluster=CLUSTER, estimator=taught(network))
+    rig.say(0.0, JobSubmitted(job("a")))
+    rig.answered(1.0)
     for at in (60.0, 120.0, 180.0):  # it may grow step by step
-        held = desk.job("a").desired
+        held = rig.job("a").desired
         assert held is not None
-        desk.say(at, desk.backend.progress("a", at))
-        desk.answered(at + 1.0)
-        wake = desk.wakes()
+        rig.say(at, rig.backend.progress("a", at))
+        rig.answered(at + 1.0)
+        wake = rig.wakes()
         if wake is not None:
-            desk.say(wake)
-            desk.answered(wake)
-    held = desk.job("a").desired
+            rig.say(wake)
+            rig.answered(wake)
+    held = rig.job("a").desired
     assert held is not None
     assert len(CLUSTER.groups_of(held)) == nodes, held
 

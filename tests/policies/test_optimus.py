@@ -15,7 +15,7 @@ from carpool.core.topology import Placement
 from carpool.policies.optimus import Optimus
 from carpool.sim.world import World
 from carpool.sim.worlds.scaling import ScalingWorld
-from carpool.testing import Desk, PolicyContract
+from carpool.testing import PolicyContract, Rig
 
 
 class TestContract(PolicyContract):
@@ -60,15 +60,15 @@ def counts(orders: list[Order]) -> dict[str, int]:
     return {order.job: order.allocation.num_devices for order in orders if isinstance(order, Assign)}
 
 
-def desk(estimator: Estimator, size: int = 4) -> Desk:
-    return Desk(Optimus(), [(1, size, "V100")], estimator=estimator)
+def rig(estimator: Estimator, size: int = 4) -> Rig:
+    return Rig(Optimus(), [(1, size, "V100")], estimator=estimator)
 
 
 def test_greedy_is_best_where_gains_shrink() -> None:
     """With falling gains the greedy dealing has the least sum of remaining times: compare with all others."""
     seconds = {"a": (8.0, 4.5, 3.2, 2.6), "b": (6.0, 3.1, 2.2, 1.9), "c": (9.0, 7.0, 6.0, 5.5)}
     left = {"a": 10.0, "b": 30.0, "c": 20.0}
-    found = counts(desk(Table(seconds, left), 6).say(0.0, *map(elastic, "abc")))
+    found = counts(rig(Table(seconds, left), 6).say(0.0, *map(elastic, "abc")))
     total = {
         dealt: sum(left[name] * seconds[name][count - 1] for name, count in zip("abc", dealt, strict=True))
         for dealt in product(range(1, 5), repeat=3)
@@ -79,20 +79,20 @@ def test_greedy_is_best_where_gains_shrink() -> None:
 
 def test_devices_that_save_nothing_stay_free() -> None:
     estimator = Table({"a": (2.0, 1.5, 1.5, 0.1)}, {"a": 10.0})
-    assert counts(desk(estimator).say(0.0, elastic("a"))) == {"a": 2}
+    assert counts(rig(estimator).say(0.0, elastic("a"))) == {"a": 2}
 
 
 def test_the_first_device_goes_by_submission() -> None:
     estimator = Table(dict.fromkeys("abc", (1.0, 0.9, 0.8, 0.7)), {"a": 1.0, "b": 1.0, "c": 1000.0})
-    assert counts(desk(estimator, 2).say(0.0, *map(elastic, "abc"))) == {"a": 1, "b": 1}
+    assert counts(rig(estimator, 2).say(0.0, *map(elastic, "abc"))) == {"a": 1, "b": 1}
 
 
 def test_without_steps_rates_and_remaining_work_will_do() -> None:
-    assert counts(desk(Declared()).say(0.0, elastic("a"), elastic("b"))) == {"a": 2, "b": 2}
+    assert counts(rig(Declared()).say(0.0, elastic("a"), elastic("b"))) == {"a": 2, "b": 2}
 
 
 def test_who_keeps_its_number_keeps_its_devices() -> None:
-    table = desk(Table(dict.fromkeys("abc", (2.0, 1.0, 0.9, 0.9)), dict.fromkeys("abc", 1.0)), 5)
+    table = rig(Table(dict.fromkeys("abc", (2.0, 1.0, 0.9, 0.9)), dict.fromkeys("abc", 1.0)), 5)
     table.say(0.0, elastic("a", widest=2), elastic("b", widest=2))
     table.answered(0.0)
     orders = table.say(1.0, elastic("c", widest=1))
@@ -101,7 +101,7 @@ def test_who_keeps_its_number_keeps_its_devices() -> None:
 
 def test_gangs_are_not_split() -> None:
     estimator = Table(dict.fromkeys("ab", (2.0, 1.0, 0.9, 0.8)), dict.fromkeys("ab", 1.0))
-    assert counts(desk(estimator).say(0.0, elastic("a", narrowest=3), elastic("b", narrowest=2))) == {"a": 4}
+    assert counts(rig(estimator).say(0.0, elastic("a", narrowest=3), elastic("b", narrowest=2))) == {"a": 4}
 
 
 def test_unknown_placements_are_refused() -> None:

@@ -15,7 +15,7 @@ from carpool.policies.pollux import Pollux
 from carpool.policies.registry import parse_policy
 from carpool.sim.world import World
 from carpool.sim.worlds.scaling import ScalingWorld
-from carpool.testing import Desk, PolicyContract
+from carpool.testing import PolicyContract, Rig
 
 
 class TestContract(PolicyContract):
@@ -56,24 +56,24 @@ def elastic(name: str, widest: int = 8) -> JobSubmitted:
     return JobSubmitted(JobSpec(JobId(name), 1, 100.0, min_devices=1, max_devices=widest))
 
 
-def shapes(desk: Desk) -> dict[str, tuple[tuple[int, ...], int]]:
+def shapes(rig: Rig) -> dict[str, tuple[tuple[int, ...], int]]:
     """Devices on each node and the batch of every job that runs."""
-    held = {name: job.desired for name, job in desk.scheduler.jobs.items() if job.desired is not None}
-    groups = desk.scheduler.cluster.groups_of
+    held = {name: job.desired for name, job in rig.scheduler.jobs.items() if job.desired is not None}
+    groups = rig.scheduler.cluster.groups_of
     return {name: (tuple(count for _, count in groups(each)), each.batch_size) for name, each in held.items()}
 
 
-def let_pass(desk: Desk, *times: float) -> list[Order]:
+def let_pass(rig: Rig, *times: float) -> list[Order]:
     """Let the backend answer at each of these instants, at which the policy is due anyway; the orders."""
-    return [order for at in times for order in [*desk.answered(at), *desk.say(at, Woke())]]
+    return [order for at in times for order in [*rig.answered(at), *rig.say(at, Woke())]]
 
 
-def desk(estimator: Believes, groups: Sequence[tuple[int, int, str]] = ((2, 4, "V100"),)) -> Desk:
-    return Desk(Pollux(), groups, estimator=estimator)
+def rig(estimator: Believes, groups: Sequence[tuple[int, int, str]] = ((2, 4, "V100"),)) -> Rig:
+    return Rig(Pollux(), groups, estimator=estimator)
 
 
 def test_a_job_doubles_step_by_step_and_takes_the_best_batch() -> None:
-    table = desk(Believes(rate_of=lambda count, several: count**0.8))
+    table = rig(Believes(rate_of=lambda count, several: count**0.8))
     table.say(0.0, elastic("a"))
     assert shapes(table) == {"a": ((1,), 32)}
     seen = []
@@ -84,7 +84,7 @@ def test_a_job_doubles_step_by_step_and_takes_the_best_batch() -> None:
 
 
 def test_devices_are_shared_so_that_nobody_is_far_behind() -> None:
-    table = desk(Believes(), [(1, 4, "V100")])
+    table = rig(Believes(), [(1, 4, "V100")])
     table.say(0.0, elastic("a"))
     let_pass(table, 600.0, 1200.0)
     assert shapes(table)["a"][0] == (4,)
@@ -95,7 +95,7 @@ def test_devices_are_shared_so_that_nobody_is_far_behind() -> None:
 
 def test_a_new_batch_alone_moves_nobody() -> None:
     believes = Believes(rate_of=lambda count, several: 1.0)
-    table = desk(believes)
+    table = rig(believes)
     table.say(0.0, elastic("a"))
     devices = list(table.job("a").desired.devices())  # type: ignore[union-attr]
     believes.batch_of = lambda count: 48 * count
@@ -107,7 +107,7 @@ def test_a_new_batch_alone_moves_nobody() -> None:
 def test_a_move_must_be_worth_its_price() -> None:
     """Twice the devices bring a quarter more: worth it for an old job, not for one that a move would set back."""
     little = Believes(rate_of=lambda count, several: {1: 1.0, 2: 1.25}.get(count, 1.25))
-    table = desk(little, [(1, 2, "V100")])
+    table = rig(little, [(1, 2, "V100")])
     table.say(0.0, elastic("a", widest=2))
     let_pass(table, 60.0)
     assert shapes(table)["a"][0] == (1,)  # (60 − 0)/(60 + 30) = 0.67
@@ -117,14 +117,14 @@ def test_a_move_must_be_worth_its_price() -> None:
 
 def test_trust_bounds_what_a_move_may_promise() -> None:
     little = Believes(rate_of=lambda count, several: 1.0 if count == 1 else 1.08)
-    table = desk(little, [(1, 2, "V100")])
+    table = rig(little, [(1, 2, "V100")])
     table.say(0.0, elastic("a", widest=2))
     let_pass(table, 1e6)
     assert shapes(table)["a"][0] == (1,)
 
 
 def test_what_was_noted_of_jobs_that_are_over_is_forgotten() -> None:
-    table = desk(Believes(), [(1, 2, "V100")])
+    table = rig(Believes(), [(1, 2, "V100")])
     table.say(0.0, elastic("a"), elastic("b"))
     table.answered(0.0)
     assert table.scheduler.snapshot().note == {"a": [1, 1], "b": [1, 1]}
@@ -133,7 +133,7 @@ def test_what_was_noted_of_jobs_that_are_over_is_forgotten() -> None:
 
 
 def test_unlike_kinds_are_searched_apart() -> None:
-    table = desk(Believes(), [(1, 2, "V100"), (1, 2, "K80")])
+    table = rig(Believes(), [(1, 2, "V100"), (1, 2, "K80")])
     table.say(0.0, *map(elastic, "abcd"))
     kinds = [
         {table.scheduler.cluster.kind_of(device) for device in job.desired.devices()}
@@ -144,7 +144,7 @@ def test_unlike_kinds_are_searched_apart() -> None:
 
 
 def test_estimators_that_do_not_tune_are_asked_for_rates() -> None:
-    table = Desk(Pollux(), [(1, 4, "V100")])
+    table = Rig(Pollux(), [(1, 4, "V100")])
     table.say(0.0, elastic("a"))
     let_pass(table, 600.0, 1200.0)
     assert shapes(table) == {"a": ((4,), 0)}

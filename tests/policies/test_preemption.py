@@ -12,7 +12,7 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.queue import Entry
 from carpool.core.topology import Cluster
 from carpool.policies.preemption import Outcome, among, arrange, preempt
-from carpool.testing import Desk, check_books, drive
+from carpool.testing import Rig, check_books, drive
 from carpool.testing.strategies import Ground, grounds
 
 
@@ -70,9 +70,9 @@ def snapshot(cluster: Cluster, *held: tuple[str, Allocation]) -> Snapshot:
                 tuple(Change(JobId(name), what) for name, what in held if view.jobs[JobId(name)].desired is None)
             )
 
-    desk = Desk(Fixed(), cluster=cluster)
-    desk.say(0.0, *[JobSubmitted(JobSpec(JobId(name), what.num_devices, 10.0)) for name, what in held])
-    return desk.scheduler.snapshot()
+    rig = Rig(Fixed(), cluster=cluster)
+    rig.say(0.0, *[JobSubmitted(JobSpec(JobId(name), what.num_devices, 10.0)) for name, what in held])
+    return rig.scheduler.snapshot()
 
 
 def test_whole_nodes_for_a_gang_wider_than_a_node() -> None:

@@ -15,7 +15,7 @@ from carpool.policies.sjf import Sjf
 from carpool.policies.srtf import Srtf, Wsrtf
 from carpool.sim.world import PlainWorld
 from carpool.sim.worlds.scaling import ScalingWorld
-from carpool.testing import Desk, Driven, check_books, drive
+from carpool.testing import Driven, Rig, check_books, drive
 from carpool.testing.scenarios import job
 
 ONE = Cluster.build([(1, 1, "V100")])
@@ -67,30 +67,30 @@ def test_sjf_counts_seconds_on_the_fastest_kind_and_takes_it_first() -> None:
 
 # ------------------------------------------------------------------------------------------------------------ srtf
 def test_srtf_takes_the_device_from_the_longest() -> None:
-    desk = Desk(Srtf(), [(1, 2, "V100")])
-    desk.say(0.0, submitted("a", work=50.0), submitted("b", work=20.0))
-    desk.answered(0.0)
-    assert desk.say(5.0, submitted("c", work=30.0)) == [
+    rig = Rig(Srtf(), [(1, 2, "V100")])
+    rig.say(0.0, submitted("a", work=50.0), submitted("b", work=20.0))
+    rig.answered(0.0)
+    assert rig.say(5.0, submitted("c", work=30.0)) == [
         Release(JobId("a"), 2),
         Assign(JobId("c"), Allocation.of(1), 1),
     ]
 
 
 def test_srtf_leaves_a_running_job_that_is_as_short() -> None:
-    desk = Desk(Srtf(), [(1, 1, "V100")])
-    desk.say(0.0, submitted("a", work=50.0))
-    desk.answered(0.0)
-    assert desk.say(10.0, submitted("b", work=40.0)) == []
-    assert desk.say(10.0, submitted("c", work=39.0)) != []
+    rig = Rig(Srtf(), [(1, 1, "V100")])
+    rig.say(0.0, submitted("a", work=50.0))
+    rig.answered(0.0)
+    assert rig.say(10.0, submitted("b", work=40.0)) == []
+    assert rig.say(10.0, submitted("c", work=39.0)) != []
 
 
 def test_srtf_clears_the_node_that_costs_least() -> None:
-    desk = Desk(Srtf(), [(2, 2, "V100")])
+    rig = Rig(Srtf(), [(2, 2, "V100")])
     for at, (name, work) in enumerate([("a", 90.0), ("b", 20.0), ("c", 80.0), ("d", 70.0)]):
-        desk.say(float(at), submitted(name, work=work))
-        desk.answered(float(at))
+        rig.say(float(at), submitted(name, work=work))
+        rig.answered(float(at))
     # the longest is on node 0, but beside it runs one that is shorter than the newcomer
-    assert desk.say(4.0, submitted("wide", 2, 60.0)) == [
+    assert rig.say(4.0, submitted("wide", 2, 60.0)) == [
         Release(JobId("c"), 2),
         Release(JobId("d"), 2),
         Assign(JobId("wide"), Allocation.of(2, 3), 1),
@@ -98,11 +98,11 @@ def test_srtf_clears_the_node_that_costs_least() -> None:
 
 
 def test_srtf_gives_back_what_was_not_needed_and_fills_up() -> None:
-    desk = Desk(Srtf(), [(1, 8, "V100")])
-    desk.say(0.0, submitted("wide", 6, 50.0), submitted("x", 1, 60.0), submitted("y", 1, 70.0))
-    desk.answered(0.0)
+    rig = Rig(Srtf(), [(1, 8, "V100")])
+    rig.say(0.0, submitted("wide", 6, 50.0), submitted("x", 1, 60.0), submitted("y", 1, 70.0))
+    rig.answered(0.0)
     # by count y, x and wide would have to go; with wide gone there is room for x and y again, and for one that waits
-    orders = desk.say(1.0, submitted("new", 3, 10.0), submitted("late", 2, 95.0))
+    orders = rig.say(1.0, submitted("new", 3, 10.0), submitted("late", 2, 95.0))
     assert orders == [
         Release(JobId("wide"), 2),
         Assign(JobId("new"), Allocation.of(0, 1, 2), 1),
@@ -111,14 +111,12 @@ def test_srtf_gives_back_what_was_not_needed_and_fills_up() -> None:
 
 
 def test_srtf_passes_over_a_gang_that_does_not_fit() -> None:
-    desk = Desk(Srtf(), [(1, 2, "V100")])
-    desk.say(0.0, submitted("a", 1, 5.0))
-    desk.answered(0.0)
-    assert desk.say(1.0, submitted("wide", 2, 8.0), submitted("b", 1, 29.0)) == [
-        Assign(JobId("b"), Allocation.of(1), 1)
-    ]
-    desk.answered(1.0)
-    assert desk.say(5.0, JobFinished(JobId("a"), 1)) == [
+    rig = Rig(Srtf(), [(1, 2, "V100")])
+    rig.say(0.0, submitted("a", 1, 5.0))
+    rig.answered(0.0)
+    assert rig.say(1.0, submitted("wide", 2, 8.0), submitted("b", 1, 29.0)) == [Assign(JobId("b"), Allocation.of(1), 1)]
+    rig.answered(1.0)
+    assert rig.say(5.0, JobFinished(JobId("a"), 1)) == [
         Release(JobId("b"), 2),
         Assign(JobId("wide"), Allocation.of(0, 1), 1),
     ]

@@ -18,7 +18,7 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.predictors.moves_seen import MovesSeen
 from carpool.predictors.moving import Move, MoveCost, MoveKind
 from carpool.testing import PredictorContract
-from carpool.testing.desk import Desk
+from carpool.testing.rig import Rig
 
 
 def seconds(move: Move) -> float:
@@ -104,51 +104,51 @@ def submitted(name: str) -> JobSubmitted:
     return JobSubmitted(JobSpec(JobId(name), 1, 1000.0, model="m", min_devices=1, max_devices=4))
 
 
-def watched(desk: Desk) -> MovesSeen:
+def watched(rig: Rig) -> MovesSeen:
     seen = MovesSeen()
-    for record in desk.records:
+    for record in rig.records:
         seen.record(record)
     return seen
 
 
 def test_a_start_takes_from_the_order_to_its_effect() -> None:
-    desk = Desk(Wider())
-    desk.say(10.0, submitted("a"))
-    desk.answered(17.5)
-    cost = watched(desk).cost
+    rig = Rig(Wider())
+    rig.say(10.0, submitted("a"))
+    rig.answered(17.5)
+    cost = watched(rig).cost
     assert (cost.moves_, cost.seconds_) == ([Move(MoveKind.START, "m", 0.0, 0, 1)], [7.5])
 
 
 def test_work_done_on_the_way_is_no_standstill() -> None:
     """It reports 20 of work at 30 s and 2 a second; new devices are in effect at 40 s with 36: two seconds are lost."""
-    desk = Desk(Wider())
-    desk.say(10.0, submitted("a"))
-    desk.answered(20.0)
-    desk.say(30.0, desk.backend.progress("a", 20.0, 2.0))
-    desk.say(32.0, submitted("b"))
-    desk.backend.done[JobId("a")] = 36.0
-    desk.answered(40.0)
-    cost = watched(desk).cost
+    rig = Rig(Wider())
+    rig.say(10.0, submitted("a"))
+    rig.answered(20.0)
+    rig.say(30.0, rig.backend.progress("a", 20.0, 2.0))
+    rig.say(32.0, submitted("b"))
+    rig.backend.done[JobId("a")] = 36.0
+    rig.answered(40.0)
+    cost = watched(rig).cost
     assert cost.moves_[1] == Move(MoveKind.GROW, "m", 0.0, 1, 2, is_warm=True)
     assert cost.seconds_[1] == pytest.approx(2.0)
 
 
 def test_two_orders_at_once_teach_nothing() -> None:
-    desk = Desk(Wider())
-    desk.say(10.0, submitted("a"))
-    desk.say(11.0, submitted("b"))
-    desk.answered(20.0)
-    assert watched(desk).cost.num_moves == 0
-    assert watched(desk).move_s(desk.job("a").spec) is None
+    rig = Rig(Wider())
+    rig.say(10.0, submitted("a"))
+    rig.say(11.0, submitted("b"))
+    rig.answered(20.0)
+    assert watched(rig).cost.num_moves == 0
+    assert watched(rig).move_s(rig.job("a").spec) is None
 
 
 def test_the_price_of_a_move_is_what_moves_took() -> None:
-    desk = Desk(Wider())
-    desk.say(0.0, submitted("a"))
-    desk.answered(5.0)
+    rig = Rig(Wider())
+    rig.say(0.0, submitted("a"))
+    rig.answered(5.0)
     for at, name in ((100.0, "b"), (200.0, "c"), (300.0, "d")):
-        desk.say(at, desk.backend.progress("a", at, 1.0), submitted(name))
-        desk.answered(at + 5.0)
-    price = watched(desk).move_s(desk.job("a").spec)
+        rig.say(at, rig.backend.progress("a", at, 1.0), submitted(name))
+        rig.answered(at + 5.0)
+    price = watched(rig).move_s(rig.job("a").spec)
     assert price is not None
     assert price == pytest.approx(5.0, rel=0.3)

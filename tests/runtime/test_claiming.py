@@ -17,8 +17,8 @@ from carpool.core.messages import Assign, AssignApplied, JobFinished, ProgressRe
 from carpool.core.model import Allocation, JobId
 from carpool.runtime.deathbed import Other
 from carpool.runtime.devices import LocalDevice
-from carpool.runtime.door import Door
 from carpool.runtime.entry import load_training
+from carpool.runtime.executor_socket import ExecutorSocket
 from carpool.runtime.inventory import Standing
 from carpool.runtime.link import Claim, ClaimRefused, ExecutorLink, ExecutorOptions
 from carpool.runtime.program import Program
@@ -77,7 +77,7 @@ class Place:
     def __init__(self, folder: Path, **options: Any) -> None:
         (folder / "jobs.py").write_text(ENTRY, encoding="utf-8")
         self.folder = folder
-        self.door = Door(folder / "door")
+        self.door = ExecutorSocket(folder / "door")
         self.epoch = 0
         self.known = 0  # the last report that is kept
         chosen = {"on_orphan": "wait", "orphan_s": 30.0, "mirror_s": 0.2, "grace_s": 0.5, "tick_s": 0.02, **options}

@@ -25,7 +25,7 @@ from carpool.runtime.protocol import Message, Published
 from carpool.runtime.publishing import Publisher
 from carpool.runtime.recorder import CudaRecorder
 from carpool.runtime.seeding import seed_entry
-from carpool.runtime.segment import Segment, contribution_bytes
+from carpool.runtime.segment import SegmentReducer, contribution_bytes
 from carpool.runtime.slots import Slots
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.training import Training
@@ -86,7 +86,7 @@ def test_ranks_that_meet_in_host_memory_learn_what_one_process_does() -> None:
     trainers = [Trainer(convolutional(stop=Stop(steps=9)), exact=True, device="cuda") for _ in range(2)]
     slots = Slots(((0, 3), (3, 8)), contribution_bytes(trainers[0].layout))
     fd = new_memory("test", slots.num_bytes)
-    segments = [Segment(fd, slots, trainer.layout) for trainer in trainers]
+    segments = [SegmentReducer(fd, slots, trainer.layout) for trainer in trainers]
     while not trainers[0].stopped:  # its pages are registered on the way
         for segment, trainer, owned in zip(segments, trainers, slots.owners, strict=True):
             segment.write(trainer.begin(), trainer.contribute(trainer.begin(), range(*owned)))

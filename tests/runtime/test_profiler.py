@@ -11,7 +11,7 @@ from carpool.runtime.devices import parse_devices
 from carpool.runtime.profiler import Patience, Profiler
 from carpool.runtime.profiling import Wanted, make_profile
 from carpool.runtime.program import Program
-from carpool.runtime.sweep import Setting
+from carpool.runtime.sweep import SweepPoint
 
 pytest.importorskip("torch")
 
@@ -88,7 +88,7 @@ def test_memory_that_runs_out_is_a_limit_and_time_too(program: Program) -> None:
     async def measure() -> list[Measurement]:
         patience = Patience(seconds=0.02, timeout_s=60.0, memory_bytes=40 << 20)
         async with Profiler.start(program, [DEVICE], patience) as profiler:
-            return [await profiler.measure(Setting((DEVICE,), batch)) for batch in (8, 64, 8)]
+            return [await profiler.measure(SweepPoint((DEVICE,), batch)) for batch in (8, 64, 8)]
 
     small, large, again = asyncio.run(measure())
     assert (small.error, again.error) == ("", "")
@@ -98,7 +98,7 @@ def test_memory_that_runs_out_is_a_limit_and_time_too(program: Program) -> None:
     async def wait() -> Measurement:
         slow = Program(program.entry, {"sleep_s": 60.0}, folder=program.folder)
         async with Profiler.start(slow, [DEVICE], Patience(timeout_s=1.0)) as profiler:
-            return await profiler.measure(Setting((DEVICE,), 8))
+            return await profiler.measure(SweepPoint((DEVICE,), 8))
 
     assert asyncio.run(wait()).error == "took longer than 1 s"
 

@@ -19,7 +19,7 @@ import carpool
 from carpool.core.errors import InputError
 from carpool.runtime.datasets.tensors import TensorData
 from carpool.runtime.inputs import FITS, Choice, Way, choose
-from carpool.runtime.readers import Readers, Request
+from carpool.runtime.readers import BatchRequest, Readers
 from carpool.runtime.samples import Chance, Samples
 from carpool.runtime.trainer import Trainer
 
@@ -153,7 +153,7 @@ def test_a_wrong_guess_changes_nothing(wanted: list[int], guesses: list[list[int
         return np.arange(batch * 5, batch * 5 + 5, dtype=np.int64)
 
     for batch, guess in zip(wanted, guesses, strict=False):
-        samples.expect([Request(0, numbers(each)) for each in guess])
+        samples.expect([BatchRequest(0, numbers(each)) for each in guess])
         samples.send()
         (rows,) = samples.fetch(0, numbers(batch), CPU)
         assert torch.equal(rows, data.tensors[0][batch * 5 : batch * 5 + 5])
@@ -161,7 +161,7 @@ def test_a_wrong_guess_changes_nothing(wanted: list[int], guesses: list[list[int
 
 def test_readers_follow_wrong_guesses_and_outlive_a_death() -> None:
     readers = Readers(lambda epoch, samples: (epoch, samples.tolist(), os.getpid()), 2)
-    asked = [Request(0, np.array([n, n + 1])) for n in range(5)]
+    asked = [BatchRequest(0, np.array([n, n + 1])) for n in range(5)]
     try:
         readers.expect(asked[:3])
         assert readers.take(0, np.array([1, 2]))[:2] == (0, [1, 2])
@@ -180,7 +180,7 @@ def test_readers_follow_wrong_guesses_and_outlive_a_death() -> None:
 
 def test_an_error_of_the_dataset_shows_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
     samples = Samples(Drawn(fail_at=3), seed=0, workers=1)
-    samples.expect([Request(0, np.array([2, 3]))])
+    samples.expect([BatchRequest(0, np.array([2, 3]))])
     with pytest.raises(KeyError, match="sample 3 is missing"):
         samples.fetch(0, np.array([2, 3]), CPU)
 

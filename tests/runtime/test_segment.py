@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from carpool.runtime.flat import Contribution
 from carpool.runtime.goals import Stop
 from carpool.runtime.memory import new_memory
-from carpool.runtime.segment import Segment, contribution_bytes
+from carpool.runtime.segment import SegmentReducer, contribution_bytes
 from carpool.runtime.slots import Owners, Slots, owners_of
 from carpool.runtime.trainer import Trainer
 
 
 @contextmanager
-def segments(trainers: list[Trainer], owned: Owners) -> Iterator[list[Segment]]:
+def segments(trainers: list[Trainer], owned: Owners) -> Iterator[list[SegmentReducer]]:
     slots = Slots(owned, contribution_bytes(trainers[0].layout))
     fd = new_memory("test", slots.num_bytes)
     os.pwrite(fd, b"\xff" * slots.num_bytes, 0)  # not a number, as an earlier formation may leave it
-    yield [Segment(fd, slots, trainer.layout) for trainer in trainers]
+    yield [SegmentReducer(fd, slots, trainer.layout) for trainer in trainers]
     os.close(fd)
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
 from carpool.runtime.shards import (
-    Gather,
-    Node,
+    Subtree,
+    TreeAdder,
     check_shards,
     cut_into_parts,
     cut_into_passes,
@@ -100,9 +100,9 @@ def test_shards_are_a_power_of_two(number: int) -> None:
 
 
 def test_maximal_nodes_of_a_range() -> None:
-    assert maximal_nodes(range(8)) == (Node(3, 0),)
-    assert maximal_nodes(range(1, 8)) == (Node(0, 1), Node(1, 1), Node(2, 1))
-    assert maximal_nodes(range(3, 6)) == (Node(0, 3), Node(1, 2))
+    assert maximal_nodes(range(8)) == (Subtree(3, 0),)
+    assert maximal_nodes(range(1, 8)) == (Subtree(0, 1), Subtree(1, 1), Subtree(2, 1))
+    assert maximal_nodes(range(3, 6)) == (Subtree(0, 3), Subtree(1, 2))
     assert maximal_nodes(range(4, 4)) == ()
 
 
@@ -119,9 +119,9 @@ def test_maximal_nodes_are_maximal_and_fill_the_range(num_shards: int, data: st.
 def test_gathering_shard_by_shard_ends_with_the_maximal_nodes(num_shards: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, num_shards - 1))
     owned = range(start, data.draw(st.integers(start + 1, num_shards)))
-    gather: Gather[str] = Gather(join)
+    gather: TreeAdder[str] = TreeAdder(join)
     for shard in owned:
-        gather.put(Node(0, shard), str(shard))
+        gather.put(Subtree(0, shard), str(shard))
     assert tuple(node for node, _ in gather.held) == maximal_nodes(owned)
 
 
@@ -129,13 +129,13 @@ def test_gathering_shard_by_shard_ends_with_the_maximal_nodes(num_shards: int, d
 def test_every_ownership_adds_in_the_same_order(num_samples: int, num_shards: int, cuts: list[int]) -> None:
     bounds = cut_into_shards(num_samples, num_shards)
     leaves = [None if start == end else chr(ord("A") + shard) for shard, (start, end) in enumerate(bounds)]
-    alone = tree_sum([(Node(0, shard), leaf) for shard, leaf in enumerate(leaves)], root(num_shards), join)
-    nodes: list[Node] = []
+    alone = tree_sum([(Subtree(0, shard), leaf) for shard, leaf in enumerate(leaves)], root(num_shards), join)
+    nodes: list[Subtree] = []
     slots: list[str | None] = []
     for owned in owners_of(cuts, num_shards):
-        gather: Gather[str] = Gather(join)
+        gather: TreeAdder[str] = TreeAdder(join)
         for shard in owned:
-            gather.put(Node(0, shard), leaves[shard])
+            gather.put(Subtree(0, shard), leaves[shard])
         nodes += [node for node, _ in gather.held]
         slots += [value for _, value in gather.held]
     assert tree_sum(zip(nodes, slots, strict=True), root(num_shards), join) == alone
@@ -148,7 +148,7 @@ def test_every_ownership_adds_in_the_same_order(num_samples: int, num_shards: in
 
 
 def test_the_tree_is_balanced_and_empty_leaves_vanish() -> None:
-    leaves = [(Node(0, i), leaf) for i, leaf in enumerate(["a", None, "c", "d", "e"])]
+    leaves = [(Subtree(0, i), leaf) for i, leaf in enumerate(["a", None, "c", "d", "e"])]
     assert tree_sum(leaves, root(5), join) == "((a(cd))e)"
-    assert root(1) == Node(0, 0)
-    assert root(5) == Node(3, 0)
+    assert root(1) == Subtree(0, 0)
+    assert root(5) == Subtree(3, 0)

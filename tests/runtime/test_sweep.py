@@ -4,7 +4,7 @@ import pytest
 
 from carpool.core.errors import InputError
 from carpool.runtime.devices import LocalDevice, parse_devices
-from carpool.runtime.sweep import Setting, check_batches, default_batches, settings, widths
+from carpool.runtime.sweep import SweepPoint, check_batches, default_batches, settings, widths
 
 ONE = LocalDevice(0, "cpu:0", "cpu1", (0,))
 TWO = LocalDevice(1, "cpu:1", "cpu1", (1,))
@@ -24,13 +24,13 @@ def test_a_batch_larger_than_the_data_is_refused() -> None:
 
 def test_batches_are_swept_on_one_device_and_the_rest_at_the_own_batch() -> None:
     assert settings([ONE, TWO], 32, (16,), (0.5, 1.0), paired=True) == [
-        Setting((ONE,), 16),
-        Setting((ONE,), 32),
-        Setting((ONE, TWO), 32),
-        Setting((ONE,), 32, 0.5),
-        Setting((ONE,), 32, 0.5, is_paired=True),
-        Setting((ONE,), 32, 1.0, is_paired=True),
-        Setting((ONE,), 32, exact=True),
+        SweepPoint((ONE,), 16),
+        SweepPoint((ONE,), 32),
+        SweepPoint((ONE, TWO), 32),
+        SweepPoint((ONE,), 32, 0.5),
+        SweepPoint((ONE,), 32, 0.5, is_paired=True),
+        SweepPoint((ONE,), 32, 1.0, is_paired=True),
+        SweepPoint((ONE,), 32, exact=True),
     ]
 
 

@@ -31,7 +31,7 @@ from carpool.runtime.actions import (
     Tell,
     Write,
 )
-from carpool.runtime.crew import Kept, Rules, Seat, Wish
+from carpool.runtime.crew import KeptState, Rules, Seat, Wish
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.division import Division
 from carpool.runtime.protocol import (
@@ -516,7 +516,7 @@ def test_whatever_happens_a_stop_leaves_nothing_and_a_new_team_goes_on(
     assert [stop.steps for stop in world.stopped] == [len(world.disk[0])] or not checkpoint
     if checkpoint and exact and not any(kind in {"kill", "hang"} for kind, _ in events):
         assert len(world.disk[0]) >= done
-    again = World(patient(exact), checkpoints=[Kept(len(world.disk[0]), path="x")] if world.disk[0] else [])
+    again = World(patient(exact), checkpoints=[KeptState(len(world.disk[0]), path="x")] if world.disk[0] else [])
     again.disk = world.disk
     again.order(0, 1)
     again.run()
@@ -876,7 +876,7 @@ def test_a_time_limit_ends_the_job() -> None:
 
 
 def test_a_damaged_checkpoint_gives_way_to_an_older_one() -> None:
-    world = World(patient(True), checkpoints=[Kept(3, path="old"), Kept(6, path="new")])
+    world = World(patient(True), checkpoints=[KeptState(3, path="old"), KeptState(6, path="new")])
     world.disk = (("shards",) * 3, False)
     world.order(0)
     world.workers[1].act()
@@ -906,7 +906,7 @@ def test_a_newcomer_enters_with_one_change_of_formation() -> None:
 
 
 def test_a_state_from_before_its_evaluation_is_handed_on_with_what_was_measured() -> None:
-    world = World(patient(False), checkpoints=[Kept(EVALUATE_EVERY, path="x")])
+    world = World(patient(False), checkpoints=[KeptState(EVALUATE_EVERY, path="x")])
     world.disk = (((18, 18),) * EVALUATE_EVERY, True)
     world.order(0, 1)
     first, second = world.workers[1], world.workers[2]

@@ -11,7 +11,7 @@ import pytest
 from carpool.core.messages import Assign, AssignApplied, JobFailed, Order, Probe, ProgressReported, Release
 from carpool.core.model import Allocation, JobId, Share
 from carpool.runtime.actions import Cut
-from carpool.runtime.crew import Kept
+from carpool.runtime.crew import KeptState
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.reports import Evaluation, Facts, Gone, Outcome, Report, Sized, Told
 from carpool.runtime.wire import (
@@ -85,7 +85,7 @@ def test_what_an_earlier_run_left_is_resumed_or_put_aside(tmp_path: Path) -> Non
     folder.make(resume=True)
     folder.write(Cut(9, (0, 1), (1, 6)))
     paths = [str(folder.checkpoints / f"step-{step:09d}.ckpt") for step in (3, 20)]
-    assert folder.kept() == [Kept(3, path=paths[0]), Kept(20, path=paths[1])]
+    assert folder.kept() == [KeptState(3, path=paths[0]), KeptState(20, path=paths[1])]
     assert folder.cuts() == [Cut(0, (0,), ()), Cut(5, (0, 1), (2, 5)), Cut(9, (0, 1), (1, 6))]
     folder.make(resume=False)
     assert (folder.kept(), folder.cuts()) == ([], [])

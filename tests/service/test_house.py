@@ -19,8 +19,8 @@ from carpool.core.messages import Fact, JobResumed, NodeLost, PolicyChanged, Wei
 from carpool.core.model import JobId, Kind
 from carpool.core.topology import Placement
 from carpool.runtime.devices import parse_devices
-from carpool.runtime.door import Door
 from carpool.runtime.entry import load_training
+from carpool.runtime.executor_socket import ExecutorSocket
 from carpool.runtime.jobfile import Listed, read_jobs
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.link import ExecutorOptions
@@ -174,7 +174,7 @@ def test_a_daemon_that_died_while_it_replaced_an_executor_leaves_no_step_counted
         async with opened(state, leave_running=True) as house:
             await house.daemon.submit(jobs)
             await until(house, lambda: steps(house, "job-0") >= 2)
-        await Door(state / "executor").evict()
+        await ExecutorSocket(state / "executor").evict()
         died = House.open(house.setup)
         try:
             await (await died._started()).leave()  # it comes so far, and no further

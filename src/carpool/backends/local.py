@@ -88,12 +88,12 @@ class LocalBackend:
         self,
         scheduler: Scheduler,
         link: ExecutorPort,
-        pace: WaitableClock,
+        clock: WaitableClock,
         take: Callable[[float, Report], None] = lambda at, report: None,
     ) -> None:
         self._scheduler = scheduler
         self._link = link
-        self._pace = pace
+        self._clock = clock
         self._take = take
         self._interrupted = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -133,7 +133,7 @@ class LocalBackend:
         """Wait for a report, for one of the others, or for an instant; take the report in if one has come."""
         if self._receiving is None:
             self._receiving = asyncio.create_task(self._link.receive())
-        await self._pace.wait({self._receiving, *others}, until)
+        await self._clock.wait({self._receiving, *others}, until)
         if self._receiving.done():
             report = self._receiving.result()
             self._receiving = None
@@ -162,7 +162,7 @@ class LocalBackend:
 
     def _now(self) -> float:
         """The time; never before what the scheduler has seen."""
-        return max(self._pace.now(), self._scheduler.at)
+        return max(self._clock.now(), self._scheduler.at)
 
     def _wake(self) -> None:
         wake_at = self._scheduler.wake_at
@@ -198,7 +198,7 @@ class LocalBackend:
                     if until is not None and self._now() >= until:
                         break
             while not stopping.done() and not hurried.done():
-                await self._pace.wait({stopping, hurried}, None)
+                await self._clock.wait({stopping, hurried}, None)
             if stopping.done():
                 stopping.result()
             else:

@@ -96,7 +96,7 @@ class LocalRun:
         """The devices there are, those of earlier sittings included."""
         return self.scheduler.cluster
 
-    async def go(self, start_link: StartLink, pace: WaitableClock | None = None) -> RunEnd:
+    async def go(self, start_link: StartLink, clock: WaitableClock | None = None) -> RunEnd:
         """Run until all jobs are over, or until `interrupt`."""
         asked, folder = self.asked, self.folder
         folder.begin(RunSettings(asked.name, asked.version, asked.policy_text, asked.devices, asked.jobs, self.names))
@@ -110,7 +110,7 @@ class LocalRun:
             for spec, program in (*self._dropped, *asked.jobs):
                 if self.scheduler.outcome(spec.id) is None:
                     link.introduce(spec.id, program, resume=self._resume)
-            self._backend = LocalBackend(self.scheduler, link, pace or WallClock(self.scheduler.at), self._take)
+            self._backend = LocalBackend(self.scheduler, link, clock or WallClock(self.scheduler.at), self._take)
             return await self._backend.run(self._first)
         finally:
             for journal in filter(None, (self._journal, self._copy)):

@@ -88,7 +88,7 @@ def command(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     """
     from carpool.core.units import parse_bytes
     from carpool.runtime.devices import overlap_note, parse_devices
-    from carpool.runtime.door import Door
+    from carpool.runtime.executor_socket import ExecutorSocket
     from carpool.runtime.link import ExecutorOptions
     from carpool.runtime.machine import supplies_here
     from carpool.runtime.outsiders import belongs_to
@@ -97,7 +97,8 @@ def command(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
 
     settings = read_settings(os.environ, flags)
     meters = _meters()
-    left = Door(settings.state / "executor").resident  # by a daemon that was killed: its workers are no outsiders
+    # Left by a daemon that was killed: its workers are no outsiders.
+    left = ExecutorSocket(settings.state / "executor").resident
     is_ours = belongs_to(left) if left is not None else lambda pid: False
     found = tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe, is_ours=is_ours))
     if note := overlap_note(found):

@@ -47,7 +47,7 @@ def load(path: Path) -> Any:
     return unpack(content, str(path))
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """The newest checkpoint that is whole, and what is wrong with newer ones."""
 
     path: Path
@@ -81,12 +81,12 @@ class Checkpoints:
         found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         return [path for _, path in sorted(found)]
 
-    def latest(self) -> Found | None:
+    def latest(self) -> FoundCheckpoint | None:
         """The newest checkpoint that is whole; an error if there are some but all are damaged."""
         damaged: list[str] = []
         for path in reversed(self.paths()):
             try:
-                return Found(path, load(path), tuple(damaged))
+                return FoundCheckpoint(path, load(path), tuple(damaged))
             except CheckpointError as error:
                 damaged.append(str(error))
         if damaged:

@@ -32,7 +32,7 @@ AT_WORK = frozenset({Mode.WORKING, Mode.HALTING})
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerState:
     """One process of the job on one device."""
 
     id: int
@@ -90,7 +90,7 @@ class Shape:
 
 
 @dataclass(slots=True)
-class Pace:
+class Rhythm:
     """How long a step takes in company, and how much of that is waiting and adding up."""
 
     step_s: float | None = None
@@ -121,7 +121,7 @@ class Formation:
     halting: bool = False
     contributed: dict[int, float] = field(default_factory=dict)  # to the present step, with the seconds it took
     updated: set[int] = field(default_factory=set)  # have updated their parameters in the last step
-    pace: Pace = field(default_factory=Pace)
+    rhythm: Rhythm = field(default_factory=Rhythm)
 
     @property
     def is_solo(self) -> bool:
@@ -130,7 +130,7 @@ class Formation:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptState:
     """The newest state outside of workers: a mirror in memory, or a checkpoint on disk."""
 
     step: int

@@ -9,7 +9,7 @@ from carpool.core.model import JobId
 from carpool.runtime.cores import Cores
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.gate import Gate, Waiting
-from carpool.runtime.holding import Training
+from carpool.runtime.holding import HeldTraining
 from carpool.runtime.outsiders import Ask, Lookout
 from carpool.runtime.pool import Pool
 from carpool.runtime.protocol import Begin, Message
@@ -25,7 +25,7 @@ class Entrance:
     def __init__(
         self,
         devices: Mapping[int, LocalDevice],
-        trainings: Mapping[JobId, Training],
+        trainings: Mapping[JobId, HeldTraining],
         staff: Staff,
         gate: Gate,
         rota: Rota,
@@ -71,7 +71,7 @@ class Entrance:
             self._report(Facts(tuple(self._lookout.facts)))
             self._lookout.facts.clear()
 
-    def fault(self, device: int, error: str) -> tuple[list[tuple[Training, int]], bool]:
+    def fault(self, device: int, error: str) -> tuple[list[tuple[HeldTraining, int]], bool]:
         """A fault on a GPU: all on it have to leave, seats as well. The workers there, and whether they are to blame.
 
         Who still waits at the gate was not there. Steps are those that the workers have counted: what they said last

@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from carpool.runtime.flat import Contribution, Layout
 from carpool.runtime.passes import Gathered, Places, Step
 from carpool.runtime.reducer import GivenUp
-from carpool.runtime.shards import Node, is_empty, maximal_nodes, root, tree_sum
+from carpool.runtime.shards import Subtree, is_empty, maximal_nodes, root, tree_sum
 from carpool.runtime.slots import Owners
 
 _LOOK_S = 2e-4  # between two looks whether a message has come
@@ -77,7 +77,7 @@ class GroupReducer:
         self._layout = layout
         self._exact = exact
         self._interrupted = interrupted
-        self._mine: dict[Node, Contribution | None] = {}
+        self._mine: dict[Subtree, Contribution | None] = {}
 
     def places(self, step: Step, rank: int) -> Places:
         """Nowhere: what is sent must lie in memory of this process."""

@@ -33,7 +33,7 @@ from carpool.runtime.crew import as_wish
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.entrance import Entrance
 from carpool.runtime.gate import Gate, Waiting
-from carpool.runtime.holding import Training, rules_of
+from carpool.runtime.holding import HeldTraining, rules_of
 from carpool.runtime.intake import Intake
 from carpool.runtime.lanes import room_on
 from carpool.runtime.mps import is_of_service
@@ -252,7 +252,7 @@ class Executor:
 
     # -- what is to be done -------------------------------------------------------------------------------------------
 
-    def _do(self, training: Training, actions: Sequence[Action]) -> None:
+    def _do(self, training: HeldTraining, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
                 case Start(worker, device, threads, lane):
@@ -287,13 +287,13 @@ class Executor:
         else:
             self._staff.kill(key)
 
-    def _send(self, training: Training, action: Send) -> None:
+    def _send(self, training: HeldTraining, action: Send) -> None:
         key = (training.job, action.worker)
         if isinstance(action.message, Proceed):  # it will ask anew
             self._rota.begins_anew(self._clock(), training.devices[action.worker], key)
         self._staff.send(key, action.message, training.beside(action))
 
-    def _conclude(self, training: Training, end: Ended | Stopped) -> None:
+    def _conclude(self, training: HeldTraining, end: Ended | Stopped) -> None:
         if isinstance(end, Ended):
             self._report(end.outcome(training.job))
             self._has_ended = True
@@ -353,7 +353,7 @@ class Executor:
                     self._tell_sharers(f"jobs take turns on the GPU, without MPS: {self._gate.why_not}", training)
                 self._do(training, training.team.take_turns(at, training.by_token))
 
-    def _asked(self, at: float, training: Training, who: Key, device: int) -> None:
+    def _asked(self, at: float, training: HeldTraining, who: Key, device: int) -> None:
         formation = training.team.formation
         if formation is None or not formation.shape.by_token or who[1] not in formation.members:
             return  # it asked before it heard that things have changed, and will rest or ask anew
@@ -388,7 +388,7 @@ class Executor:
         self._entrance.let_in()
         self._flush()
 
-    def _tell_sharers(self, words: str, *jobs: Training) -> None:
+    def _tell_sharers(self, words: str, *jobs: HeldTraining) -> None:
         """Say something to all jobs, or to some, that have a worker on a GPU."""
         for training in jobs or self._trainings.values():
             if any(self._devices[device].cuda is not None for device in training.devices.values()):

@@ -18,7 +18,7 @@ from carpool.runtime.team import Team
 from carpool.runtime.wire import ExecutorOptions
 
 
-class Training:
+class HeldTraining:
     """What an executor holds for one training job beside its team."""
 
     def __init__(self, job: JobId, program: Program, folder: JobFolder, team: Team) -> None:
@@ -43,7 +43,7 @@ class Training:
         rules: Rules,
         *,
         resume: bool,
-    ) -> Training:
+    ) -> HeldTraining:
         """A training without workers; with `resume` it goes on from what its folder holds."""
         kept, cuts, splits = (folder.kept(), folder.cuts(), folder.splits()) if resume else ([], [], [])
         return cls(job, program, folder, Team(job, devices, rules, checkpoints=kept, cuts=cuts, splits=splits))

@@ -10,7 +10,7 @@ from carpool.runtime.command import Command, Hears, Tells
 from carpool.runtime.cores import Cores
 from carpool.runtime.crew import Rules
 from carpool.runtime.devices import LocalDevice
-from carpool.runtime.holding import Training
+from carpool.runtime.holding import HeldTraining
 from carpool.runtime.inventory import Standing
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
@@ -20,7 +20,7 @@ class Intake:
     """Who is in hand, and how they stand."""
 
     def __init__(self, state: Path, devices: Mapping[int, LocalDevice], grace_s: float) -> None:
-        self.trainings: dict[JobId, Training] = {}
+        self.trainings: dict[JobId, HeldTraining] = {}
         self.commands: dict[JobId, Command] = {}
         self._state = state.absolute()
         self._devices = devices
@@ -33,7 +33,7 @@ class Intake:
 
     def take(
         self, job: JobId, program: Program, rules: Rules, ears: tuple[Tells, Hears], *, resume: bool
-    ) -> Training | None:
+    ) -> HeldTraining | None:
         """Take a job in; as a training, if it is one. OSError where its folder cannot be written."""
         folder = JobFolder(self._state, job)
         folder.make(resume=resume)
@@ -41,7 +41,7 @@ class Intake:
         if program.command:
             self.commands[job] = Command(job, program, folder, self._devices, self.cores, self._grace_s, *ears)
             return None
-        self.trainings[job] = Training.begin(job, program, folder, self._devices, rules, resume=resume)
+        self.trainings[job] = HeldTraining.begin(job, program, folder, self._devices, rules, resume=resume)
         return self.trainings[job]
 
     def standings(self) -> dict[JobId, Standing]:

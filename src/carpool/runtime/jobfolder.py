@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from carpool.runtime.actions import Cut, Split
-from carpool.runtime.crew import Kept
+from carpool.runtime.crew import KeptState
 
 _LONGEST = 255  # characters of a file's name (NAME_MAX)
 _CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
@@ -48,14 +48,14 @@ class JobFolder:
             self._log = os.open(self.path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         return self._log
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[KeptState]:
         """The checkpoints, oldest first."""
         if not self.checkpoints.is_dir():
             return []
         found = [
             (int(match[1]), path) for path in self.checkpoints.iterdir() if (match := _CHECKPOINT.fullmatch(path.name))
         ]
-        return [Kept(step, path=str(path)) for step, path in sorted(found)]
+        return [KeptState(step, path=str(path)) for step, path in sorted(found)]
 
     def cuts(self) -> list[Cut]:
         """How steps were cut before; a line cut short by a crash is left out."""

@@ -16,12 +16,12 @@ from carpool.runtime.exchange import Exchange
 from carpool.runtime.group import GroupReducer, open_group
 from carpool.runtime.jointnorm import JointNorms
 from carpool.runtime.meeting import Meeting, meeting_bytes
-from carpool.runtime.pace import Pace
 from carpool.runtime.place import Place
 from carpool.runtime.protocol import Proceed
 from carpool.runtime.reducer import Reducer
-from carpool.runtime.segment import Segment, contribution_bytes
+from carpool.runtime.segment import SegmentReducer, contribution_bytes
 from carpool.runtime.slots import Slots, owners_of
+from carpool.runtime.speedometer import Speedometer
 from carpool.runtime.trainer import Trainer
 
 GROUP_S = 20.0  # that ranks wait for each other to make a group; all have been told to at the same moment
@@ -41,7 +41,7 @@ class Joiner:
         trainer = self._trainer
         owners = owners_of(said.owners, said.size, trainer.shards)
         parts = said.parts or tuple(1 for _ in range(said.size))
-        place = Place(said, owners, parts, None, Pace(said.probe))
+        place = Place(said, owners, parts, None, Speedometer(said.probe))
         if self._norms is not None:
             self._norms.meeting = None
         if said.size == 1:
@@ -50,7 +50,7 @@ class Joiner:
             place.reducer = self._group(said, fds[0], place)
             return place
         slots = Slots(owners, self.slot_bytes)
-        segment = Segment(fds[0], slots, trainer.layout)
+        segment = SegmentReducer(fds[0], slots, trainer.layout)
         segment.clear(said.rank)
         place.reducer = segment
         if said.updates:

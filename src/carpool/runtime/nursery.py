@@ -28,7 +28,7 @@ from carpool.core.errors import CarpoolError
 from carpool.runtime.allocator import hide_huge_pages, with_huge_pages
 from carpool.runtime.channel import AsyncChannel, Channel, Closed, close_all, pair
 from carpool.runtime.deathbed import call_oneself, die_with, end_of
-from carpool.runtime.protocol import Alive, Exited, Fork, Forked, Kill
+from carpool.runtime.protocol import Alive, Exited, Fork, Forked, SendSignal
 
 _START_S = 120.0  # importing torch from a cold disk takes its time
 _STOP_S = 10.0
@@ -93,7 +93,7 @@ class Nursery:
 
     def kill(self, pid: int, sign: signal.Signals = signal.SIGKILL) -> None:
         """Send a worker a signal; nothing happens if it has ended."""
-        self._channel.send(Kill(pid, int(sign)))
+        self._channel.send(SendSignal(pid, int(sign)))
 
     async def stop(self) -> None:
         """End it and all workers that are left; returns when they are gone."""
@@ -170,7 +170,7 @@ class _Server:
             match received.message:
                 case Fork():
                     self._fork(received.fds)
-                case Kill(pid, sign):
+                case SendSignal(pid, sign):
                     if pid in self._workers.values():
                         os.kill(pid, sign)
 

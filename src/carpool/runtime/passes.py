@@ -23,12 +23,12 @@ from carpool.runtime.order import Draw
 from carpool.runtime.samples import Samples
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.seeding import seed_pass
-from carpool.runtime.shards import Bounds, Gather, Node, cut_into_passes
+from carpool.runtime.shards import Bounds, Subtree, TreeAdder, cut_into_passes
 from carpool.runtime.training import Training
 from carpool.runtime.undoing import Before
 
-Gathered = list[tuple[Node, Contribution | None]]  # subtrees with what they contribute; None: no samples
-Places = Mapping[Node, Contribution]  # where the contributions of subtrees shall lie
+Gathered = list[tuple[Subtree, Contribution | None]]  # subtrees with what they contribute; None: no samples
+Places = Mapping[Subtree, Contribution]  # where the contributions of subtrees shall lie
 _NOTHING = nullcontext()
 
 
@@ -103,13 +103,13 @@ class Passes:
         ``places`` has, for each of these subtrees, where its sum shall lie: then nothing has to be copied there.
         """
         self._before.take()
-        gather: Gather[Contribution] = Gather(add_contributions)
+        gather: TreeAdder[Contribution] = TreeAdder(add_contributions)
         free = {} if places is None else {piece: places[node] for node in places for piece in node.shards}
         for piece in pieces:
             made = self._piece(step, piece, free.get(piece))
             if made is not None and piece in free:  # a subtree is added up into the first of its pieces
                 free = {other: place for other, place in free.items() if place is not free[piece]}
-            gather.put(Node(0, piece), made)
+            gather.put(Subtree(0, piece), made)
         return gather.held
 
     def fetch(self, step: Step) -> Any:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from carpool.runtime.exchange import Exchange, copying_s
 from carpool.runtime.meeting import Meeting
-from carpool.runtime.pace import Pace
 from carpool.runtime.protocol import Proceed
 from carpool.runtime.reducer import Reducer
 from carpool.runtime.seeding import intra_op_threads
 from carpool.runtime.slots import Owners
+from carpool.runtime.speedometer import Speedometer
 from carpool.runtime.token import Token
 from carpool.runtime.trainer import Trainer
 
@@ -27,7 +27,7 @@ class Place:
     owners: Owners
     parts: tuple[int, ...]
     reducer: Reducer | None  # None: it is alone
-    pace: Pace
+    speedometer: Speedometer
     exchange: Exchange | None = None  # None: everybody updates everything
     meeting: Meeting | None = None  # None: nothing is shown in the middle of a pass
     update_s: float = 0.0  # per element, of the last update

@@ -19,7 +19,7 @@ from carpool.runtime.devices import LocalDevice
 from carpool.runtime.link import ExecutorLink, ExecutorOptions
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Gone, Told
-from carpool.runtime.sweep import Setting
+from carpool.runtime.sweep import SweepPoint
 from carpool.runtime.watching import NOISE, WATCHED, Watching, available_bytes
 
 _WARMUP, _LEAST, _MOST = 2, 4, 200  # steps
@@ -82,11 +82,11 @@ class Profiler:
 
     async def first_look(self, device: LocalDevice) -> Measurement:
         """A few steps at the training's own batch: how long they take, and what the training declares."""
-        setting = Setting((device,), self._program.batch_size)
+        setting = SweepPoint((device,), self._program.batch_size)
         seen = await self._watch(setting, _LEAST)
         return self._measured(replace(setting, batch_size=self._own_batch()), seen, None)
 
-    async def measure(self, setting: Setting) -> Measurement:
+    async def measure(self, setting: SweepPoint) -> Measurement:
         """Time and use of the device, then memory."""
         steps = self._num_steps(setting)
         seen = await self._watch(setting, steps)
@@ -98,7 +98,7 @@ class Profiler:
 
     async def noise(self, device: LocalDevice) -> NoiseSeen | None:
         """The gradient noise scale in the first steps; None where a batch cannot be cut."""
-        watching = self._watching(Setting((device,), 0), _NOISE_STEPS)
+        watching = self._watching(SweepPoint((device,), 0), _NOISE_STEPS)
         program = self._wrapped(self._program, NOISE, replace(watching, warmup=0))
         seen = await self._run(replace(program, batch_size=0), (device,), 1.0, Path(watching.out))
         if not seen.notes or seen.notes[0]["parts"] < 2:
@@ -106,7 +106,7 @@ class Profiler:
         return NoiseSeen(**{name: seen.notes[0][name] for name in ("scale", "spread", "parts", "steps")})
 
     # ---------------------------------------------------------------------------------------------------- one setting
-    async def _watch(self, setting: Setting, steps: int, *, counts_blocks: bool = False) -> _Seen:
+    async def _watch(self, setting: SweepPoint, steps: int, *, counts_blocks: bool = False) -> _Seen:
         watching = replace(self._watching(setting, steps), counts_blocks=counts_blocks)
         program = replace(
             self._wrapped(self._program, WATCHED, watching), batch_size=setting.batch_size, exact=setting.exact
@@ -117,7 +117,7 @@ class Profiler:
             self.start_s = self.start_s or seen.notes[0]["start_s"]
         return seen
 
-    def _watching(self, setting: Setting, steps: int) -> Watching:
+    def _watching(self, setting: SweepPoint, steps: int) -> Watching:
         self._number += 1
         out = self._state / f"seen-{self._number}"
         out.mkdir()
@@ -131,7 +131,7 @@ class Profiler:
         args = {"entry": program.entry, "args": program.args, "seed": program.seed, "how": asdict(watching)}
         return replace(program, entry=entry, args=args)
 
-    def _num_steps(self, setting: Setting) -> int:
+    def _num_steps(self, setting: SweepPoint) -> int:
         if self._sample_s is None:
             return _LEAST
         return max(_LEAST, min(_MOST, round(self._patience.seconds / (self._sample_s * setting.batch_size))))
@@ -139,7 +139,7 @@ class Profiler:
     def _own_batch(self) -> int:
         return self._program.batch_size or int(self.declared.get("batch_size", 0))
 
-    def _measured(self, setting: Setting, seen: _Seen, counted: _Seen | None) -> Measurement:
+    def _measured(self, setting: SweepPoint, seen: _Seen, counted: _Seen | None) -> Measurement:
         beside = short_entry(self._beside.entry) if setting.is_paired and self._beside is not None else ""
         made = Measurement(
             setting.devices[0].kind, len(setting.devices), setting.batch_size, setting.share, setting.exact, beside

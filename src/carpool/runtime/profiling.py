@@ -13,7 +13,7 @@ from carpool.runtime.devices import LocalDevice
 from carpool.runtime.entryfile import source_digest
 from carpool.runtime.profiler import Patience, Profiler
 from carpool.runtime.program import Program
-from carpool.runtime.sweep import Setting, check_batches, default_batches, settings
+from carpool.runtime.sweep import SweepPoint, check_batches, default_batches, settings
 
 Tell = Callable[[int, int, str], None]  # settings done, settings in all, the next one in words
 
@@ -89,7 +89,7 @@ def _profile(
     )
 
 
-async def _measure_all(profiler: Profiler, todo: Sequence[Setting], tell: Tell, total: int) -> list[Measurement]:
+async def _measure_all(profiler: Profiler, todo: Sequence[SweepPoint], tell: Tell, total: int) -> list[Measurement]:
     measurements: list[Measurement] = []
     full: dict[str, int] = {}  # kind to the smallest batch that does not fit
     for number, setting in enumerate(todo):
@@ -98,7 +98,7 @@ async def _measure_all(profiler: Profiler, todo: Sequence[Setting], tell: Tell, 
         if len(setting.devices) == 1 and setting.batch_size >= full.get(kind, setting.batch_size + 1):
             continue
         made = await profiler.measure(setting)
-        if made.out_of_memory and setting == Setting(setting.devices, setting.batch_size):
+        if made.out_of_memory and setting == SweepPoint(setting.devices, setting.batch_size):
             full[kind] = setting.batch_size
         measurements.append(replace(made, error=made.error.splitlines()[0] if made.error else ""))
     return measurements

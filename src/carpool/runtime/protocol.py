@@ -368,7 +368,7 @@ class Forked(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Kill(Message):
+class SendSignal(Message):
     """Send a worker a signal; one that has ended already is not confused with whoever has its number now."""
 
     pid: int

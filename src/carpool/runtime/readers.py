@@ -32,7 +32,7 @@ _LENGTH = struct.Struct("<Q")
 Read = Callable[[int, NDArray[np.int64]], Any]  # (epoch, samples) -> batch
 
 
-class Request(NamedTuple):
+class BatchRequest(NamedTuple):
     """A batch that somebody will want."""
 
     epoch: int
@@ -49,15 +49,15 @@ class Readers:
     def __init__(self, read: Read, count: int) -> None:
         self._read = read
         self._idle = deque(_Reader(read) for _ in range(count))
-        self._busy: deque[tuple[Request, _Reader]] = deque()
-        self._waiting: deque[Request] = deque()  # for a reader
+        self._busy: deque[tuple[BatchRequest, _Reader]] = deque()
+        self._waiting: deque[BatchRequest] = deque()  # for a reader
 
     @property
     def depth(self) -> int:
         """Batches that can be under way."""
         return len(self._idle) + len(self._busy)
 
-    def expect(self, requests: list[Request]) -> None:
+    def expect(self, requests: list[BatchRequest]) -> None:
         """Read these ahead, in this order; those under way are not read twice."""
         under_way = [request for request, _ in self._busy]
         self._waiting = deque(each for each in requests if not any(each.matches(*other) for other in under_way))
@@ -109,7 +109,7 @@ class _Reader:
         theirs.close()
         self._socket = ours
 
-    def ask(self, request: Request) -> bool:
+    def ask(self, request: BatchRequest) -> bool:
         try:
             _write(self._socket, pickle.dumps(tuple(request)))
         except OSError:

@@ -1,6 +1,7 @@
 """What adds up the contributions of a formation's ranks: one interface, whatever carries them.
 
-`segment.Segment` is the one on a node, through shared memory; `group.GroupReducer` the one between nodes, by messages.
+`segment.SegmentReducer` is the one on a node, through shared memory; `group.GroupReducer` the one between nodes, by
+messages.
 """
 
 from __future__ import annotations

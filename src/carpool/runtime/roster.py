@@ -22,12 +22,12 @@ from carpool.runtime.crew import (
     AT_WORK,
     Berth,
     Formation,
-    Kept,
+    KeptState,
     Mode,
     Rules,
     Seat,
     Wish,
-    Worker,
+    WorkerState,
 )
 from carpool.runtime.cutting import Cutter
 from carpool.runtime.devices import LocalDevice
@@ -55,14 +55,14 @@ class Roster:
         devices: Mapping[int, LocalDevice],
         rules: Rules,
         *,
-        checkpoints: Sequence[Kept] = (),  # to go on from, oldest first
+        checkpoints: Sequence[KeptState] = (),  # to go on from, oldest first
         cuts: Sequence[Cut] = (),  # that held when the job ran before
         splits: Sequence[Split] = (),
     ) -> None:
         self.job = job
         self.rules = rules
         self.wish = Wish(0)
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, WorkerState] = {}
         self.formation: Formation | None = None
         self.is_over = False  # the job has ended, or the team was stopped, and no process is left
         self._devices = devices
@@ -147,17 +147,17 @@ class Roster:
         is_lane = self.rules.has_lanes and not self.rules.exact and self._devices[seat.device].cuda is not None
         return seat.device, percent(seat.fraction) if is_lane else WHOLE
 
-    def _newest_step(self, holders: Sequence[Worker]) -> int:
+    def _newest_step(self, holders: Sequence[WorkerState]) -> int:
         return max([self._safe.step, *(w.step for w in holders)])
 
-    def _counted(self, who: Worker, steps: int) -> None:
+    def _counted(self, who: WorkerState, steps: int) -> None:
         """A worker that is lost had done so many steps; alone it says so a few times a second only."""
         formation = self.formation
         if formation is not None and formation.is_solo and who.id in formation.members and steps > formation.step:
             formation.step = steps
             self._progressed(steps)
 
-    def _lose(self, at: float, who: Worker, how: str, *, counts: bool = True) -> None:
+    def _lose(self, at: float, who: WorkerState, how: str, *, counts: bool = True) -> None:
         """A worker is dead or as good as dead; where it `counts`, often enough is the end of the job."""
         where = self._name(who.device)
         self._actions += self._safe.given_up(who.id)
@@ -175,7 +175,7 @@ class Roster:
         if enough and self._result is None:
             self._fail(f"{enough}; the last one, on {where}, {how}")
 
-    def _kill(self, at: float, who: Worker, how: str, *, counts: bool = True) -> None:
+    def _kill(self, at: float, who: WorkerState, how: str, *, counts: bool = True) -> None:
         """End a worker by force; it counts as dead at once, though its device is free only when it has ended."""
         self._actions.append(Kill(who.id))
         if who.mode is not Mode.LEAVING:
@@ -208,7 +208,7 @@ class Roster:
             self._quiet_for, self._awaits_solitude = 0, False
             self._actions.append(Rejoin())
 
-    def _load(self, worker: Worker) -> None:
+    def _load(self, worker: WorkerState) -> None:
         newest = self._safe.newest
         worker.mode, worker.loads = Mode.LOADING, newest.path if newest else ""
         self._actions.append(self._safe.load(worker.id))
@@ -218,10 +218,10 @@ class Roster:
     def _start(self, seat: Seat, *, writes: bool = False) -> None:
         self._numbers += 1
         device, lane = self._berth(seat)
-        self.workers[self._numbers] = Worker(self._numbers, device, lane, writes=writes)
+        self.workers[self._numbers] = WorkerState(self._numbers, device, lane, writes=writes)
         self._actions.append(Start(self._numbers, device, self._cutter.threads(seat), lane))
 
-    def _dismiss(self, at: float, worker: Worker) -> None:
+    def _dismiss(self, at: float, worker: WorkerState) -> None:
         """Send a worker away: politely where it listens, by force where it has nothing to lose."""
         if worker.mode is Mode.WARMING or worker.mode is Mode.LOADING:
             self._actions.append(Kill(worker.id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carpool.runtime.actions import Action, Drop, Mirror, Send
-from carpool.runtime.crew import Kept, Rules
+from carpool.runtime.crew import KeptState, Rules
 from carpool.runtime.protocol import Load, Publish, Save
 
 _MOST = 0.04  # of a job's time that may go into mirrors: a state of a gigabyte takes a good part of a second
@@ -14,8 +14,8 @@ _MOST = 0.04  # of a job's time that may go into mirrors: a state of a gigabyte 
 class Safe:
     """Keeps the newest whole state, and knows who is just writing a newer one."""
 
-    def __init__(self, rules: Rules, checkpoints: Sequence[Kept]) -> None:
-        self.newest: Kept | None = checkpoints[-1] if checkpoints else None
+    def __init__(self, rules: Rules, checkpoints: Sequence[KeptState]) -> None:
+        self.newest: KeptState | None = checkpoints[-1] if checkpoints else None
         self.saved_step = self.newest.step if self.newest else 0  # of the newest checkpoint on disk
         self._older = list(checkpoints[:-1])
         self._rules = rules
@@ -57,7 +57,7 @@ class Safe:
         """A worker has written it: the older mirror can go."""
         if worker != self._publisher:
             return []
-        old, self.newest = self.newest, Kept(step, self._draft)
+        old, self.newest = self.newest, KeptState(step, self._draft)
         self._publisher = self._draft = None
         self._mirror_took_s = at - self._mirrored_at if self._is_due else self._mirror_took_s
         self._mirrored_at, self._is_due = at, False

@@ -19,7 +19,7 @@ from carpool.runtime.chance import derive, uniforms
 from carpool.runtime.datasets.tensors import TensorData
 from carpool.runtime.gathering import Gathering
 from carpool.runtime.inputs import Choice, Way, choose
-from carpool.runtime.readers import Readers, Request
+from carpool.runtime.readers import BatchRequest, Readers
 from carpool.runtime.seeding import seed_augment, seed_batch, seed_sample
 
 _CPU = torch.device("cpu")
@@ -94,8 +94,8 @@ class Samples:
         self._augment = augment
         self._plain = Plain(dataset, seed, collate)
         self._rows: TensorData | None = dataset if type(dataset) is TensorData else None
-        self._expected: deque[Request] = deque()
-        self._request: Request | None = None  # rows under way
+        self._expected: deque[BatchRequest] = deque()
+        self._request: BatchRequest | None = None  # rows under way
         self._ahead: RowsAhead | None = None
         self._readers: Readers | None = None
         self.choice = choice or self._choose(device, workers)
@@ -107,7 +107,7 @@ class Samples:
         """How many batches it can use to know beforehand."""
         return self._readers.depth if self._readers is not None else int(self._ahead is not None)
 
-    def expect(self, requests: list[Request]) -> None:
+    def expect(self, requests: list[BatchRequest]) -> None:
         """Say which batches will probably be fetched from now on: a wrong guess costs time and changes nothing."""
         if self._readers is not None:
             self._readers.expect(requests)

@@ -9,7 +9,7 @@ import torch
 from carpool.runtime.flat import Contribution, Layout
 from carpool.runtime.passes import Gathered, Step
 from carpool.runtime.pinning import pin
-from carpool.runtime.shards import Node, is_empty, maximal_nodes, root, tree_sum
+from carpool.runtime.shards import Subtree, is_empty, maximal_nodes, root, tree_sum
 from carpool.runtime.slots import Slots, padded
 
 _PIN_AFTER = 4  # steps: a formation that ends sooner would not have its pains repaid
@@ -21,7 +21,7 @@ def contribution_bytes(layout: Layout) -> int:
     return padded(made.values.nbytes) + padded(made.integers.nbytes)
 
 
-class Segment:
+class SegmentReducer:
     """A worker's view of the segment. Sums are bit for bit those of one process, whoever owns which pieces.
 
     The mapping lives as long as this object or a total that was read through it.
@@ -36,7 +36,7 @@ class Segment:
         self._num_values, self._num_integers = model.values.numel(), model.integers.numel()
         self._buffers = [[self._view(step, slot) for slot in range(slots.num_slots)] for step in (0, 1)]
         self._scratch: list[torch.Tensor] = []  # sums of subtrees; as many as the tree is deep
-        self._own: dict[Node, Contribution] = {}  # on a GPU: what this rank has given to the step, where it lay before
+        self._own: dict[Subtree, Contribution] = {}  # on a GPU: what this rank has given to the step, where it was made
         self._written = 0
 
     def clear(self, rank: int) -> None:
@@ -46,7 +46,7 @@ class Segment:
                 buffer[self._index[node]].values.zero_()
                 buffer[self._index[node]].integers.zero_()
 
-    def places(self, step: Step, rank: int) -> dict[Node, Contribution]:
+    def places(self, step: Step, rank: int) -> dict[Subtree, Contribution]:
         """Where a rank's subtrees lie, for it to add them up there; none where the memory is not its device's own."""
         if self._layout.device.type != "cpu":
             return {}
@@ -112,7 +112,7 @@ class Segment:
         integers = torch.frombuffer(self._memory, dtype=torch.int64, count=self._num_integers, offset=offset)
         return Contribution(values, integers)
 
-    def _near(self, node: Node, contribution: Contribution) -> Contribution:
+    def _near(self, node: Subtree, contribution: Contribution) -> Contribution:
         """The contribution on the device that adds it up."""
         device = self._layout.device
         if device.type == "cpu":

@@ -41,10 +41,10 @@ from carpool.runtime.digest import digest
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.generators import generators, restore_generators
 from carpool.runtime.order import Cursor, DataOrder, Shuffle
-from carpool.runtime.pace import Pace
 from carpool.runtime.passes import read_loss
 from carpool.runtime.protocol import Asked, Broke, Done, Evaluated, Grant, Joined, Message, Proceed, Save, Saved
 from carpool.runtime.samples import Augment, Samples
+from carpool.runtime.speedometer import Speedometer
 from carpool.runtime.trainer import StepDone
 from carpool.runtime.training import Stateful, as_metrics
 
@@ -107,7 +107,7 @@ class Session:
         self._loss: Tensor | float = math.nan
         self._samples = 0  # in the step at hand
         self._metrics: dict[str, float] = {}
-        self._pace = Pace()
+        self._speedometer = Speedometer()
         self._saved_at = time.monotonic()
         self._saved_step = -1
         self._by_token = False
@@ -169,7 +169,8 @@ class Session:
                 raise
             self._done += 1
             self._granted -= 1
-            if report := self._pace.count(StepDone(self._done, self._epoch, math.nan, self._samples), self._metrics):
+            step = StepDone(self._done, self._epoch, math.nan, self._samples)
+            if report := self._speedometer.count(step, self._metrics):
                 self._say(replace(report, loss=float(self._loss)))
 
     def batches(

@@ -35,7 +35,7 @@ from carpool.runtime.crew import (
     Mode,
     Seat,
     Shape,
-    Worker,
+    WorkerState,
     owners_of,
 )
 from carpool.runtime.dealing import segment_bytes
@@ -180,10 +180,10 @@ class Settling(Roster):
         self._was_waiting_saved = True
         self._actions.append(self._safe.save(at, newest.id))
 
-    def _is_at(self, worker: Worker, step: int) -> bool:
+    def _is_at(self, worker: WorkerState, step: int) -> bool:
         return worker.step == step and (worker.holds or step == 0)
 
-    def _proceed(self, at: float, seated: list[Worker], step: int) -> None:
+    def _proceed(self, at: float, seated: list[WorkerState], step: int) -> None:
         """Let workers that stand at the same step work together from there."""
         assert self.ready is not None
         seats = tuple(seat for seat in self.wish.seats if any(w.berth == self._berth(seat) for w in seated))

@@ -79,7 +79,7 @@ def check_shards(num_shards: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Node:
+class Subtree:
     """An aligned subtree: the shards [index·2^level, (index+1)·2^level)."""
 
     level: int
@@ -91,21 +91,21 @@ class Node:
         return range(self.index << self.level, (self.index + 1) << self.level)
 
     @property
-    def parent(self) -> Node:
+    def parent(self) -> Subtree:
         """The subtree one level up."""
-        return Node(self.level + 1, self.index >> 1)
+        return Subtree(self.level + 1, self.index >> 1)
 
-    def is_left_of(self, other: Node) -> bool:
+    def is_left_of(self, other: Subtree) -> bool:
         """Whether the two are the left and right half of one parent."""
         return self.level == other.level and self.index + 1 == other.index and not self.index & 1
 
 
-def root(num_pieces: int) -> Node:
+def root(num_pieces: int) -> Subtree:
     """The whole tree over the pieces of a step; where they are no power of two, the last leaves stay empty."""
-    return Node((num_pieces - 1).bit_length(), 0)
+    return Subtree((num_pieces - 1).bit_length(), 0)
 
 
-def maximal_nodes(owned: range) -> tuple[Node, ...]:
+def maximal_nodes(owned: range) -> tuple[Subtree, ...]:
     """The largest aligned subtrees that fill a range of shards, from left to right."""
     nodes = []
     start, stop = owned.start, owned.stop
@@ -113,12 +113,12 @@ def maximal_nodes(owned: range) -> tuple[Node, ...]:
         level = (stop - start).bit_length() - 1
         if start:
             level = min(level, (start & -start).bit_length() - 1)
-        nodes.append(Node(level, start >> level))
+        nodes.append(Subtree(level, start >> level))
         start += 1 << level
     return tuple(nodes)
 
 
-class Gather(Generic[T]):
+class TreeAdder(Generic[T]):
     """Adds values of subtrees in tree order as they come, from left to right; ``None`` stands for an empty subtree.
 
     What is held afterwards are the maximal aligned subtrees of all shards put in: a worker that puts in its shards one
@@ -127,9 +127,9 @@ class Gather(Generic[T]):
 
     def __init__(self, add: Callable[[T, T], T]) -> None:
         self._add = add
-        self.held: list[tuple[Node, T | None]] = []
+        self.held: list[tuple[Subtree, T | None]] = []
 
-    def put(self, node: Node, value: T | None) -> None:
+    def put(self, node: Subtree, value: T | None) -> None:
         """Take the next subtree on the right, and add up whatever it completes."""
         assert not self.held or self.held[-1][0].shards.stop == node.shards.start, "subtrees come from left to right"
         while self.held and self.held[-1][0].is_left_of(node):
@@ -139,24 +139,24 @@ class Gather(Generic[T]):
             node = node.parent
         self.held.append((node, value))
 
-    def close(self, top: Node) -> T | None:
+    def close(self, top: Subtree) -> T | None:
         """The value of the whole tree, the leaves not put in being empty."""
         while self.held[-1][0] != top:
             stop = self.held[-1][0].shards.stop
             level = (stop & -stop).bit_length() - 1
-            self.put(Node(level, stop >> level), None)
+            self.put(Subtree(level, stop >> level), None)
         return self.held[-1][1]
 
 
-def tree_sum(values: Iterable[tuple[Node, T | None]], top: Node, add: Callable[[T, T], T]) -> T | None:
+def tree_sum(values: Iterable[tuple[Subtree, T | None]], top: Subtree, add: Callable[[T, T], T]) -> T | None:
     """Add the values of subtrees, whoever made them, in the order of the tree below ``top``."""
-    gather = Gather(add)
+    gather = TreeAdder(add)
     for node, value in sorted(values, key=lambda item: item[0].shards.start):
         gather.put(node, value)
     return gather.close(top)
 
 
-def merge_steps(nodes: Sequence[Node], bounds: Bounds) -> tuple[list[tuple[int, int]], int]:
+def merge_steps(nodes: Sequence[Subtree], bounds: Bounds) -> tuple[list[tuple[int, int]], int]:
     """The same sum as a list of ``slot[left] += slot[right]`` over slots, and the slot that ends up with the whole.
 
     Slot i holds the value of ``nodes[i]``, which together are all pieces of the step; slots without samples are left
@@ -175,6 +175,6 @@ def merge_steps(nodes: Sequence[Node], bounds: Bounds) -> tuple[list[tuple[int, 
     return steps, whole
 
 
-def is_empty(node: Node, bounds: Bounds) -> bool:
+def is_empty(node: Subtree, bounds: Bounds) -> bool:
     """Whether no piece below a node holds a sample."""
     return all(start == end for start, end in bounds[node.shards.start : node.shards.stop])

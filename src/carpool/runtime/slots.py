@@ -14,7 +14,7 @@ import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
-from carpool.runtime.shards import Node, maximal_nodes
+from carpool.runtime.shards import Subtree, maximal_nodes
 
 _ALIGN = 64  # bytes
 Owners = tuple[tuple[int, int], ...]  # for every rank, its first piece and the one after its last
@@ -28,7 +28,7 @@ class Slots:
     slot_bytes: int  # `Ready.segment_bytes`
 
     @cached_property
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[Subtree, ...]:
         """The subtree of each slot."""
         return tuple(itertools.chain.from_iterable(maximal_nodes(range(*pieces)) for pieces in self.owners))
 

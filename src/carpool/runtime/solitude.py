@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from carpool.core.model import JobId
 from carpool.runtime.actions import Action, BeAlone
-from carpool.runtime.holding import Training
+from carpool.runtime.holding import HeldTraining
 
 
 class Solitude:
@@ -14,8 +14,8 @@ class Solitude:
 
     def __init__(
         self,
-        trainings: Mapping[JobId, Training],
-        do: Callable[[Training, Sequence[Action]], None],
+        trainings: Mapping[JobId, HeldTraining],
+        do: Callable[[HeldTraining, Sequence[Action]], None],
         clock: Callable[[], float],
     ) -> None:
         self._trainings = trainings
@@ -57,7 +57,7 @@ class Solitude:
             training = self._trainings[other]
             self._do(training, training.team.hold(at, False))
 
-    def _neighbours(self, job: JobId, device: int) -> list[Training]:
+    def _neighbours(self, job: JobId, device: int) -> list[HeldTraining]:
         return [
             training
             for other, training in self._trainings.items()

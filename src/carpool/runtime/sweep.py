@@ -17,7 +17,7 @@ _SMALLER, _LARGER = 3, 2  # doublings below and above the training's own batch
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SweepPoint:
     """One thing to measure."""
 
     devices: tuple[LocalDevice, ...]  # of one kind
@@ -60,19 +60,19 @@ def settings(
     *,
     exact: bool = True,
     paired: bool = False,
-) -> list[Setting]:
+) -> list[SweepPoint]:
     """All there is to measure, batch sizes ascending: where one does not fit the larger ones need not be tried."""
-    found: list[Setting] = []
+    found: list[SweepPoint] = []
     kinds = [tuple(run) for _, run in groupby(sorted(devices, key=lambda d: (d.kind, d.id)), key=lambda d: d.kind)]
     for alike in kinds:
         one = alike[:1]
-        found += [Setting(one, batch) for batch in sorted({own, *batches})]
-        found += [Setting(alike[:count], own) for count in widths(len(alike), own)]
-        found += [Setting(one, own, share) for share in shares if share < 1.0]
+        found += [SweepPoint(one, batch) for batch in sorted({own, *batches})]
+        found += [SweepPoint(alike[:count], own) for count in widths(len(alike), own)]
+        found += [SweepPoint(one, own, share) for share in shares if share < 1.0]
         if paired:
-            found += [Setting(one, own, share, is_paired=True) for share in shares]
+            found += [SweepPoint(one, own, share, is_paired=True) for share in shares]
         if exact:
-            found.append(Setting(one, own, exact=True))
+            found.append(SweepPoint(one, own, exact=True))
     return found
 
 

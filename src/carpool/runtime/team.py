@@ -21,7 +21,7 @@ from carpool.runtime.crew import (
     AT_WORK,
     Mode,
     Wish,
-    Worker,
+    WorkerState,
     fits,
 )
 from carpool.runtime.protocol import (
@@ -148,7 +148,7 @@ class Team(Settling):
         self._keep_time(at)
         return self._settled(at)
 
-    def _on_ready(self, who: Worker, ready: Ready) -> None:
+    def _on_ready(self, who: WorkerState, ready: Ready) -> None:
         who.mode, who.step = Mode.STANDING, 0
         if self.ready is None:
             self._cutter.ready = ready
@@ -157,7 +157,7 @@ class Team(Settling):
         elif problem := fits(self.ready, ready):
             self._fail(problem)
 
-    def _on_contributed(self, at: float, who: Worker, said: Contributed) -> None:
+    def _on_contributed(self, at: float, who: WorkerState, said: Contributed) -> None:
         formation = self.formation
         if formation is None or said.formation != formation.number or said.step != formation.step:
             return
@@ -166,7 +166,7 @@ class Team(Settling):
         formation.contributed[who.id] = said.seconds
         if len(formation.contributed) < len(formation.members):
             return
-        if (between_s := formation.pace.barrier(at, max(formation.contributed.values()))) is not None:
+        if (between_s := formation.rhythm.barrier(at, max(formation.contributed.values()))) is not None:
             self._cutter.passed(formation.shape, between_s)
         formation.halting = formation.halting or self._wants_change()
         for member in formation.members:
@@ -177,7 +177,7 @@ class Team(Settling):
         formation.step += 1
         self._progressed(formation.step)
 
-    def _on_updated(self, who: Worker, said: Updated) -> None:
+    def _on_updated(self, who: WorkerState, said: Updated) -> None:
         formation = self.formation
         if formation is None or said.formation != formation.number or said.step != formation.step - 1:
             return
@@ -187,7 +187,7 @@ class Team(Settling):
             for member in formation.members:
                 self._send(member, Gather(formation.number, said.step))
 
-    def _on_stepped(self, who: Worker, said: Stepped) -> None:
+    def _on_stepped(self, who: WorkerState, said: Stepped) -> None:
         formation = self.formation
         self._memory_bytes = max(self._memory_bytes, said.memory_bytes)
         if formation is None or formation.members[0] != who.id:
@@ -208,15 +208,15 @@ class Team(Settling):
                 said.steps_per_s,
                 said.loss,
                 said.noise,
-                step_s=formation.pace.step_s or step_s,
-                sync_s=formation.pace.sync_s if formation.pace.step_s else None,
+                step_s=formation.rhythm.step_s or step_s,
+                sync_s=formation.rhythm.sync_s if formation.rhythm.step_s else None,
                 alone=is_alone,
                 memory_bytes=self._memory_bytes,
             )
             self._cutter.gains.hear(said.noise)
             self._actions.append(Emit(report))
 
-    def _on_evaluated(self, who: Worker, said: Evaluated) -> None:
+    def _on_evaluated(self, who: WorkerState, said: Evaluated) -> None:
         self._measured = Measured(said.step, said.metrics)
         for other in self.workers.values():
             # Who is just taking a state over may get one from before this evaluation, and would wait for it for ever.
@@ -224,12 +224,12 @@ class Team(Settling):
             if other is not who and is_there:
                 self._send(other.id, self._measured)
 
-    def _on_halted(self, who: Worker, said: Halted) -> None:
+    def _on_halted(self, who: WorkerState, said: Halted) -> None:
         if who.mode is Mode.HALTING:  # else it answers a Halt that something else has overtaken
             who.mode, who.step = Mode.STANDING, said.step
             self._progressed(said.step)
 
-    def _on_done(self, at: float, who: Worker, said: Done) -> None:
+    def _on_done(self, at: float, who: WorkerState, said: Done) -> None:
         is_first = self.formation is not None and self.formation.members[0] == who.id
         who.mode, who.step, who.digest = Mode.OVER, said.step, said.digest
         self._memory_bytes = max(self._memory_bytes, said.memory_bytes)
@@ -239,7 +239,7 @@ class Team(Settling):
             for note in said.notes:
                 self._tell(note)
 
-    def _on_broke(self, at: float, who: Worker, said: Broke) -> None:
+    def _on_broke(self, at: float, who: WorkerState, said: Broke) -> None:
         where = self._name(who.device)
         if said.kind == "disk":
             self._tell(f"nothing was saved at step {said.step}: {said.error}. The training goes on.")
@@ -260,7 +260,7 @@ class Team(Settling):
         else:
             self._fail(f"{said.error} (on {where}, step {said.step})")
 
-    def _ran_short(self, at: float, who: Worker, said: Broke) -> None:
+    def _ran_short(self, at: float, who: WorkerState, said: Broke) -> None:
         """A step ran out of memory: once more while the neighbours stand still, then in smaller passes."""
         where = self._name(who.device)
         who.mode, who.step = Mode.STANDING, said.step
@@ -276,7 +276,7 @@ class Team(Settling):
         if self.formation is not None:
             self._dissolve(at)
 
-    def _split(self, who: Worker, said: Broke) -> None:
+    def _split(self, who: WorkerState, said: Broke) -> None:
         """A step ran out of memory even alone: smaller passes from here on, or failure where they would matter."""
         short = Shortage(said, self._devices[who.device], self._cutter.batch_size(self.wish, len(self.wish.seats)))
         if problem := why_not_split(short, self.rules, self.ready):
@@ -290,7 +290,7 @@ class Team(Settling):
             self._tell(f"ran out of memory {where} even alone: split into {into}; rounding differs")
             self._actions.append(Write(split))
 
-    def _try_older(self, who: Worker, error: str) -> None:
+    def _try_older(self, who: WorkerState, error: str) -> None:
         """A checkpoint could not be read: the one before it, or failure if there is none."""
         self._tell(f"a checkpoint cannot be used: {error}")
         if not self._safe.is_damaged(who.loads):

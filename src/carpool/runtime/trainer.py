@@ -31,7 +31,7 @@ from carpool.runtime.graphs import Graphs
 from carpool.runtime.order import Cursor, DataOrder, batch_lengths
 from carpool.runtime.passes import Gathered, Passes, Places, Step, Turn, add_contributions
 from carpool.runtime.precision import settle_training
-from carpool.runtime.readers import Request
+from carpool.runtime.readers import BatchRequest
 from carpool.runtime.recorder import CudaRecorder, Recorder
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.seeding import Caveats, intra_op_threads, seed_evaluation, settle
@@ -364,10 +364,10 @@ class Trainer:
         samples, draw, bounds = self._passes.samples, step.draw, step.bounds
         if not samples.depth:
             return
-        requests: list[Request] = []
+        requests: list[BatchRequest] = []
         for _ in range(1 + samples.depth):
             held = [bounds[piece] for piece in pieces]
-            requests += [Request(draw.at.epoch, draw.samples[start:end]) for start, end in held if start < end]
+            requests += [BatchRequest(draw.at.epoch, draw.samples[start:end]) for start, end in held if start < end]
             draw = self._order.draw(draw.after, self.batch_size)
             bounds = self._bounds(len(draw.samples), self._cut_for[1])
         samples.expect(requests)

@@ -54,7 +54,7 @@ class Daemon:
         scheduler: Scheduler,
         store: Store,
         link: ExecutorLine,
-        pace: WaitableClock,
+        clock: WaitableClock,
         *,
         programs: Mapping[JobId, Program] | None = None,
         notes: Mapping[JobId, Mapping[str, Any]] | None = None,
@@ -71,7 +71,7 @@ class Daemon:
         self._scheduler = scheduler
         self._store = store
         self._link = link
-        self._pace = pace
+        self._clock = clock
         self._programs = dict(programs or {})  # of jobs that are not over
         self._notes = dict(notes or {})  # likewise
         self._expect = expect
@@ -157,7 +157,7 @@ class Daemon:
             if facts:
                 self._handle(facts)
             while not self._stopping.is_set() and not committing.done():
-                await self._pace.wait({receiving, stopping, committing}, self._scheduler.wake_at)
+                await self._clock.wait({receiving, stopping, committing}, self._scheduler.wake_at)
                 if receiving.done():
                     report = receiving.result()
                     if isinstance(report, Gone) and self._renew is not None:
@@ -252,7 +252,7 @@ class Daemon:
 
     def _now(self) -> float:
         """The time; never before what the scheduler has seen."""
-        return max(self._pace.now(), self._scheduler.at)
+        return max(self._clock.now(), self._scheduler.at)
 
     def _wake(self) -> None:
         wake_at = self._scheduler.wake_at
@@ -362,7 +362,7 @@ class Daemon:
         halting = asyncio.create_task(self._link.stop(checkpoint=True))
         with contextlib.suppress(ExecutorGone):
             while True:
-                await self._pace.wait({receiving, halting} if not halting.done() else {receiving}, None)
+                await self._clock.wait({receiving, halting} if not halting.done() else {receiving}, None)
                 if receiving.done():
                     self._hear(receiving.result(), carry=False)
                     receiving = asyncio.create_task(self._link.receive())

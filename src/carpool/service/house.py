@@ -34,7 +34,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.supplies import UNKNOWN, Supplies
 from carpool.policies.registry import parse_policy
 from carpool.runtime.devices import LocalDevice, as_cluster
-from carpool.runtime.door import Door
+from carpool.runtime.executor_socket import ExecutorSocket
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.link import Claim, ClaimRefused, ExecutorLink, ExecutorOptions
 from carpool.runtime.reports import Report
@@ -105,10 +105,10 @@ class House:
         self._knowledge.go_on_with(self.scheduler.jobs, self.recovered.programs)
         for observer in (store, self.followers, self._scribe, lessons, self):
             self.scheduler.follow(observer)
-        self._door = Door(setup.state / "executor")
+        self._door = ExecutorSocket(setup.state / "executor")
         self._back = returned(self.scheduler.cluster, setup.devices, setup.supplies)
         self.names = {device.id: device.name for device in self._back.devices}
-        self.pace = WallClock(max(self.scheduler.at, time.time() - store.begun_at))
+        self.clock = WallClock(max(self.scheduler.at, time.time() - store.begun_at))
         self._deaths: list[float] = []
         self._over: list[JobId] = []  # their records not yet durable
         self._notices = Notices(setup.state, self._tell)
@@ -154,7 +154,7 @@ class House:
             self.setup.state,
             self.names,
             self.calendar,
-            self.pace.now,
+            self.clock.now,
             self.setup.version,
             lambda: self.policy_text,
         )
@@ -254,7 +254,7 @@ class House:
             self.scheduler,
             self.store,
             link,
-            self.pace,
+            self.clock,
             programs={job: known.programs[job] for job in jobs if job in known.programs},
             notes={job: known.notes[job] for job in jobs if job in known.notes},
             introduced=introduced,

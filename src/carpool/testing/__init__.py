@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from carpool.testing.backend_contract import BackendContract, Bench, MachinesBench
-    from carpool.testing.desk import Desk
     from carpool.testing.estimator_contract import EstimatorContract
     from carpool.testing.fakes import FakeBackend, FakeClock
     from carpool.testing.invariants import check_books
     from carpool.testing.policy_contract import PolicyContract
     from carpool.testing.predictor_contract import PredictorContract
     from carpool.testing.reference import PlainRun, plain_loop
+    from carpool.testing.rig import Rig
     from carpool.testing.running import Driven, Wish, Wishes, drive
 
 _FROM = {
     "BackendContract": "backend_contract",
     "Bench": "backend_contract",
-    "Desk": "desk",
     "Driven": "running",
     "EstimatorContract": "estimator_contract",
     "FakeBackend": "fakes",
@@ -32,6 +31,7 @@ _FROM = {
     "PlainRun": "reference",
     "PolicyContract": "policy_contract",
     "PredictorContract": "predictor_contract",
+    "Rig": "rig",
     "Wish": "running",
     "Wishes": "running",
     "check_books": "invariants",
@@ -43,7 +43,6 @@ _WITH_PYTEST = ("backend_contract", "estimator_contract", "policy_contract", "pr
 __all__ = [
     "BackendContract",
     "Bench",
-    "Desk",
     "Driven",
     "EstimatorContract",
     "FakeBackend",
@@ -52,6 +51,7 @@ __all__ = [
     "PlainRun",
     "PolicyContract",
     "PredictorContract",
+    "Rig",
     "Wish",
     "Wishes",
     "check_books",

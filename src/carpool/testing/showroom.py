@@ -82,7 +82,7 @@ class ShowWorld:
 class ShowMachine:
     """The simulator's machines as an executor, and its clock; the past is lived through first, in no time.
 
-    Implements `service.daemon.Daemon`'s link and its pace, and observes the scheduler to learn of jobs.
+    Implements `service.daemon.Daemon`'s line and its clock, and observes the scheduler to learn of jobs.
     """
 
     def __init__(self, cluster: Cluster, world: ShowWorld, *, speed: float = 1.0, report_every_s: float = 1.0) -> None:

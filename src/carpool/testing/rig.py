@@ -1,4 +1,4 @@
-"""A scheduler on a desk: facts are handed in one by one, orders are noted, the books are checked after each step."""
+"""A scheduler on a test rig: facts go in one by one, orders are noted, the books are checked after each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from carpool.testing.fakes import FakeBackend
 from carpool.testing.invariants import check_books
 
 
-class Desk:
+class Rig:
     """One scheduler, its records, and a backend that answers when it is asked to."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Desk:
         )
 
     def record(self, record: Record) -> None:
-        """Keep a record; the desk observes its own scheduler."""
+        """Keep a record; the rig observes its own scheduler."""
         self.records.append(record)
 
     def say(self, at: float, *facts: Fact) -> list[Order]:

@@ -11,7 +11,7 @@ from carpool.runtime.trainer import StepDone
 _EVERY_S = 0.2
 
 
-class Pace:
+class Speedometer:
     """Counts steps; due at the first of a formation, then after every fifth of a second.
 
     A probe is silent while as many steps warm up, then reports on exactly the steps asked for; from then on it is as

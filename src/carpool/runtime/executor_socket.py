@@ -17,7 +17,7 @@ _LOG = "executor.log"
 _PID = "executor.pid"
 
 
-class Door:
+class ExecutorSocket:
     """A folder that only its owner may enter, with a socket in it that only its owner may use."""
 
     def __init__(self, folder: Path) -> None:
