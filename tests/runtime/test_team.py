@@ -239,7 +239,7 @@ class Pretended:
 
     def advance(self) -> None:
         assert self.formation is not None
-        self.state = (*self.state, "shards" if self.world.team.rules.exact else self.formation.parts)
+        self.state = (*self.state, "shards" if self.world.rules.exact else self.formation.parts)
         self.due = self.step % EVALUATE_EVERY == 0
 
     def measured(self) -> None:
@@ -256,6 +256,7 @@ class World:
     """What an executor does, with every promise of the team checked on the way."""
 
     def __init__(self, rules: Rules, **options: Any) -> None:
+        self.rules = rules
         self.team = Team(JobId("a"), DEVICES, rules, **options)
         self.at = 0.0
         self.workers: dict[int, Pretended] = {}
@@ -311,7 +312,7 @@ class World:
             quiet = all(w.alive and not w.inbox and not w.outbox and w.at == "resting" for w in self.living)
             if quiet and self.answers() and self.answers()[-1].generation == self.generation:
                 return
-        raise AssertionError(f"stuck: {self.team.wish} {self.team.workers} {self.team.formation}")
+        raise AssertionError(f"stuck: {self.team.wish} {self.living} {self.team.formation}")
 
     @property
     def living(self) -> list[Pretended]:
@@ -349,7 +350,7 @@ class World:
                 case Tell(words):
                     self.stories.append(words)
                 case Write(what):
-                    assert not self.team.rules.exact
+                    assert not self.rules.exact
                     self.written.append(what)
         self.check()
 
@@ -387,10 +388,10 @@ class World:
             if first.size == 1:
                 assert not first.updates
                 continue
-            if self.team.rules.division is Division.EVEN and not first.by_token:
+            if self.rules.division is Division.EVEN and not first.by_token:
                 assert [index for owned in first.updates for index in range(*owned)] == list(range(4))
             pieces = [piece for owned in first.owners for piece in range(*owned)]
-            if self.team.rules.exact:
+            if self.rules.exact:
                 assert pieces == list(range(SHARDS)), "every shard is owned exactly once"
             else:
                 assert pieces == list(range(first.size))
@@ -897,7 +898,7 @@ def test_a_newcomer_enters_with_one_change_of_formation() -> None:
         worker.act()
         while worker.outbox:
             world.hear(worker)
-    assert world.team.workers[newcomer.id].mode == "loading"
+    assert [type(message) for message, _ in newcomer.inbox] == [Load]
     world.tick(0.0)
     assert world.team.formation is None, "the others wait for it"
     world.run()

@@ -33,7 +33,7 @@ AT_WORK = frozenset({Mode.WORKING, Mode.HALTING})
 
 @dataclass(slots=True)
 class WorkerState:
-    """One process of the job on one device."""
+    """What a team knows of one worker."""
 
     id: int
     device: int
@@ -51,6 +51,10 @@ class WorkerState:
     def berth(self) -> Berth:
         """Where it is, as far as that cannot be changed."""
         return self.device, self.lane
+
+    def is_at(self, step: int) -> bool:
+        """Whether it could make the step after so many; before the first one no state is needed."""
+        return self.step == step and (self.holds or step == 0)
 
 
 @dataclass(frozen=True, slots=True)
