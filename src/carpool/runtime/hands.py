@@ -28,6 +28,7 @@ from carpool.runtime.actions import (
     Tell,
     Write,
 )
+from carpool.runtime.alternation import Alternation
 from carpool.runtime.command import Command
 from carpool.runtime.crew import as_wish
 from carpool.runtime.devices import LocalDevice
@@ -35,7 +36,6 @@ from carpool.runtime.entrance import Entrance
 from carpool.runtime.gate import Gate, Waiting
 from carpool.runtime.holding import HeldTraining, rules_of
 from carpool.runtime.intake import Intake
-from carpool.runtime.lanes import room_on
 from carpool.runtime.mps import is_of_service
 from carpool.runtime.outsiders import Ask
 from carpool.runtime.program import Program
@@ -53,11 +53,11 @@ from carpool.runtime.protocol import (
     Proceed,
     Ready,
 )
-from carpool.runtime.reports import Evaluation, Facts, Outcome, Report, Sized, Told
+from carpool.runtime.reporting import Reporting
+from carpool.runtime.reports import Evaluation, Report, Sized, Told
 from carpool.runtime.rota import Rota, Said
 from carpool.runtime.solitude import Solitude
 from carpool.runtime.staff import Key, Staff
-from carpool.runtime.turns import who_take_turns
 from carpool.runtime.wire import ExecutorOptions
 
 _NEEDS_NO_TOKEN = (Halted, Done, Broke)  # nor the one it may still be waiting for
@@ -77,7 +77,9 @@ class Executor:
     ) -> None:
         self._devices = {device.id: device for device in devices}
         self._options = options
-        self._report = report
+        self._reporting = Reporting(report)
+        self._report = self._reporting.report
+        self._emit = self._reporting.emit
         self._clock = clock
         self._staff = Staff(self, clock)
         self.jobs = Intake(state, self._devices, options.grace_s)
@@ -87,8 +89,8 @@ class Executor:
         self._gate = Gate(devices, wanted=options.mps, on_change=self._reopen, tell=self._tell_sharers)
         known = (self._devices, self._trainings, self._staff, self._gate, self._rota, self.jobs.cores)
         self._entrance = Entrance(*known, options, report, clock, ask)
-        self._facts: list[Fact] = []
-        self._has_ended = False  # somebody, and its outcome has been told
+        parts = (self._devices, self._trainings, self._commands, self._gate, self._rota, self._do, self._tell_sharers)
+        self._alternation = Alternation(*parts, has_cap=bool(options.memory_cap))
         self._ticked_at = clock()
         self._stopping: bool | None = None
         self._waits = False  # for somebody who decides
@@ -154,7 +156,7 @@ class Executor:
             else:
                 what = f"device {unknown[0]} is not here" if unknown else "no such job was introduced"
                 self._emit(JobFailed(order.job, order.generation, f"an order for {order.job!r}: {what}"))
-        self._share_out(at)
+        self._alternation.see_to(at)
         self._flush()
 
     def stop(self, *, checkpoint: bool) -> None:
@@ -185,7 +187,7 @@ class Executor:
         at = self._clock()
         device = training.devices[worker]
         if isinstance(message, Asked):
-            self._asked(at, training, who, device)
+            self._alternation.ask(at, training, who, device)
             return
         if isinstance(message, Arrived):
             self._rota.arrive(at, who, training.seat_on(device))
@@ -296,7 +298,6 @@ class Executor:
     def _conclude(self, training: HeldTraining, end: Ended | Stopped) -> None:
         if isinstance(end, Ended):
             self._report(end.outcome(training.job))
-            self._has_ended = True
         if words := self._rota.story(training.job):
             self._report(Told(training.job, words))
         self._gate.over(training.job)
@@ -305,7 +306,6 @@ class Executor:
     def _on_moves(self, command: Command, facts: Sequence[Fact], reports: Sequence[Report]) -> None:
         for report in reports:
             self._report(report)
-            self._has_ended |= isinstance(report, Outcome)
         for fact in facts:
             self._emit(fact)
         self._flush()
@@ -316,49 +316,18 @@ class Executor:
         """A program with a loop of its own said something."""
         at, job = self._clock(), command.errand.job
         if isinstance(message, Joined):
-            self._share_out(at)
-        elif isinstance(message, Asked) and command.by_token and command.errand.seats:
-            self._rota.ask(at, (job, 0), command.errand.seats[0], may_take_several=True)
+            self._alternation.see_to(at)
+        elif isinstance(message, Asked):
+            self._alternation.ask_for(at, command)
         elif isinstance(message, Done):
             self._rota.forget(at, (job, 0))
         self._flush()
 
-    def _emit(self, fact: Fact) -> None:
-        self._facts.append(fact)
-
     def _flush(self) -> None:
-        """Facts of one instant go together; facts, if only none, follow every outcome."""
-        if self._facts or self._has_ended:
-            facts, self._facts, self._has_ended = self._facts, [], False
-            self._report(Facts(tuple(facts)))
+        """All that happened at this instant has been seen to."""
+        self._reporting.flush()
         if self._stopping is not None and self.jobs.is_over:
             self.stopped.set()
-
-    # -- sharing a device ---------------------------------------------------------------------------------------------
-
-    def _share_out(self, at: float) -> None:
-        """Who takes turns: jobs on a device with unlike turns, or more of them than it has room for side by side."""
-        seats = {job: t.team.wish.seats for job, t in self._trainings.items() if not t.team.is_over}
-        # A program with a loop of its own can wait for one token, not for several.
-        seats |= {job: c.errand.seats for job, c in self._commands.items() if c.errand.has_session and c.errand.is_solo}
-        how = {"has_lanes": self._gate.has_lanes, "has_cap": bool(self._options.memory_cap)}
-        by_token = who_take_turns(seats, {number: room_on(d, **how) for number, d in self._devices.items()})
-        for job, command in self._commands.items():
-            if command.errand.has_session and command.by_token != (job in by_token):
-                command.take_turns(job in by_token)
-        for job, training in self._trainings.items():
-            if not training.team.is_over and training.by_token != (job in by_token):
-                training.by_token = job in by_token
-                if training.by_token and self._gate.why_not:
-                    self._tell_sharers(f"jobs take turns on the GPU, without MPS: {self._gate.why_not}", training)
-                self._do(training, training.team.take_turns(at, training.by_token))
-
-    def _asked(self, at: float, training: HeldTraining, who: Key, device: int) -> None:
-        formation = training.team.formation
-        if formation is None or not formation.shape.by_token or who[1] not in formation.members:
-            return  # it asked before it heard that things have changed, and will rest or ask anew
-        solo = formation.is_solo
-        self._rota.ask(at, who, training.seat_on(device), may_take_several=solo, may_inherit=solo)
 
     def _say(self, who: Key, message: Message) -> None:
         job = JobId(who[0])
@@ -384,7 +353,7 @@ class Executor:
 
     def _reopen(self) -> None:
         """The gate has opened, or there are no lanes any more."""
-        self._share_out(self._clock())
+        self._alternation.see_to(self._clock())
         self._entrance.let_in()
         self._flush()
 

@@ -1,0 +1,71 @@
+"""Which of a node's jobs take turns on their devices, and what those ask for that do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from carpool.core.model import JobId
+from carpool.runtime.actions import Action
+from carpool.runtime.command import Command
+from carpool.runtime.devices import LocalDevice
+from carpool.runtime.gate import Gate
+from carpool.runtime.holding import HeldTraining
+from carpool.runtime.lanes import room_on
+from carpool.runtime.rota import Rota
+from carpool.runtime.staff import Key
+from carpool.runtime.turns import who_take_turns
+
+
+class Alternation:
+    """Lets jobs go by token where they must, and free where there is room for all of them."""
+
+    def __init__(
+        self,
+        devices: Mapping[int, LocalDevice],
+        trainings: Mapping[JobId, HeldTraining],
+        commands: Mapping[JobId, Command],
+        gate: Gate,
+        rota: Rota,
+        do: Callable[[HeldTraining, Sequence[Action]], None],
+        tell: Callable[[str, HeldTraining], None],
+        *,
+        has_cap: bool,
+    ) -> None:
+        self._devices = devices
+        self._trainings = trainings
+        self._commands = commands
+        self._gate = gate
+        self._rota = rota
+        self._do = do
+        self._tell = tell
+        self._has_cap = has_cap
+
+    def see_to(self, at: float) -> None:
+        """Who takes turns: jobs on a device with unlike turns, or more of them than it has room for side by side."""
+        seats = {job: t.team.wish.seats for job, t in self._trainings.items() if not t.team.is_over}
+        # A program with a loop of its own can wait for one token, not for several.
+        seats |= {job: c.errand.seats for job, c in self._commands.items() if c.errand.has_session and c.errand.is_solo}
+        how = {"has_lanes": self._gate.has_lanes, "has_cap": self._has_cap}
+        by_token = who_take_turns(seats, {number: room_on(d, **how) for number, d in self._devices.items()})
+        for job, command in self._commands.items():
+            if command.errand.has_session and command.by_token != (job in by_token):
+                command.take_turns(job in by_token)
+        for job, training in self._trainings.items():
+            if not training.team.is_over and training.by_token != (job in by_token):
+                training.by_token = job in by_token
+                if training.by_token and self._gate.why_not:
+                    self._tell(f"jobs take turns on the GPU, without MPS: {self._gate.why_not}", training)
+                self._do(training, training.team.take_turns(at, training.by_token))
+
+    def ask(self, at: float, training: HeldTraining, who: Key, device: int) -> None:
+        """A worker asks for its turn."""
+        formation = training.team.formation
+        if formation is None or not formation.shape.by_token or who[1] not in formation.members:
+            return  # it asked before it heard that things have changed, and will rest or ask anew
+        solo = formation.is_solo
+        self._rota.ask(at, who, training.seat_on(device), may_take_several=solo, may_inherit=solo)
+
+    def ask_for(self, at: float, command: Command) -> None:
+        """A program with a loop of its own asks for its turn."""
+        if command.by_token and command.errand.seats:
+            self._rota.ask(at, (command.errand.job, 0), command.errand.seats[0], may_take_several=True)
