@@ -69,7 +69,7 @@ def test_the_declaration_trains(folder: Path) -> None:
     trainer = Trainer(load_training("declared.py:digits", {"epochs": 1}, folder=folder))
     losses = [done.loss for done in trainer.steps()]
     assert losses[-1] < 0.7 * losses[0]
-    assert trainer.metrics["accuracy"] > 0.5
+    assert trainer.progress.metrics["accuracy"] > 0.5
 
 
 @pytest.mark.parametrize("page", ["hugging-face.md", "lightning.md"])

@@ -36,7 +36,7 @@ def test_a_parked_training_goes_on_bit_for_bit(make_training: MakeTraining) -> N
                 assert digest(parked.training.model) == digest(plain.training.model)
     residence.come_back()
     assert digest(parked.training.model) == digest(plain.training.model)
-    assert [*parked.losses] == [*plain.losses]
+    assert [*parked.progress.losses] == [*plain.progress.losses]
 
 
 def test_what_was_not_changed_is_not_copied_out_again(make_training: MakeTraining) -> None:

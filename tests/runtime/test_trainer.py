@@ -76,8 +76,8 @@ def test_resuming_anywhere_changes_nothing(make_training: Any, tmp_path: Path, l
     for one, two in ((whole, second),):
         assert digest(one.training.model) == digest(two.training.model)
         assert digest(one.training.state["ema"]) == digest(two.training.state["ema"])  # type: ignore[arg-type]
-        assert one.losses == two.losses
-        assert one.metrics == two.metrics
+        assert one.progress.losses == two.progress.losses
+        assert one.progress.metrics == two.progress.metrics
         assert one.stopped == two.stopped
         assert one.training.optimizer.param_groups[0]["lr"] == two.training.optimizer.param_groups[0]["lr"]
 
@@ -147,8 +147,8 @@ def test_evaluation_and_the_best(make_training: Any) -> None:
     best = []
     for done in trainer.steps():
         if done.step % 3 == 0:
-            assert trainer.best is not None
-            best.append((trainer.best.step, trainer.best.value))
+            assert trainer.progress.best is not None
+            best.append((trainer.progress.best.step, trainer.progress.best.value))
     assert best == [(3, 0.5), (6, 0.7), (6, 0.7), (6, 0.7), (15, 0.9), (15, 0.9)]
 
 
@@ -156,7 +156,7 @@ def test_evaluation_every_second_epoch_and_at_the_end(make_training: Any) -> Non
     counts = itertools.count()
     training = make_training(stop=Stop(steps=10), evaluate_every=2, evaluate=lambda model: next(counts))
     trainer = Trainer(training)
-    seen = [(done.step, trainer.metrics.get("metric")) for done in trainer.steps()]
+    seen = [(done.step, trainer.progress.metrics.get("metric")) for done in trainer.steps()]
     assert [seen[i] for i in (4, 5, 8, 9)] == [(5, None), (6, 0.0), (9, 0.0), (10, 1.0)]
 
 
@@ -170,9 +170,11 @@ def test_evaluation_changes_nothing(make_training: Any) -> None:
     again = Trainer(make_training(evaluate=evaluate))
     for _ in again.steps():
         pass
-    assert again.metrics == curious.metrics
+    assert again.progress.metrics == curious.progress.metrics
     torch.manual_seed(77)
-    assert again.evaluate() == curious.metrics, "chance starts where the step says, not where the process stands"
+    assert again.evaluate() == curious.progress.metrics, (
+        "chance starts where the step says, not where the process stands"
+    )
 
 
 def test_a_frozen_layer_stays_frozen_over_an_evaluation(make_training: Any) -> None:

@@ -142,10 +142,10 @@ def farewell(trainer: Trainer, reason: str, more: Sequence[str] = ()) -> Done:
     return Done(
         step=trainer.cursor.step,
         epoch=trainer.cursor.epoch,
-        loss=trainer.losses[-1] if trainer.losses else math.nan,
+        loss=trainer.progress.losses[-1] if trainer.progress.losses else math.nan,
         digest=digest(trainer.training.model),
         reason=reason,
-        metrics=trainer.metrics,
+        metrics=trainer.progress.metrics,
         notes=(*trainer.notes, *unsure, *more),
         memory_bytes=most_taken(trainer.device),
     )

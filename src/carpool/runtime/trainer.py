@@ -14,7 +14,6 @@ their own exchange in the middle:
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
@@ -26,26 +25,23 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from carpool.core.errors import InputError
 from carpool.runtime.errors import CheckpointError, Diverged
 from carpool.runtime.flat import Contribution, Layout, Sums
-from carpool.runtime.goals import Best, BestSoFar, metric
+from carpool.runtime.goals import Best, metric
 from carpool.runtime.graphs import Graphs
-from carpool.runtime.order import Cursor, DataOrder, batch_lengths
+from carpool.runtime.order import Cursor
 from carpool.runtime.passes import Gathered, Passes, Places, Step, Turn, add_contributions
 from carpool.runtime.precision import settle_training
-from carpool.runtime.readers import BatchRequest
+from carpool.runtime.progress import Progress
 from carpool.runtime.recorder import CudaRecorder, Recorder
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.seeding import Caveats, intra_op_threads, seed_evaluation, settle
 from carpool.runtime.shards import (
-    Bounds,
     Limits,
-    check_pairs,
     check_shards,
-    cut_into_parts,
-    cut_into_shards,
     most_samples,
     root,
     tree_sum,
 )
+from carpool.runtime.step_source import StepSource
 from carpool.runtime.training import Training, as_metrics
 from carpool.runtime.update import Update, settle_optimizer
 
@@ -85,18 +81,11 @@ class Trainer:
         self.batch_size = training.batch_size
         self.limits: Limits = ()  # on the samples of a pass, where more did not fit into memory
         self.cursor = Cursor()
-        self.losses: deque[float] = deque(maxlen=training.stop.window)
-        self.metrics: dict[str, float] = {}
-        self.best: BestSoFar | None = None
-        self.evaluation_due = False
+        self.progress = Progress(training)
         self.notes = settle(deterministic=deterministic)  # freedoms that torch could not be denied, for the job's story
         self.caveats = Caveats()  # operations without a deterministic form, for the job's story
-        self._reached = ""
-        self._least = 2 if training.batch_norms else 1  # samples in a part
-        self._cut_for: tuple[int, tuple[int, ...]] = (0, ())  # samples of the last step, and its parts
-        self._cut: Bounds = ()
-        self._order = DataOrder(training.num_samples, seed, training.shuffle)
-        self._check_cut(self.batch_size)
+        self._source = StepSource(training, seed, self.shards)
+        self._source.check(self.batch_size, self.cursor.offset)
         settle_training(training, self.device)
         self._scale = LossScale() if training.autocast_dtype is torch.float16 else None
         self.layout = Layout(training.model, training.optimizer)
@@ -128,11 +117,7 @@ class Trainer:
 
     def begin(self, parts: tuple[int, ...] = ()) -> Step:
         """The next step: which samples, and how cut. ``parts`` (default mode) are samples per device."""
-        draw = self._order.draw(self.cursor, self.batch_size)
-        cut_for = (len(draw.samples), parts)
-        if cut_for != self._cut_for:  # else as in the step before
-            self._cut_for, self._cut = cut_for, self._bounds(*cut_for)
-        return Step(draw, self._cut, most_samples(self.limits, self.cursor.step))
+        return self._source.step(self.cursor, self.batch_size, parts, most_samples(self.limits, self.cursor.step))
 
     def contribute(self, step: Step, pieces: range, places: Places | None = None) -> Gathered:
         """What a range of pieces contributes, as maximal aligned subtrees; the trainer stays as it was."""
@@ -197,7 +182,6 @@ class Trainer:
         """Count the step, once all weights are updated."""
         training = self.training
         self.cursor = step.draw.after
-        self.losses.append(sums.loss)
         if self._scale is not None:
             self._scale.passed() if sums.finite else self._scale.overflowed()
         if sums.finite:
@@ -206,9 +190,7 @@ class Trainer:
                 training.schedule.step()
             if training.after_update is not None:
                 training.after_update(training.model, self.cursor.step)
-        if training.evaluate is not None:
-            at_epoch = step.draw.ends_epoch and self.cursor.epoch % training.evaluate_every == 0
-            self.evaluation_due = at_epoch or bool(self._stopped_by_progress())
+        self.progress.stepped(step.draw, sums.loss)
         return StepDone(self.cursor.step, self.cursor.epoch, sums.loss, step.num_samples, not sums.finite)
 
     def await_device(self) -> None:
@@ -235,34 +217,28 @@ class Trainer:
     def record(self, metrics: Mapping[str, float]) -> bool:
         """Take the metrics of this step; whether they are the best so far."""
         training = self.training
-        self.metrics = dict(metrics)
-        self.evaluation_due = False
-        self._reached = training.stop.by_metrics(metrics)
         if training.schedule is not None and training.schedule_every == "evaluation":
             if isinstance(training.schedule, ReduceLROnPlateau):
                 training.schedule.step(metric(metrics, Best.parse(training.best).metric))
             else:
                 training.schedule.step()
-        if not training.best:
-            return False
-        best = Best.parse(training.best)
-        if not best.beats(metrics, None if self.best is None else self.best.value):
-            return False
-        self.best = BestSoFar(self.cursor.step, metrics[best.metric])
-        return True
+        return self.progress.evaluated(self.cursor.step, metrics)
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the model is to be evaluated before the next step."""
+        return self.progress.evaluation_due
 
     @property
     def stopped(self) -> str:
         """Why the training is over, in words; empty while it is not."""
-        if self.evaluation_due:
-            return ""
-        return self._reached or self._stopped_by_progress()
+        return self.progress.why_over(self.cursor)
 
     def resize_batch(self, batch_size: int) -> None:
         """Hold this many samples per step from the next one on; refused where a shard would become too small."""
         if not 1 <= batch_size <= self.training.num_samples:
             raise InputError(f"batch size {batch_size}; the data holds {self.training.num_samples} samples")
-        self._check_cut(batch_size)
+        self._source.check(batch_size, self.cursor.offset)
         self.batch_size = batch_size
 
     # -- state --------------------------------------------------------------------------------------------------------
@@ -276,11 +252,7 @@ class Trainer:
             "made_for": self._made_for(),
             "batch_size": self.batch_size,
             "cursor": asdict(self.cursor),
-            "losses": list(self.losses),
-            "metrics": dict(self.metrics),
-            "best": None if self.best is None else asdict(self.best),
-            "evaluation_due": self.evaluation_due,
-            "reached": self._reached,
+            **self.progress.state_dict(),
             "caveats": list(self.caveats.operations),
             "model": dict(model),
             "unsaved_buffers": {name: value for name, value in training.model.named_buffers() if name not in model},
@@ -313,12 +285,8 @@ class Trainer:
             self._scale.load_state_dict(state["scale"])
         self.batch_size = state["batch_size"]
         self.cursor = Cursor(**state["cursor"])
-        self.losses = deque(state["losses"], maxlen=training.stop.window)
-        self.metrics = dict(state["metrics"])
-        self.best = None if state["best"] is None else BestSoFar(**state["best"])
-        self.evaluation_due = state["evaluation_due"]
+        self.progress.load_state_dict(state)
         self.caveats.operations[:] = state["caveats"]
-        self._reached = state["reached"]
 
     def _made_for(self) -> dict[str, Any]:
         training = self.training
@@ -360,25 +328,10 @@ class Trainer:
         return stack
 
     def _look_ahead(self, step: Step, pieces: range) -> None:
-        """Let the batches of this step and the next ones be prepared, guessing that they are cut alike."""
-        samples, draw, bounds = self._passes.samples, step.draw, step.bounds
-        if not samples.depth:
-            return
-        requests: list[BatchRequest] = []
-        for _ in range(1 + samples.depth):
-            held = [bounds[piece] for piece in pieces]
-            requests += [BatchRequest(draw.at.epoch, draw.samples[start:end]) for start, end in held if start < end]
-            draw = self._order.draw(draw.after, self.batch_size)
-            bounds = self._bounds(len(draw.samples), self._cut_for[1])
-        samples.expect(requests)
-
-    def _bounds(self, num_samples: int, parts: tuple[int, ...]) -> Bounds:
-        if self.shards is not None:
-            return cut_into_shards(num_samples, self.shards)
-        return cut_into_parts(num_samples, parts or (1,), self._least)
-
-    def _stopped_by_progress(self) -> str:
-        return self.training.stop.by_progress(self.cursor.step, self.cursor.epoch, self.losses)
+        """Let the batches of this step and the next ones be prepared."""
+        samples = self._passes.samples
+        if samples.depth:
+            samples.expect(self._source.ahead(step, pieces, self.batch_size, samples.depth))
 
     def _check_finite(self, step: Step, total: Contribution) -> Sums:
         sums = self.layout.sums(total.values)
@@ -394,17 +347,7 @@ class Trainer:
         return sums
 
     def _diverged(self, step: Step, loss: float) -> Diverged:
-        return Diverged(f"{_at(step)}: the loss is {loss}; it was {self._lately()} before. {_CALM}")
-
-    def _lately(self) -> str:
-        return ", ".join(f"{loss:.4g}" for loss in list(self.losses)[-3:]) or "nothing"
-
-    def _check_cut(self, batch_size: int) -> None:
-        """Refuse, before it starts, a batch-normalised training whose shards can hold fewer than two samples."""
-        names, size = self.training.batch_norms, self.training.num_samples
-        if self.shards is not None and names:
-            for length in batch_lengths(size, batch_size, self.cursor.offset):
-                check_pairs(length, batch_size, size, self.shards, names[0])
+        return Diverged(f"{_at(step)}: the loss is {loss}; it was {self.progress.lately} before. {_CALM}")
 
 
 _CALM = "A lower learning rate or clip_norm may help."

@@ -176,7 +176,7 @@ class Worker:
         self._torn = False
         if place.token is not None:
             place.token.done(is_idle=not (trainer.evaluation_due or place.halting))
-        if place.said.rank == 0 and (report := place.speedometer.count(done, trainer.metrics)):
+        if place.said.rank == 0 and (report := place.speedometer.count(done, trainer.progress.metrics)):
             noise = None if self._noise is None else self._noise.scale
             self._channel.send(replace(report, noise=noise, memory_bytes=most_taken(trainer.device)))
         for words in trainer.graphs.take_news() if trainer.graphs is not None else ():

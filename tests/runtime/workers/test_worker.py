@@ -87,7 +87,7 @@ def test_alone_it_learns_what_an_ordinary_loop_learns(
     again = Trainer(training(wanted))
     again.load_state_dict(found.state)
     assert digest(again.training.model) == done.digest
-    assert again.best is not None
+    assert again.progress.best is not None
     assert kept.best is not None
 
 

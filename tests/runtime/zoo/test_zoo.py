@@ -138,7 +138,7 @@ def test_entries_load_train_and_evaluate(name: str) -> None:
     done = list(trainer.steps())
     assert [step.step for step in done] == [1, 2]
     assert all(torch.tensor(step.loss).isfinite() for step in done)
-    assert trainer.metrics.keys() == {"loss"}
+    assert trainer.progress.metrics.keys() == {"loss"}
 
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"resnet34", "resnet50", "resnet101", "resnet152", "vgg19"}))

@@ -1,0 +1,74 @@
+"""How far a training has come towards its end: losses, metrics, the best evaluation, and why it is over."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from carpool.runtime.goals import Best, BestSoFar
+from carpool.runtime.order import Cursor, Draw
+from carpool.runtime.training import Training
+
+
+class Progress:
+    """What steps and evaluations have shown, held against what the training wants to reach."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self.losses: deque[float] = deque(maxlen=training.stop.window)
+        self.metrics: dict[str, float] = {}
+        self.best: BestSoFar | None = None
+        self.evaluation_due = False
+        self._reached = ""  # by metrics
+
+    def stepped(self, draw: Draw, loss: float) -> None:
+        """A step has been made; an evaluation is due where the training asks for one after it, and at the end."""
+        self.losses.append(loss)
+        if self._training.evaluate is not None:
+            at_epoch = draw.ends_epoch and draw.after.epoch % self._training.evaluate_every == 0
+            self.evaluation_due = at_epoch or bool(self._over_by_steps(draw.after))
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Take the metrics of a step; whether they are the best so far."""
+        self.metrics = dict(metrics)
+        self.evaluation_due = False
+        self._reached = self._training.stop.by_metrics(metrics)
+        if not self._training.best:
+            return False
+        best = Best.parse(self._training.best)
+        if not best.beats(metrics, None if self.best is None else self.best.value):
+            return False
+        self.best = BestSoFar(step, metrics[best.metric])
+        return True
+
+    def why_over(self, cursor: Cursor) -> str:
+        """Why a training that stands here is over, in words; empty while it is not."""
+        return "" if self.evaluation_due else self._reached or self._over_by_steps(cursor)
+
+    @property
+    def lately(self) -> str:
+        """The last few losses, in words."""
+        return ", ".join(f"{loss:.4g}" for loss in list(self.losses)[-3:]) or "nothing"
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that resuming needs."""
+        return {
+            "losses": list(self.losses),
+            "metrics": dict(self.metrics),
+            "best": None if self.best is None else asdict(self.best),
+            "evaluation_due": self.evaluation_due,
+            "reached": self._reached,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.losses = deque(state["losses"], maxlen=self._training.stop.window)
+        self.metrics = dict(state["metrics"])
+        self.best = None if state["best"] is None else BestSoFar(**state["best"])
+        self.evaluation_due = state["evaluation_due"]
+        self._reached = state["reached"]
+
+    def _over_by_steps(self, cursor: Cursor) -> str:
+        return self._training.stop.by_progress(cursor.step, cursor.epoch, self.losses)
