@@ -16,7 +16,6 @@ server_option = click.option(
     "--server", default="", metavar="URL", help="The daemon: http://HOST:PORT or unix:PATH. [default: the one here]"
 )
 _NEAR_AMONG = 200  # of the newest jobs a mistyped name is compared with
-json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
 
 
 def connect(server: str) -> Client:

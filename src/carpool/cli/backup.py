@@ -9,13 +9,14 @@ from pathlib import Path
 import click
 
 from carpool import __version__
+from carpool.cli.flags import json_option
 
 
 @click.command("backup", epilog="Example: carpool backup carpool-monday.tar")
 @click.argument("target", metavar="FILE")
 @click.option("--state", metavar="DIR", help="The daemon's folder. [default: as it is set, see carpool config show]")
 @click.option("--without-checkpoints", is_flag=True, help="Leave them out: jobs that are not over begin anew.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+@json_option
 def command(target: str, state: str | None, without_checkpoints: bool, as_json: bool) -> None:
     """Write the journal, logs, figures and checkpoints of a daemon into FILE.
 

@@ -6,7 +6,8 @@ import os
 
 import click
 
-from carpool.cli.asking import json_option, print_json
+from carpool.cli.asking import print_json
+from carpool.cli.flags import json_option
 
 
 @click.group("config", epilog="Example: carpool config show")

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import click
 
 from carpool import __version__
+from carpool.cli.flags import json_option
 
 _EPILOG = """\b
 Examples:
@@ -17,7 +18,7 @@ Examples:
 
 
 @click.command("doctor", epilog=_EPILOG)
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+@json_option
 def command(as_json: bool) -> None:
     """Try what trainings need on this machine: yes or no for each, with what was found and the way out.
 

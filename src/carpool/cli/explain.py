@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
-from carpool.core.errors import InputError, JournalError
-from carpool.core.journal import read_journal
+from carpool.cli.flags import json_option
+from carpool.cli.journals import check_named_once, journal_option, opened, run_option
+from carpool.core.errors import InputError
 from carpool.core.model import JobId
 from carpool.core.story import story
 
@@ -24,18 +25,12 @@ Examples:
 
 @click.command("explain", epilog=_EPILOG)
 @click.argument("job")
-@click.option("--journal", default="", metavar="FILE", help="A journal, as written by simulate or run.")
-@click.option(
-    "--run",
-    default="",
-    metavar="RUN",
-    help="A run by name or folder. [default: the daemon, else the newest that has it]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+@journal_option
+@run_option
+@json_option
 def command(job: str, journal: str, run: str, as_json: bool) -> None:
     """Tell what happened to JOB: what was believed of it, what was decided and why, and what was measured."""
-    if journal and run:
-        raise InputError("--journal and --run are both given", way_out="Name one of them.")
+    check_named_once(journal, run)
     told = _read(Path(journal), JobId(job)) if journal else (None if run else _of_daemon(job)) or _of_run(job, run)
     if not told:
         raise InputError(
@@ -94,11 +89,5 @@ def _known(path: Path) -> Iterator[str]:
 
 
 def _read(path: Path, job: JobId) -> Story:
-    try:
-        with path.open(encoding="utf-8") as lines:
-            header, records = read_journal(lines)
-            return list(story(records, job, header.cluster))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path), way_out="Name a journal file.") from None
-    except (JournalError, TypeError, ValueError, AttributeError, LookupError) as error:
-        raise InputError(f"is not a journal that can be read: {error}", where=str(path)) from None
+    with opened(path) as (header, records):
+        return list(story(records, job, header.cluster))

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carpool.cli.asking import job_argument, json_option, server_option, wish
+from carpool.cli.asking import job_argument, server_option, wish
+from carpool.cli.flags import json_option
 
 if TYPE_CHECKING:
     from carpool.service.client import Json

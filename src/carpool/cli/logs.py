@@ -6,7 +6,8 @@ import sys
 
 import click
 
-from carpool.cli.asking import connect, job_argument, json_option, print_json, server_option
+from carpool.cli.asking import connect, job_argument, print_json, server_option
+from carpool.cli.flags import json_option
 
 _EPILOG = """\b
 Examples:

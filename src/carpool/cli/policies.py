@@ -7,12 +7,13 @@ from dataclasses import MISSING
 
 import click
 
+from carpool.cli.flags import json_option
 from carpool.policies.registry import POLICIES, parameters, policy_class
 
 
 @click.command("policies", epilog="Example: carpool policies las")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+@json_option
 def command(name: str | None, as_json: bool) -> None:
     """List the policies; with NAME, its rule and its parameters."""
     if name is not None:

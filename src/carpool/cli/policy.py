@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from carpool.cli.asking import connect, json_option, print_json, server_option
+from carpool.cli.asking import connect, print_json, server_option
+from carpool.cli.flags import json_option
 
 _EPILOG = """\b
 Examples:

@@ -6,7 +6,8 @@ import time
 
 import click
 
-from carpool.cli.asking import connect, json_option, print_json, server_option
+from carpool.cli.asking import connect, print_json, server_option
+from carpool.cli.flags import json_option
 from carpool.cli.job_rows import HEADINGS, OUTSIDER_HEADINGS, as_columns, folded, job_row, outsider_row, ranks
 
 _EPILOG = """\b

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
+from carpool.cli.flags import json_option
 
 if TYPE_CHECKING:
     from carpool.cli.rehearsal import Rehearsal
@@ -31,7 +32,7 @@ Examples:
     help="learned: what is known after the run; before: what was known when it began.",
 )
 @click.option("--policy", default="", metavar="NAME[:key=value]…", help="Another than that of the run: what if?")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+@json_option
 def command(run: str, profiles: str, policy: str, as_json: bool) -> int:
     """Simulate RUN, by name or folder, from the profiles of its jobs, and compare with what really happened.
 

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import click
 
+from carpool.cli.flags import json_option
+
 
 @click.command("restore", epilog="Example: carpool restore carpool-monday.tar --state /var/lib/carpool")
 @click.argument("source", metavar="FILE")
 @click.option("--state", metavar="DIR", help="Where to. [default: the daemon's folder, see carpool config show]")
 @click.option("--check", is_flag=True, help="Only read FILE through and say whether it is whole.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+@json_option
 def command(source: str, state: str | None, check: bool, as_json: bool) -> None:
     """Put what `carpool backup` wrote to FILE in place of an empty folder; a damaged FILE changes nothing.
 

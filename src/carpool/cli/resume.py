@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from carpool.cli.asking import jobs_argument, json_option, server_option, wish
+from carpool.cli.asking import jobs_argument, server_option, wish
+from carpool.cli.flags import json_option
 
 
 @click.command("resume", epilog="Example: carpool resume mlp")

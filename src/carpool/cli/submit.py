@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carpool.cli.asking import connect, json_option, print_json, server_option
+from carpool.cli.asking import connect, print_json, server_option
+from carpool.cli.flags import json_option
 
 if TYPE_CHECKING:
     from carpool.service.client import Client, Json

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carpool.cli.asking import json_option, print_json
+from carpool.cli.asking import print_json
+from carpool.cli.flags import json_option
 
 if TYPE_CHECKING:
     from carpool.service.tokens import AccessTokens

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from carpool.cli.asking import connect, json_option, print_json, server_option
+from carpool.cli.asking import connect, print_json, server_option
+from carpool.cli.flags import json_option
 from carpool.cli.job_rows import HEADINGS, job_row
 
 if TYPE_CHECKING:

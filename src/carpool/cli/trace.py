@@ -6,6 +6,8 @@ import json
 
 import click
 
+from carpool.cli.flags import json_option
+
 
 @click.group("trace")
 def command() -> None:
@@ -93,7 +95,7 @@ def generate(
 @click.option("--format", "format_", default=None, metavar="NAME", help="Where it is not recognised from the header.")
 @click.option("--devices", type=click.IntRange(min=1), default=None, help="Tell the load offered to so many devices.")
 @click.option("--skip-invalid", is_flag=True, help="Drop bad rows, count and list them, instead of stopping.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+@json_option
 def info(path: str, format_: str | None, devices: int | None, skip_invalid: bool, as_json: bool) -> None:
     """Tell what is in a trace, and what was left out of it and why."""
     from carpool.sim.traces.info import lines, summarise

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
-from carpool.core.errors import InputError, JournalError
+from carpool.cli.flags import json_option
+from carpool.cli.journals import check_named_once, journal_option, opened, run_option
+from carpool.core.errors import InputError
 from carpool.core.estimates import Declared
-from carpool.core.journal import read_journal
 from carpool.core.messages import JobCancelled, JobFailed, JobFinished, JobSubmitted, Record
 from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
@@ -38,23 +39,17 @@ class Answer:
 
 @click.command("why", epilog=_EPILOG)
 @click.argument("job")
-@click.option("--journal", default="", metavar="FILE", help="A journal, as written by simulate or run.")
-@click.option(
-    "--run",
-    default="",
-    metavar="RUN",
-    help="A run by name or folder. [default: the daemon, else the newest that has it]",
-)
+@journal_option
+@run_option
 @click.option("--at", type=float, default=None, metavar="S", help="The instant. [default: the last of the job's life]")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+@json_option
 def command(job: str, journal: str, run: str, at: float | None, as_json: bool) -> None:
     """Tell why JOB waits, or why it holds what it holds, as its policy sees it.
 
     The policy is asked with what was known then; nothing is decided. With a journal of a simulation, lengths and rates
     are taken as they were declared.
     """
-    if journal and run:
-        raise InputError("--journal and --run are both given", way_out="Name one of them.")
+    check_named_once(journal, run)
     path = Path(journal)
     if not journal and not run and at is None:
         from carpool.cli.found import from_daemon
@@ -67,12 +62,7 @@ def command(job: str, journal: str, run: str, at: float | None, as_json: bool) -
         from carpool.cli.runs import run_with
 
         path = run_with(job, run).journal
-    try:
-        answer = _asked(path, JobId(job), at, live=not journal)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path), way_out="Name a journal file.") from None
-    except JournalError as error:
-        raise InputError(f"is not a journal that can be read: {error}", where=str(path)) from None
+    answer = _asked(path, JobId(job), at, live=not journal)
     if as_json:
         row = {"at_s": answer.at, "why": answer.why, "last_plan": answer.last_plan, "ending": answer.ending}
         click.echo(json.dumps({"schema": 1, "job": job, **row}))
@@ -89,8 +79,7 @@ def _asked(path: Path, job: JobId, at: float | None, *, live: bool) -> Answer:
     from carpool.backends.live import Live
     from carpool.policies.registry import parse_policy
 
-    with path.open(encoding="utf-8") as lines:
-        header, records = read_journal(lines)
+    with opened(path) as (header, records):
         known, ending = _until(records, job, at)
     estimator = Live(header.cluster) if live else Declared()
     scheduler = Scheduler(header.cluster, parse_policy(header.policy), estimator=estimator)
