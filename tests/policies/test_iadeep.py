@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from carpool.core.errors import InputError
-from carpool.core.estimates import Estimate, Estimator
+from carpool.core.estimates import Estimate, Estimator, Use
 from carpool.core.messages import Assign
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.batch_tuning import BatchTuning, best_alone
 from carpool.policies.iadeep import IADeep
-from carpool.policies.uses import Use
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, PlainWorld
 from carpool.testing import drive

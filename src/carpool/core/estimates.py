@@ -17,6 +17,13 @@ class Estimate(NamedTuple):
     std: float = 0.0
 
 
+class Use(NamedTuple):
+    """Shares of one device that a job keeps busy when it has the device to itself."""
+
+    sm: float  # streaming multiprocessors
+    memory_bw: float
+
+
 class Estimator(Protocol):
     """Answers for rates and remaining work, and learns from reports. Injected; policies only ask."""
 

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from carpool.core.estimates import Estimator
+from carpool.core.estimates import Estimator, Use
 from carpool.core.model import JobSpec, Kind
-
-
-class Use(NamedTuple):
-    """Shares of one device that a job keeps busy when it has the device to itself."""
-
-    sm: float  # streaming multiprocessors
-    memory_bw: float
 
 
 @runtime_checkable

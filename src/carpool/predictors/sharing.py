@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from carpool.core.errors import UnknownName
-from carpool.core.estimates import Estimate
+from carpool.core.estimates import Estimate, Use
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Placement
@@ -20,13 +20,6 @@ from carpool.predictors.colocation import Solo, interpolated
 from carpool.predictors.interference import Interference, Member
 
 _CHANGED = 0.05  # a measurement that differs by less from what is known teaches nothing
-
-
-class Use(NamedTuple):
-    """Shares of one device that a job keeps busy when it has the device to itself."""
-
-    sm: float
-    memory_bw: float
 
 
 class Resident(NamedTuple):

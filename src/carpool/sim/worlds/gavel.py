@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from carpool.core.errors import CarpoolError, InputError, UnknownName
-from carpool.core.estimates import Estimate, Estimator
-from carpool.core.messages import ProgressReported
-from carpool.core.model import Job, JobSpec, Kind
+from carpool.core.estimates import Estimator
+from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, Signs
+from carpool.sim.worlds.oracle import Oracle
 
 _ALONE = "null"  # the table's name for no neighbour
 _NOT_A_KIND = "_unconsolidated"  # rows for gangs spread over servers, which Gavel's simulator never reads
@@ -163,7 +163,7 @@ class GavelWorld:
 
     def estimator(self) -> Estimator:
         """The table itself."""
-        return TableEstimator(self)
+        return TableOracle(self)
 
     # ---------------------------------------------------------------------------------------------------- inside
     def _rows(self, kind: Kind) -> Mapping[JobType, float]:
@@ -191,26 +191,12 @@ class GavelWorld:
 
 
 @dataclass(frozen=True, slots=True)
-class TableEstimator:
+class TableOracle(Oracle[GavelWorld]):
     """Believes the throughput table: an oracle of a `GavelWorld`."""
-
-    world: GavelWorld
-    version: int = 0
-
-    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """The measured rate."""
-        return Estimate(self.world.rate(spec, placement))
-
-    def remaining(self, job: Job, at: float) -> Estimate:
-        """Total steps less those done."""
-        return Estimate(job.remaining_at(at))
 
     def alike(self, spec: JobSpec) -> tuple[str, int]:
         """Jobs of one row of the table."""
         return spec.model, spec.devices
-
-    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Nothing to learn: the table is the truth."""
 
 
 def _job_type(text: str) -> JobType:

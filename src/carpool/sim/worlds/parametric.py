@@ -9,11 +9,10 @@ from pathlib import Path
 from random import Random
 
 from carpool.core.errors import UnknownName
-from carpool.core.estimates import Estimate, Estimator
+from carpool.core.estimates import Estimate, Estimator, Use
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
-from carpool.policies.uses import Use
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, Signs
 from carpool.sim.worlds.contention import Contention, Tenant

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from carpool.core.errors import InputError, UnknownName
-from carpool.core.estimates import Estimate, Estimator
-from carpool.core.messages import ProgressReported
-from carpool.core.model import Job, JobSpec, Kind
+from carpool.core.estimates import Estimator
+from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.relaxation import Demand, lower_bound
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, Signs
+from carpool.sim.worlds.oracle import Oracle
 
 Groups = tuple[tuple[Kind, int], ...]
 
@@ -205,23 +205,9 @@ def dealt(part_s: Mapping[str, float], num_parts: int, groups: Groups) -> Step:
 
 
 @dataclass(frozen=True, slots=True)
-class PartsOracle:
+class PartsOracle(Oracle[PartsWorld]):
     """Believes exactly what is true in a world of parts."""
-
-    world: PartsWorld
-    version: int = 0
-
-    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """The true rate."""
-        return Estimate(self.world.rate(spec, placement))
-
-    def remaining(self, job: Job, at: float) -> Estimate:
-        """Declared work less work done."""
-        return Estimate(job.remaining_at(at))
 
     def idle(self, spec: JobSpec, groups: Groups) -> Mapping[Kind, float]:
         """The portion of its step that the job leaves each kind of its devices idle."""
         return self.world.step(spec, groups).idle
-
-    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Nothing to learn."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from carpool.core.errors import CarpoolError
-from carpool.core.estimates import Estimate, Estimator
-from carpool.core.messages import ProgressReported
-from carpool.core.model import Job, JobSpec
+from carpool.core.estimates import Estimator
+from carpool.core.model import JobSpec
 from carpool.core.topology import Cluster, Placement
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, Signs
+from carpool.sim.worlds.oracle import Oracle
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +64,9 @@ class ScalingWorld:
 
 
 @dataclass(frozen=True, slots=True)
-class ScalingOracle:
+class ScalingOracle(Oracle[ScalingWorld]):
     """Believes exactly what is true in a scaling world."""
-
-    world: ScalingWorld
-    version: int = 0
-
-    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """The true rate."""
-        return Estimate(self.world.rate(spec, placement))
-
-    def remaining(self, job: Job, at: float) -> Estimate:
-        """Declared work less work done."""
-        return Estimate(job.remaining_at(at))
 
     def alike(self, spec: JobSpec) -> int:
         """Jobs that ask for as many devices."""
         return spec.devices
-
-    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Nothing to learn."""

@@ -8,13 +8,13 @@ from math import exp, log
 from random import Random
 
 from carpool.core.errors import CarpoolError, InputError
-from carpool.core.estimates import Estimate, Estimator
-from carpool.core.messages import ProgressReported
-from carpool.core.model import Job, JobSpec, Kind
+from carpool.core.estimates import Estimator
+from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.wired import WiredEstimator
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, Signs
+from carpool.sim.worlds.oracle import Oracle
 
 _WIDER = 4  # times the devices asked for is what a job may use
 _SAMPLES = 32  # on each device asked for
@@ -151,27 +151,13 @@ class WiredWorld:
 
 
 @dataclass(frozen=True, slots=True)
-class WiredOracle:
+class WiredOracle(Oracle[WiredWorld]):
     """Believes exactly what is true in a world of links."""
-
-    world: WiredWorld
-    version: int = 0
-
-    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """The true rate."""
-        return Estimate(self.world.rate(spec, placement))
-
-    def remaining(self, job: Job, at: float) -> Estimate:
-        """Declared work less work done."""
-        return Estimate(job.remaining_at(at))
 
     def move_s(self, spec: JobSpec) -> float:
         """The true price of a change of devices."""
         anywhere = Placement(())
         return self.world.price(spec, anywhere, anywhere)
-
-    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Nothing to learn."""
 
 
 def _between(random: Random, low: float, high: float) -> float:
