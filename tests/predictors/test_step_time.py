@@ -1,11 +1,7 @@
 """Step time by batch size."""
 
-from math import inf
-
-import numpy as np
 import pytest
 
-from carpool.predictors.goodput import gain
 from carpool.predictors.step_time import StepTime
 
 
@@ -29,12 +25,3 @@ def test_one_point_is_all_per_sample_and_unsure() -> None:
     model = StepTime().fit([50], [0.1])
     assert model.predict(100).mean == pytest.approx(0.2)
     assert model.error_ >= 0.3
-
-
-def test_the_best_batch_has_the_highest_goodput() -> None:
-    model = StepTime(fixed_s_=0.02, per_sample_s_=0.0001, error_=0.0)
-    best = model.best_batch(500.0)
-    batches = np.arange(1.0, 2000.0)
-    rates = gain(batches, 32.0, 500.0) / (0.02 + 0.0001 * batches)
-    assert batches[rates.argmax()] == pytest.approx(best, abs=1.0)
-    assert StepTime(0.02, 0.0).best_batch(500.0) == inf

@@ -14,7 +14,6 @@ from carpool.core.errors import InputError
 from carpool.runtime.digest import digest
 from carpool.runtime.goals import Stop
 from carpool.runtime.passes import Gathered
-from carpool.runtime.shards import merge_steps
 from carpool.runtime.trainer import StepDone, Trainer
 from carpool.runtime.training import Training
 from carpool.testing import plain_loop
@@ -27,20 +26,12 @@ def owners(*sizes: int) -> Owners:
 
 
 def shared_step(trainer: Trainer, owned: Owners) -> StepDone:
-    """One step as several processes would make it: each owner by itself, then the slots added in place."""
+    """One step as several processes would make it: each owner by itself, then all of it added up."""
     step = trainer.begin()
     gathered: Gathered = []
     for pieces in reversed(owned):  # who is first must not matter
         gathered = [*trainer.contribute(step, pieces), *gathered]
-    steps, whole = merge_steps([node for node, _ in gathered], step.bounds)
-    slots = [slot for _, slot in gathered]
-    for left, right in steps:
-        into, other = slots[left], slots[right]
-        assert into is not None
-        assert other is not None
-        into += other
-    total = slots[whole]
-    assert total is not None
+    total = trainer.combine(step, gathered)
     done = trainer.advance(step, trainer.apply(step, total))
     if trainer.evaluation_due:
         trainer.record(trainer.evaluate())

@@ -60,11 +60,6 @@ class Row:
     shapes: tuple[Shape, ...] = ()
 
     @property
-    def is_node(self) -> bool:
-        """Whether it stands for several devices."""
-        return bool(self.shapes) or self.num_devices > 1
-
-    @property
     def held_part(self) -> float:
         """Of its devices."""
         return self.held / self.num_devices

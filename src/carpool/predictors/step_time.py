@@ -48,7 +48,3 @@ class StepTime:
         """Seconds of a step."""
         mean = self.fixed_s_ + self.per_sample_s_ * batch
         return Estimate(mean, mean * self.error_)
-
-    def best_batch(self, noise_scale: float) -> float:
-        """The batch of the highest goodput m/T·(φ + m0)/(φ + m), whatever m0 is; infinite where samples are free."""
-        return sqrt(self.fixed_s_ * noise_scale / self.per_sample_s_) if self.per_sample_s_ else inf

@@ -156,25 +156,6 @@ def tree_sum(values: Iterable[tuple[Subtree, T | None]], top: Subtree, add: Call
     return gather.close(top)
 
 
-def merge_steps(nodes: Sequence[Subtree], bounds: Bounds) -> tuple[list[tuple[int, int]], int]:
-    """The same sum as a list of ``slot[left] += slot[right]`` over slots, and the slot that ends up with the whole.
-
-    Slot i holds the value of ``nodes[i]``, which together are all pieces of the step; slots without samples are left
-    out. Since each step works on whole slots, owners may each do all of them on their own stretch of the flat vectors,
-    side by side.
-    """
-    steps: list[tuple[int, int]] = []
-
-    def add(left: int, right: int) -> int:
-        steps.append((left, right))
-        return left
-
-    slots = [(node, None if is_empty(node, bounds) else slot) for slot, node in enumerate(nodes)]
-    whole = tree_sum(slots, root(len(bounds)), add)
-    assert whole is not None, "a step without samples has no sum"
-    return steps, whole
-
-
 def is_empty(node: Subtree, bounds: Bounds) -> bool:
     """Whether no piece below a node holds a sample."""
     return all(start == end for start, end in bounds[node.shards.start : node.shards.stop])

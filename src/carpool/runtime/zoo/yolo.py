@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from carpool.runtime.zoo.blocks import Shortcut, conv_norm, scaled, twice
 
 _conv = partial(conv_norm, eps=1e-3, momentum=0.03, activation=nn.SiLU)
-STRIDES = (8, 16, 32)
 # Width and height of three boxes for each grid, in pixels of a 640×640 picture: the published ones.
 ANCHORS = (
     ((10.0, 13.0), (16.0, 30.0), (33.0, 23.0)),
