@@ -44,50 +44,50 @@ def look_up(jobs: str | None, state: str | None, resume: str | None) -> ChosenRu
     return ChosenRun(file.name, file.jobs, folder)
 
 
-def find_run(run: str, name: str = "", root: Path = RUNS) -> RunFolder:
+def find_run(run: str, name: str = "") -> RunFolder:
     """A run by its folder or name; without either the newest of a job file (or of all) that has jobs left to do."""
     if run:
-        return named_run(run, root)
-    mine = [folder for folder in all_runs(root) if not name or folder.settings().name == name]
+        return named_run(run)
+    mine = [folder for folder in all_runs() if not name or folder.settings().name == name]
     found = next((folder for folder in reversed(mine) if is_unfinished(folder)), None)
     if found is None:
         raise InputError(
-            f"no run{f' of {name!r}' if name else ''} in {root} has jobs left to do",
+            f"no run{f' of {name!r}' if name else ''} in {RUNS} has jobs left to do",
             way_out="Leave --resume out to begin a new one.",
         )
     return found
 
 
-def named_run(run: str, root: Path = RUNS) -> RunFolder:
+def named_run(run: str) -> RunFolder:
     """A run by its folder or name."""
-    for place in (Path(run), root / run):
+    for place in (Path(run), RUNS / run):
         if RunFolder(place).exists:
             return RunFolder(place)
-    raise UnknownName("run", run, [folder.path.name for folder in all_runs(root)], where=str(root))
+    raise UnknownName("run", run, [folder.path.name for folder in all_runs()], where=str(RUNS))
 
 
-def run_with(job: str, run: str = "", root: Path = RUNS) -> RunFolder:
+def run_with(job: str, run: str = "") -> RunFolder:
     """The run that is named, which must have the job, or the newest that has it."""
-    runs = [named_run(run, root)] if run else all_runs(root)
+    runs = [named_run(run)] if run else all_runs()
     if not runs:
-        raise InputError(f"there are no runs in {root}", way_out="Name the folder of one with --run.")
+        raise InputError(f"there are no runs in {RUNS}", way_out="Name the folder of one with --run.")
     names = {folder.path: [str(spec.id) for spec, _ in folder.settings().jobs] for folder in runs}
     for folder in reversed(runs):
         if job in names[folder.path]:
             return folder
     known = {name for listed in names.values() for name in listed}
-    raise UnknownName("job", job, known, where=str(runs[0].path) if run else str(root))
+    raise UnknownName("job", job, known, where=str(runs[0].path) if run else str(RUNS))
 
 
-def all_runs(root: Path = RUNS) -> list[RunFolder]:
+def all_runs() -> list[RunFolder]:
     """Every run, oldest first."""
-    places = sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime_ns)
+    places = sorted(RUNS.glob("*/run.json"), key=lambda path: path.stat().st_mtime_ns)
     return [RunFolder(path.parent) for path in places]
 
 
-def free_place(name: str, root: Path = RUNS) -> Path:
+def free_place(name: str) -> Path:
     """A folder that no run was begun in: of this name, or of this name with -2, -3 and so on."""
     number = 1
-    while RunFolder(root / (name if number == 1 else f"{name}-{number}")).exists:
+    while RunFolder(RUNS / (name if number == 1 else f"{name}-{number}")).exists:
         number += 1
-    return root / (name if number == 1 else f"{name}-{number}")
+    return RUNS / (name if number == 1 else f"{name}-{number}")

@@ -23,7 +23,7 @@ _SECONDS = {  # figure -> heading; less is better
 _WIDTH = 132  # what the table needs; a narrower terminal wraps, a file does not mind
 
 
-def print_comparison(results: Sequence[Result], *, stderr: bool = False) -> None:
+def print_comparison(results: Sequence[Result]) -> None:
     """One row per policy, the best figure of each column in bold."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("policy", no_wrap=True)
@@ -44,7 +44,7 @@ def print_comparison(results: Sequence[Result], *, stderr: bool = False) -> None
             done,
             f"{result.cpu_s:.2f} s",
         )
-    console = Console(stderr=stderr)
+    console = Console()
     console.width = max(console.width, _WIDTH)
     console.print(table)
 

@@ -82,13 +82,13 @@ def overlap_note(devices: Sequence[LocalDevice]) -> str:
     return f"{len(devices)} devices on {len(owners)} cores: up to {most} devices take turns on one core"
 
 
-def as_cluster(devices: Sequence[LocalDevice], supplies: Supplies = UNKNOWN, name: str = NODE_NAME) -> Cluster:
+def as_cluster(devices: Sequence[LocalDevice], supplies: Supplies = UNKNOWN) -> Cluster:
     """One node with a bank for every run of like devices."""
     banks = []
     for (kind, memory_bytes), run in groupby(devices, key=lambda device: (device.kind, device.memory_bytes)):
         ids = [device.id for device in run]
         banks.append(Bank(Kind(kind), range(ids[0], ids[-1] + 1), memory_bytes))
-    return Cluster((Node(NodeId(0), name, tuple(banks), supplies),))
+    return Cluster((Node(NodeId(0), NODE_NAME, tuple(banks), supplies),))
 
 
 def _count(digits: str, text: str) -> int:

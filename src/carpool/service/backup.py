@@ -45,19 +45,18 @@ def take_backup(
     *,
     version: str,
     checkpoints: bool = True,
-    seen: Callable[[str], None] = lambda name: None,
 ) -> Manifest:
     """Copy a state folder into one file, whole or not at all; a daemon may go on working there.
 
     The database is copied at one instant by SQLite itself. The accept log may be some lines ahead of it or behind: the
-    two put each other right when the copy is opened. `seen` is told every name.
+    two put each other right when the copy is opened.
     """
     if not state.is_dir():
         raise InputError("is no folder", where=str(state), way_out="Name the daemon's state with --state.")
     draft = target.with_name(f".{target.name}.part")
     try:
         with os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as file:
-            manifest = _pack(state, file, version=version, checkpoints=checkpoints, seen=seen)
+            manifest = _pack(state, file, version=version, checkpoints=checkpoints)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
@@ -97,16 +96,13 @@ def restore_backup(path: Path, state: Path) -> Manifest:
 
 
 # ------------------------------------------------------------------------------------------------------------ packing
-def _pack(
-    state: Path, file: io.BufferedRandom, *, version: str, checkpoints: bool, seen: Callable[[str], None]
-) -> Manifest:
+def _pack(state: Path, file: io.BufferedRandom, *, version: str, checkpoints: bool) -> Manifest:
     hashes: dict[str, str] = {}
     vanished: list[str] = []
     total = 0
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in _files(state, checkpoints=checkpoints):
             name = path.relative_to(state).as_posix()
-            seen(name)
             try:
                 with _source(path) as source:
                     size = os.fstat(source.fileno()).st_size

@@ -286,21 +286,6 @@ def test_a_cell_beyond_reason(write_file: WriteFile) -> None:
         read_trace(write_file(HEADER, '"' + "x" * 200_000))
 
 
-def test_a_job_larger_than_the_cluster(write_file: WriteFile) -> None:
-    path = write_file(HEADER, GOOD, "big,0,9,1", "fits,0,8,1")
-
-    with pytest.raises(InputError) as caught:
-        read_trace(path, cluster_devices=8)
-
-    assert (caught.value.where, caught.value.problem) == (
-        f"{path}, row 3",
-        "job 'big' asks 9 devices; the cluster has 8",
-    )
-    trace = read_trace(path, cluster_devices=8, skip_invalid=True)
-    assert [arrival.spec.id for arrival in trace.arrivals] == ["good", "fits"]
-    assert trace.dropped == {"asks more devices than the cluster has": 1}
-
-
 def test_only_the_first_drops_are_listed(write_file: WriteFile) -> None:
     trace = read_trace(write_file(HEADER, GOOD, *[f"{n},0,0,1" for n in range(LISTED_DROPS + 5)]), skip_invalid=True)
 

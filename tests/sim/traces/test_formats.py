@@ -305,7 +305,7 @@ def test_the_philly_trace(shared_data: Path) -> None:
 
 
 def test_the_dense_philly_trace(shared_data: Path) -> None:
-    trace = read_trace(shared_data / "traces" / "philly_dense20k.csv", cluster_devices=512)
+    trace = read_trace(shared_data / "traces" / "philly_dense20k.csv")
 
     assert (len(trace), trace.format, trace.dropped) == (20_000, "philly", {})
     assert trace.arrivals[0] == (0.0, job("0", 1, 2533.0, user="6214e9"))

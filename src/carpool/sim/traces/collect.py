@@ -12,7 +12,7 @@ from carpool.core.model import JobSpec
 from carpool.sim.traces.cells import BadCell, BadRow, Cells, Unusable, shown
 from carpool.sim.traces.format import Block, Format, Row, Strange
 from carpool.sim.traces.specs import make_specs
-from carpool.sim.traces.trace import LISTED_DROPS, TOO_LARGE, Arrival, DroppedRow
+from carpool.sim.traces.trace import LISTED_DROPS, Arrival, DroppedRow
 
 ROUNDED_UP = "asks for part of a GPU: counted as whole GPUs"
 
@@ -28,7 +28,6 @@ class Collector:
         width: int,
         *,
         skip_invalid: bool = False,
-        cluster_devices: int | None = None,
         escaped: bool = False,
     ) -> None:
         self.dropped: Counter[str] = Counter()
@@ -39,7 +38,6 @@ class Collector:
         self._places = {name: place for name, place in places.items() if name in form.columns + form.optional}
         self._width = width
         self._skip_invalid = skip_invalid
-        self._limit = cluster_devices
         self._escaped = escaped  # the text may hold lone surrogates: look at each row
         self._cells = Cells(self._places)
         self._index = 0  # rows taken so far
@@ -79,8 +77,7 @@ class Collector:
             block = form.block({name: columns[place] for name, place in self._places.items()}, self._index)
         except (Strange, BadRow):
             return None
-        too_large = self._limit is not None and max(block.gpus) > self._limit
-        return None if too_large or (form.has_own_ids and not self._are_new(block.ids)) else block
+        return None if form.has_own_ids and not self._are_new(block.ids) else block
 
     def _are_new(self, ids: Sequence[str]) -> bool:
         """Whether the ids are all there, all different and none was seen before; then they count as seen."""
@@ -117,8 +114,6 @@ class Collector:
         cells = self._cells
         cells.fields, cells.index = fields, self._index
         row = self._form.row(cells)
-        if self._limit is not None and row.devices > self._limit:
-            raise BadRow(f"job {shown(row.id)} asks {row.devices} devices; the cluster has {self._limit}", TOO_LARGE)
         if self._form.has_own_ids:
             if row.key in self._seen:
                 raise BadCell(self._form.columns[0], row.id, "is the id of an earlier row too")

@@ -58,21 +58,20 @@ def read_trace(
     format: str | None = None,  # noqa: A002
     *,
     skip_invalid: bool = False,
-    cluster_devices: int | None = None,
     max_jobs: int | None = None,
 ) -> Trace:
     """Read a trace file, plain or gzip; its format is recognised from its first line unless it is named.
 
     A bad row is an `InputError` with file, row, column and value; with `skip_invalid` it is dropped, counted and
-    listed instead. With `cluster_devices` a job that asks for more is such a row. `max_jobs` keeps the first ones.
+    listed instead. `max_jobs` keeps the first ones. Whether jobs fit a cluster is another question (`check_capacity`).
     """
     path = Path(path)
     try:
-        return _read(path, format, skip_invalid, cluster_devices, max_jobs, escape=False)
+        return _read(path, format, skip_invalid, max_jobs, escape=False)
     except UnicodeDecodeError:
         if not skip_invalid:
             raise not_utf8(path) from None
-        return _read(path, format, skip_invalid, cluster_devices, max_jobs, escape=True)
+        return _read(path, format, skip_invalid, max_jobs, escape=True)
 
 
 def detect(path: str | Path) -> str:
@@ -89,7 +88,6 @@ def _read(
     path: Path,
     named: str | None,
     skip_invalid: bool,
-    cluster_devices: int | None,
     max_jobs: int | None,
     *,
     escape: bool,
@@ -103,7 +101,6 @@ def _read(
             layout.places,
             len(layout.header),
             skip_invalid=skip_invalid,
-            cluster_devices=cluster_devices,
             escaped=escape,
         )
         _take_all(jobs, layout, text)
