@@ -14,6 +14,8 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 pytest.importorskip("torch", reason="torch is not installed")
 
+import httpx
+
 from carpool.cli.mounting import OWN_TOKEN
 from carpool.cli.starting import LOG
 from carpool.service.client import Client, Denied
@@ -69,6 +71,12 @@ def test_a_daemon_from_its_first_job_to_its_end(shell: Shell) -> None:
     told = (shell.settings.state / LOG).read_text(encoding="utf-8")
     assert f"listens at unix:{shell.settings.socket}" in told
     assert shell.settings.state.stat().st_mode & 0o777 == 0o700
+
+    reports = shell.settings.state / "reports"
+    reports.mkdir()
+    (reports / "week.json").write_text("{}", encoding="utf-8")
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(shell.settings.socket))) as browser:
+        assert "week.json" in browser.get("http://localhost/compare").text
 
     own = shell.settings.state / OWN_TOKEN
     if own.exists():  # unless somebody else's daemon has the port

@@ -85,7 +85,7 @@ async def mounted(house: House, settings: Settings, meters: Meters, ears: Listen
         meters=meters,
     )
     app = make_app(desk)
-    mount(app, clerk, person_of, streams=app.state.streams)
+    mount(app, clerk, person_of, streams=app.state.streams, reports=settings.state / "reports")
     server = WebServer(app, [each for each in ears if each is not None], limits)
     serving = asyncio.create_task(server.run_until_stopped())
     serving.add_done_callback(lambda _: house.stop())  # a daemon that nobody can reach is none
