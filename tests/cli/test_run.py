@@ -110,12 +110,17 @@ def test_a_failed_job_gives_exit_code_1_and_its_error(machine: Machine, capsys: 
     assert "a failed: the loss is not a number" in capsys.readouterr().out
 
 
-def test_every_run_has_a_folder_of_its_own(machine: Machine, tmp_path: Path) -> None:
+def test_every_run_has_a_folder_of_its_own(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["run", "jobs.toml"]) == run(["run", "jobs.toml"]) == 0
     assert sorted(path.name for path in (tmp_path / ".carpool" / "runs").iterdir()) == ["jobs", "jobs-2"]
     assert run(["run", "jobs.toml", "--state", "mine", "--journal", "copy.jsonl"]) == 0
     assert (tmp_path / "copy.jsonl").read_bytes() == (tmp_path / "mine" / "journal.jsonl").read_bytes()
     assert run(["explain", "a", "--journal", "mine/journal.jsonl"]) == 0
+    assert "gets devices 0" in capsys.readouterr().out
+    assert run(["explain", "a", "--run", "mine"]) == 0
+    assert "gets cpu:" in capsys.readouterr().out
 
 
 def test_interrupt_and_resume(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

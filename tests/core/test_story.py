@@ -21,7 +21,7 @@ from carpool.core.messages import (
     ReleaseApplied,
 )
 from carpool.core.model import Allocation, JobId, JobSpec, NodeId, Past
-from carpool.core.story import story
+from carpool.core.story import Words, story
 from carpool.policies.fifo import Fifo
 from carpool.sim.failures import AtTimes
 from carpool.testing import drive
@@ -67,6 +67,18 @@ def test_decisions_in_words() -> None:
         (1.0, "a late JobFinished was ignored"),
     ]
     assert list(story(records, JobId("b"))) == [(1.0, "is taken off its devices: it is next")]
+
+
+def test_work_and_devices_are_called_what_they_are_called_there() -> None:
+    changes = (Change(A, Allocation.of(0, 1)), Change(A, Allocation.of(1, 2)))
+    facts = [AssignApplied(A, 3, 4.0), ProgressReported(A, 3, 5.0, 2.0)]
+    records = [Record(1.0, facts, Planned("it is next", changes, (2.0, 2.0)))]
+    assert [told for _, told in story(records, A, words=Words("steps", {0: "cpu:0", 1: "cpu:1"}))] == [
+        "runs under generation 3 from 4 steps on",
+        "has done 5 steps at 2/s",
+        "gets cpu:0, cpu:1, 2 steps/s expected: it is next",
+        "gets devices 1–2, 2 steps/s expected: it is next",
+    ]
 
 
 def test_a_whole_life() -> None:

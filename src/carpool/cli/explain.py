@@ -12,7 +12,7 @@ from carpool.cli.flags import json_option
 from carpool.cli.journals import check_named_once, journal_option, opened, run_option
 from carpool.core.errors import InputError
 from carpool.core.model import JobId
-from carpool.core.story import story
+from carpool.core.story import PLAIN, Words, story
 
 Story = list[tuple[float, str]]
 
@@ -57,7 +57,7 @@ def _of_run(job: str, run: str) -> Story:
     from carpool.cli.runs import run_with
 
     folder = run_with(job, run)
-    told = _read(folder.journal, JobId(job))
+    told = _read(folder.journal, JobId(job), Words("steps", folder.settings().names))
     notes = folder.job(job) / "story.jsonl"
     if notes.is_file():
         rows = [json.loads(line) for line in notes.read_text(encoding="utf-8").splitlines()]
@@ -88,6 +88,6 @@ def _known(path: Path) -> Iterator[str]:
         yield words
 
 
-def _read(path: Path, job: JobId) -> Story:
+def _read(path: Path, job: JobId, words: Words = PLAIN) -> Story:
     with opened(path) as (header, records):
-        return list(story(records, job, header.cluster))
+        return list(story(records, job, header.cluster, words))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
-from carpool.core.amending import told
+from carpool.core.amending import told as told_of
 from carpool.core.messages import (
     AssignApplied,
     Change,
@@ -34,32 +36,49 @@ from carpool.core.topology import Cluster
 _LEAVE = (NodeLost, JobCrashed, JobPaused, JobFinished, JobFailed, JobCancelled)  # after these it holds nothing
 
 
-def story(records: Iterable[Record], job: JobId, cluster: Cluster | None = None) -> Iterator[tuple[float, str]]:
+class Words(NamedTuple):
+    """What things are called where the story is told."""
+
+    work: str = "units of work"
+    devices: Mapping[int, str] = MappingProxyType({})  # by number; where one has no name, all are called by number
+
+    @property
+    def unit(self) -> str:
+        """Of work, in short."""
+        return self.work.partition(" ")[0]
+
+
+PLAIN = Words()
+
+
+def story(
+    records: Iterable[Record], job: JobId, cluster: Cluster | None = None, words: Words = PLAIN
+) -> Iterator[tuple[float, str]]:
     """(instant, sentence) for everything that concerned the job, in order; with a cluster, losses of nodes too."""
     held: Allocation | None = None
     for record in records:
         for fact in record.facts:
-            words = _of_fact(fact, job)
+            told = _of_fact(fact, job, words)
             if isinstance(fact, NodeJoined) and cluster is not None:
                 cluster = _with_node(cluster, fact)
             elif isinstance(fact, NodeLost) and cluster is not None and held is not None:
-                words = _of_loss(cluster, fact, held)
-            if words:
+                told = _of_loss(cluster, fact, held)
+            if told:
                 held = None if isinstance(fact, _LEAVE) else held
-                yield record.at, words
+                yield record.at, told
         if record.planned is not None:
             for index, change in enumerate(record.planned.changes):
                 if change.job == job:
                     held = change.allocation
-                    yield record.at, _of_change(record.planned, index, change)
+                    yield record.at, _of_change(record.planned, index, change, words)
         for fact in record.ignored:
             if getattr(fact, "job", None) == job:
                 yield record.at, f"a late {type(fact).__name__} was ignored"
 
 
-def _of_fact(fact: Fact, job: JobId) -> str:
+def _of_fact(fact: Fact, job: JobId, words: Words) -> str:
     if isinstance(fact, JobSubmitted):
-        return _of_submission(fact.spec) if fact.spec.id == job else ""
+        return _of_submission(fact.spec, words.work) if fact.spec.id == job else ""
     if getattr(fact, "job", None) != job:
         return ""
     match fact:
@@ -68,7 +87,7 @@ def _of_fact(fact: Fact, job: JobId) -> str:
         case JobFailed(error=error):
             return f"failed: {error}"
         case JobCrashed(error=error, done=done):
-            return f"crashed with {done:.6g} units of work kept: {error}"
+            return f"crashed with {done:.6g} {words.work} kept: {error}"
         case JobCancelled():
             return "was cancelled by its user"
         case JobPaused():
@@ -78,13 +97,13 @@ def _of_fact(fact: Fact, job: JobId) -> str:
         case DeadlineMissed():
             return "missed its deadline, and goes on"
         case WeightChanged() | LimitsChanged():
-            return told(fact)
+            return told_of(fact)
         case AssignApplied(generation=generation, done=done):
-            return f"runs under generation {generation} from {done:.6g} units of work on"
+            return f"runs under generation {generation} from {done:.6g} {words.work} on"
         case ReleaseApplied(done=done):
-            return f"left its devices with {done:.6g} units of work done"
+            return f"left its devices with {done:.6g} {words.work} done"
         case ProgressReported(done=done, rate=rate, loss=loss):
-            return f"has done {done:.6g} units at {rate:.4g}/s" + ("" if loss is None else f", loss {loss:.4g}")
+            return f"has done {done:.6g} {words.unit} at {rate:.4g}/s" + ("" if loss is None else f", loss {loss:.4g}")
     return ""
 
 
@@ -98,8 +117,8 @@ def _of_loss(cluster: Cluster, fact: NodeLost, held: Allocation) -> str:
     return f"is taken off its devices: node {node.name} was lost" if set(node.devices) & set(held.devices()) else ""
 
 
-def _of_submission(spec: JobSpec) -> str:
-    work = "of unknown length" if spec.work is None else f"of {spec.work:.6g} units of work"
+def _of_submission(spec: JobSpec, counted: str) -> str:
+    work = "of unknown length" if spec.work is None else f"of {spec.work:.6g} {counted}"
     model = f" ({spec.model})" if spec.model else ""
     asked = [f"{spec.devices} device{'s' if spec.devices != 1 else ''}"]
     asked += [f"priority {priority_word(spec.priority)}"] if spec.priority else []
@@ -107,13 +126,18 @@ def _of_submission(spec: JobSpec) -> str:
     return f"was submitted: {', '.join(asked)}, {work}{model}"
 
 
-def _of_change(planned: Planned, index: int, change: Change) -> str:
+def _of_change(planned: Planned, index: int, change: Change, words: Words) -> str:
     if change.allocation is None:
         return f"is taken off its devices: {planned.reason}"
-    runs = ", ".join(
-        f"{s.devices.start}" if len(s.devices) == 1 else f"{s.devices.start}–{s.devices.stop - 1}"
-        for s in change.allocation.shares
-    )
     fractions = {share.fraction for share in change.allocation.shares}
     part = "" if fractions == {1.0} else f" at {'/'.join(f'{fraction:.0%}' for fraction in sorted(fractions))}"
-    return f"gets devices {runs}{part}, {planned.believed[index]:.4g} units/s expected: {planned.reason}"
+    held = _named(change.allocation, words.devices)
+    return f"gets {held}{part}, {planned.believed[index]:.4g} {words.unit}/s expected: {planned.reason}"
+
+
+def _named(allocation: Allocation, names: Mapping[int, str]) -> str:
+    """The devices of an allocation by name, or else by number."""
+    if all(device in names for device in allocation.devices()):
+        return ", ".join(names[device] for device in allocation.devices())
+    runs = [share.devices for share in allocation.shares]
+    return "devices " + ", ".join(f"{r.start}" if len(r) == 1 else f"{r.start}–{r.stop - 1}" for r in runs)
