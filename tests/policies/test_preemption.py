@@ -11,7 +11,7 @@ from carpool.core.placing import consolidated, pooled
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.queue import Entry
 from carpool.core.topology import Cluster
-from carpool.policies.preemption import Outcome, among, arrange, preempt
+from carpool.policies.preemption import Turnover, among, arrange, preempt
 from carpool.testing import Rig, check_books, drive
 from carpool.testing.strategies import Ground, grounds
 
@@ -44,7 +44,7 @@ class Ranked(Policy):
         assert {change.job for change in plan.changes} == {*outcome.started, *outcome.released}
         return plan
 
-    def check(self, view: Snapshot, waiting: list[Entry], outcome: Outcome) -> None:
+    def check(self, view: Snapshot, waiting: list[Entry], outcome: Turnover) -> None:
         started = [entry for entry in waiting if entry[2] in outcome.started]
         for victim in outcome.released.values():
             assert view.jobs[victim[2]].desired is not None

@@ -44,7 +44,7 @@ class Row(NamedTuple):
     is_sure: bool  # nothing of it is
 
 
-class Seat(NamedTuple):
+class Held(NamedTuple):
     """What a job holds, as a plan sees it."""
 
     allocation: Allocation
@@ -73,7 +73,7 @@ class Known:
         self._version = 0
         self.offers: list[Offer] = []
         self.rows: dict[Hashable, Row] = {}
-        self.seats: dict[JobId, Seat] = {}
+        self.seats: dict[JobId, Held] = {}
         self.ratios: dict[object, float] = {}  # see `parties`
         self.asks: dict[JobId, Ask] = {}
         self._numbers: dict[Hashable, int] = {}

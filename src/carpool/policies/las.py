@@ -16,7 +16,7 @@ from carpool.core.model import Job, JobId
 from carpool.core.placing import placing
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.queue import Demand, Entry, demand_of
-from carpool.policies.preemption import Outcome, among, preempt
+from carpool.policies.preemption import Turnover, among, preempt
 from carpool.policies.registry import register
 
 _ROUNDING = 1.0 + 1e-9  # service is a sum of products; a job preempted on a threshold has crossed it
@@ -106,7 +106,7 @@ class Las(Policy):
                     due = min(due, promotion)
         return fresh, due
 
-    def _after(self, view: Snapshot, outcome: Outcome, ranking: _Ranking, seen: _Seen) -> _Seen:
+    def _after(self, view: Snapshot, outcome: Turnover, ranking: _Ranking, seen: _Seen) -> _Seen:
         """What the next plan may rely on after this one's changes."""
         stuck: dict[Demand, tuple[int, int, int]] = {}
         if all(view.jobs[job].spec.devices == 1 for job in outcome.released):  # a displaced gang may leave room

@@ -18,7 +18,7 @@ from carpool.policies.alike import likenesses
 from carpool.policies.batch_tuning import best_alone, best_step, tunes_by_steps
 from carpool.policies.goodput import KnowsGoodput, worth_of_step
 from carpool.policies.knapsack import NONE, Floats
-from carpool.policies.known import Batches, Known, Offer, Row, Seat
+from carpool.policies.known import Batches, Held, Known, Offer, Row
 from carpool.policies.prices import Places
 from carpool.policies.speeds import placed_on
 
@@ -124,11 +124,11 @@ def ask_apart(view: Snapshot, job: Job, offer: Offer) -> Answer:
 
 
 # --------------------------------------------------------------------------------------------------------- pieces
-def _seats(view: Snapshot, jobs: Sequence[Job], likes: Sequence[Hashable], known: Known) -> list[Seat | None]:
+def _seats(view: Snapshot, jobs: Sequence[Job], likes: Sequence[Hashable], known: Known) -> list[Held | None]:
     """Of jobs that hold something, what; only what has changed is looked at."""
     before = known.seats
     known.seats = now = {}
-    found: list[Seat | None] = []
+    found: list[Held | None] = []
     for job, like in zip(jobs, likes, strict=True):
         if job.desired is None:
             found.append(None)
@@ -141,10 +141,10 @@ def _seats(view: Snapshot, jobs: Sequence[Job], likes: Sequence[Hashable], known
     return found
 
 
-def _seat(view: Snapshot, job: Job, held: Allocation, like: Hashable) -> Seat:
+def _seat(view: Snapshot, job: Job, held: Allocation, like: Hashable) -> Held:
     shape = shape_of(view.cluster, held)
     tight = len(held.shares) == 1 or _is_tight(view.cluster, held, shape)
-    return Seat(held, like, shape, None if tight else ask_apart(view, job, shape).rate)
+    return Held(held, like, shape, None if tight else ask_apart(view, job, shape).rate)
 
 
 def _alike(jobs: Sequence[Job], likes: Sequence[Hashable], known: Known) -> tuple[Places, dict[Hashable, Job]]:

@@ -26,7 +26,7 @@ _Held = tuple[tuple[int, int], ...]  # (node, devices) pairs
 
 
 @dataclass(slots=True)
-class Outcome:
+class Turnover:
     """Who started, who had to leave, and for whom there was no room.
 
     `refused` has the first job of each demand that did not fit, and how many more devices would have to come free at
@@ -62,7 +62,7 @@ def preempt(
     *,
     rule: Placing = consolidated,
     kinds: Kinds | None = None,
-) -> Outcome:
+) -> Turnover:
     """Start waiting jobs in order, on free devices or in place of the least important running jobs behind them.
 
     `running` is asked only if the free devices do not suffice; it may leave out jobs that are not to be touched.
@@ -89,7 +89,7 @@ class _Contest:
         self._last = -1  # the least important one that is still there
         self._rule = rule
         self._kinds = kinds
-        self.outcome = Outcome()
+        self.outcome = Turnover()
 
     def settle(self, waiting: Waiting) -> None:
         """Go through the waiting jobs until nothing is free and nobody is behind the next one."""
@@ -284,7 +284,7 @@ def _free_on(occupancy: Occupancy, node: Node, kind: Kind) -> int:
     )
 
 
-def arrange(draft: Draft, ordered: Sequence[Job], kinds: Kinds, *, rule: Placing = consolidated) -> Outcome:
+def arrange(draft: Draft, ordered: Sequence[Job], kinds: Kinds, *, rule: Placing = consolidated) -> Turnover:
     """Deal all devices out anew by count, in order, each gang on the first of its kinds that has enough left.
 
     For clusters of unlike kinds, where a running job may be worth moving. Who keeps its kind keeps its devices; who
@@ -302,7 +302,7 @@ def arrange(draft: Draft, ordered: Sequence[Job], kinds: Kinds, *, rule: Placing
     for job in late:
         if job.desired is None or not draft.restore(job):
             draft.place(job, kinds=kinds(job), rule=rule)
-    outcome = Outcome()
+    outcome = Turnover()
     for rank, job in enumerate(ordered):
         held = draft.holding(job)
         if held != job.desired:

@@ -12,7 +12,7 @@ from carpool.core.model import Job, Kind
 from carpool.core.placing import placing
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.queue import Demand, Entry
-from carpool.policies.preemption import Outcome, among, arrange, preempt
+from carpool.policies.preemption import Turnover, among, arrange, preempt
 from carpool.policies.registry import register
 from carpool.policies.speeds import by_rate, kind_held, seconds_left
 
@@ -67,7 +67,7 @@ class Wsrtf(Policy):
             for _, kind in sorted(speeds, key=lambda s: (-s[0] * (self.stay if s[1] == held else 1.0), s[1] != held))
         ]
 
-    def _finished(self, draft: Draft, outcome: Outcome) -> Plan:
+    def _finished(self, draft: Draft, outcome: Turnover) -> Plan:
         if not outcome:
             return Plan.NOTHING
         return draft.finish(f"least remaining time{' per weight' if self.weighted else ''}: {outcome.words()}")

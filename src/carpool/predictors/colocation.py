@@ -67,7 +67,7 @@ class Solo:
         return Member(self.traits, share, self.alone(share))
 
 
-class Tenant(NamedTuple):
+class GroupMember(NamedTuple):
     """A training in a measured group."""
 
     model: str
@@ -83,7 +83,7 @@ class Colocation:
     device: str
     memory_bytes: int
     profiles: Mapping[str, tuple[Solo, ...]]
-    groups: tuple[tuple[Tenant, ...], ...]
+    groups: tuple[tuple[GroupMember, ...], ...]
 
     @classmethod
     def load(cls, path: str | Path) -> Colocation:
@@ -114,7 +114,7 @@ class Colocation:
             watts = float(np.mean(power.get(name, [0.0])))
             profiles.setdefault(facts["model"], []).append(_profile(facts, rates, watts))
         groups = tuple(
-            tuple(Tenant(tasks[n]["model"], tasks[n]["batch"], share / 100.0, rate) for n, share, rate in group)
+            tuple(GroupMember(tasks[n]["model"], tasks[n]["batch"], share / 100.0, rate) for n, share, rate in group)
             for _, *group in document["together"]
         )
         name, _, memory = document["device"].split(", ")
@@ -129,15 +129,15 @@ class Colocation:
         return interpolated(known, batch_size or known[0].batch_size)
 
     def samples(
-        self, groups: Iterable[tuple[Tenant, ...]] | None = None
+        self, groups: Iterable[tuple[GroupMember, ...]] | None = None
     ) -> tuple[list[list[Member]], list[list[float]]]:
         """Groups, all unless given, as `Interference` learns from them."""
         members: list[list[Member]] = []
         kept: list[list[float]] = []
         for group in self.groups if groups is None else groups:
-            profiles = [self.profile(tenant.model, tenant.batch_size) for tenant in group]
+            profiles = [self.profile(each.model, each.batch_size) for each in group]
             pairs = list(zip(profiles, group, strict=True))
-            members.append([profile.member(tenant.share) for profile, tenant in pairs])
+            members.append([profile.member(each.share) for profile, each in pairs])
             kept.append([t.steps_per_s * profile.step_s / profile.alone(t.share) for profile, t in pairs])
         return members, kept
 

@@ -22,7 +22,7 @@ from carpool.predictors.interference import Interference, Member
 _CHANGED = 0.05  # a measurement that differs by less from what is known teaches nothing
 
 
-class Resident(NamedTuple):
+class Sharer(NamedTuple):
     """A job in a mix on one device: its spec, its share, and its batch size (0: its own)."""
 
     spec: JobSpec
@@ -34,7 +34,7 @@ class _Seen(NamedTuple):
     """A job's last report: when, under which setting, what it kept, and whether the report before said the same."""
 
     at: float
-    resident: Resident
+    sharer: Sharer
     kept: float
     is_steady: bool
 
@@ -73,8 +73,8 @@ class SharedThroughput:
     # ------------------------------------------------------------------------------------------------------ answers
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
         """Believed rate beside the neighbours of the placement."""
-        own = Resident(spec, placement.fraction, placement.batch_size)
-        others = [Resident(n.spec, n.fraction, n.batch_size) for n in placement.neighbours if n.turn == placement.turn]
+        own = Sharer(spec, placement.fraction, placement.batch_size)
+        others = [Sharer(n.spec, n.fraction, n.batch_size) for n in placement.neighbours if n.turn == placement.turn]
         speed = self._speed(own) * placement.num_devices / spec.devices
         kept = self._keeps([[own, *others]])[0][0]
         return Estimate(speed * kept.mean, speed * kept.std)
@@ -82,9 +82,9 @@ class SharedThroughput:
     def mixed(self, kind: Kind, mixes: Sequence[Sequence[tuple[JobSpec, float, int]]]) -> list[list[Estimate]]:
         """Believed rate of each (job, share, batch size) of each mix on one device: one question instead of many."""
         found = []
-        named = [[Resident(*entry) for entry in mix] for mix in mixes]
+        named = [[Sharer(*entry) for entry in mix] for mix in mixes]
         for mix, kept in zip(named, self._keeps(named), strict=True):
-            speeds = [self._speed(resident) for resident in mix]
+            speeds = [self._speed(sharer) for sharer in mix]
             found.append([Estimate(s * k.mean, s * k.std) for s, k in zip(speeds, kept, strict=True)])
         return found
 
@@ -113,11 +113,11 @@ class SharedThroughput:
             return
         share = held.shares[0]
         device = share.devices.start
-        own = Resident(job.spec, share.fraction, held.batch_size)
+        own = Sharer(job.spec, share.fraction, held.batch_size)
         beside = self._seen.setdefault(device, {})
         before = beside.get(job.id)
         kept = report.rate / self._speed(own)
-        is_steady = before is not None and before.resident == own and abs(kept / before.kept - 1.0) <= _CHANGED
+        is_steady = before is not None and before.sharer == own and abs(kept / before.kept - 1.0) <= _CHANGED
         beside[job.id] = _Seen(at, own, kept, is_steady)
         if before is not None:  # who has not reported since this job did is gone
             beside = self._seen[device] = {other: seen for other, seen in beside.items() if seen.at >= before.at}
@@ -126,7 +126,7 @@ class SharedThroughput:
 
     def _take(self, group: Sequence[_Seen]) -> None:
         """Keep a measured group unless it says what is believed already."""
-        pairs = sorted((self._member(seen.resident), min(1.0, seen.kept)) for seen in group)
+        pairs = sorted((self._member(seen.sharer), min(1.0, seen.kept)) for seen in group)
         members = tuple(member for member, _ in pairs)
         kept = tuple(value for _, value in pairs)
         believed = self._known.get(members) or tuple(answer.mean for answer in self._asked([members])[0])
@@ -153,10 +153,10 @@ class SharedThroughput:
             found = self._solos[key] = interpolated(known, key[1] or known[0].batch_size)
         return found
 
-    def _speed(self, resident: Resident) -> float:
+    def _speed(self, sharer: Sharer) -> float:
         """Alone under its cap."""
-        goodput = self._goodput(resident.spec, resident.batch_size)
-        return goodput * self.profile(resident.spec, resident.batch_size).alone(resident.fraction)
+        goodput = self._goodput(sharer.spec, sharer.batch_size)
+        return goodput * self.profile(sharer.spec, sharer.batch_size).alone(sharer.fraction)
 
     def _goodput(self, spec: JobSpec, batch_size: int) -> float:
         own, now = self.profile(spec), self.profile(spec, batch_size)
@@ -164,17 +164,17 @@ class SharedThroughput:
         noise = self._noise * m0
         return (m / now.step_s) / (m0 / own.step_s) * (noise + m0) / (noise + m)
 
-    def _member(self, resident: Resident) -> Member:
-        spec, fraction, batch_size = resident
+    def _member(self, sharer: Sharer) -> Member:
+        spec, fraction, batch_size = sharer
         key = (spec.model, batch_size or spec.batch_size, fraction)
         found = self._members.get(key)
         if found is None:
             found = self._members[key] = self.profile(spec, batch_size).member(fraction)
         return found
 
-    def _keeps(self, mixes: Sequence[Sequence[Resident]]) -> list[list[Estimate]]:
+    def _keeps(self, mixes: Sequence[Sequence[Sharer]]) -> list[list[Estimate]]:
         """What each keeps in each mix."""
-        groups = [[self._member(resident) for resident in mix] for mix in mixes]
+        groups = [[self._member(sharer) for sharer in mix] for mix in mixes]
         keys = [tuple(sorted(group)) for group in groups]
         answers = []
         for group, key, kept in zip(groups, keys, self._asked(keys), strict=True):
