@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import floor, inf
+from math import inf
 
 from carpool.core.balance import Balance
 from carpool.core.books import Books
@@ -31,6 +31,7 @@ from carpool.core.ports import Observer
 from carpool.core.ranking import Ranks, pressure
 from carpool.core.rationing import lacking, left_to_others, rationed
 from carpool.core.reconcile import known_in, orders_to_close
+from carpool.core.timing import Timing
 from carpool.core.topology import Cluster
 
 _CHECKED = (JobSubmitted, NodeJoined, WeightChanged, LimitsChanged, PolicyChanged)  # facts that may be refused
@@ -59,16 +60,13 @@ class Scheduler:
         self._given_cadence = cadence
         self.at = 0.0
         self.wake_at: float | None = None
-        self.breath_s = 0.0  # a plan is put off so long after the last one at least, whatever the cadence says
         self._estimator: Estimator = estimator or Declared()
         self._observers = tuple(observers)
         self._books = Books(cluster, policy, self._estimator)
         self._books.folds[PolicyChanged] = self._on_policy_changed
         self._ranks = Ranks(self._books.ranked)
+        self.timing = Timing(cadence or policy.cadence)
         self._use(policy)
-        self._is_triggered = False
-        self._planned_at: float | None = None
-        self._plan_wake_at: float | None = None
 
     # ---------------------------------------------------------------------------------------------------- reading
     @property
@@ -129,11 +127,6 @@ class Scheduler:
         """Show an observer every record from now on, after those that were there before it."""
         self._observers = (*self._observers, observer)
 
-    @property
-    def planned_at(self) -> float | None:
-        """When the policy was asked last."""
-        return self._planned_at
-
     # --------------------------------------------------------------------------------------------------- handling
     def handle(self, at: float, facts: Sequence[Fact]) -> list[Order]:
         """Fold the facts of one instant, then plan at most once; the orders that follow."""
@@ -166,8 +159,8 @@ class Scheduler:
         planned = None
         try:
             if self._ranks.is_due(at):
-                self._is_triggered = True
-            if self._is_triggered or self._plan_wake_at is not None or self.cadence.round_s or self._ranks.is_waiting:
+                self.timing.is_triggered = True
+            if self.timing.may_be_due or self._ranks.is_waiting:
                 planned = None if self._has_taken_over else self._take_over(at, orders)
                 if planned is None and self._is_due(at):
                     planned = self._decide(at, orders)
@@ -202,7 +195,7 @@ class Scheduler:
                 self._books.adopt(record.at, planned, orders)
                 self._remember(record.at, planned)
         self._books.followed.clear()
-        self._is_triggered = True
+        self.timing.is_triggered = True
         self.wake_at = self._next_wake(self.at)
         return orders_to_close(self._books.jobs.values())
 
@@ -211,8 +204,8 @@ class Scheduler:
         books, view = self._books, self._view
         return books.closed()._replace(
             at=self.at,
-            planned_at=self._planned_at,
-            wake_at=self._plan_wake_at,
+            planned_at=self.timing.planned_at,
+            wake_at=self.timing.wanted_at,
             note=view.note,
             policy=self.policy_text,
         )
@@ -225,22 +218,22 @@ class Scheduler:
         """
         self.at = balance.at
         self._books.reopen(balance)
-        self._planned_at = balance.planned_at
-        self._plan_wake_at = balance.wake_at
+        self.timing.planned_at = balance.planned_at
+        self.timing.wanted_at = balance.wake_at
         self._view.note = balance.note
         self.policy_text = balance.policy
         return self.recover(())
 
     def _fold(self, at: float, facts: Sequence[Fact], orders: list[Order]) -> Sequence[int]:
         """Take facts in, in the order given; the places of those that did not count."""
-        triggers = self.cadence.triggers
-        folds = self._books.folds
+        timing, folds = self.timing, self._books.folds
+        triggers = timing.cadence.triggers
         ignored: list[int] | None = None
         for place, fact in enumerate(facts):
             kind = type(fact)
             if folds[kind](at, fact, orders):
                 if kind in triggers:
-                    self._is_triggered = True
+                    timing.is_triggered = True
             else:
                 ignored = [*(ignored or ()), place]
         return ignored or ()
@@ -259,65 +252,39 @@ class Scheduler:
     def _on_policy_changed(self, at: float, fact: PolicyChanged, orders: list[Order]) -> bool:
         """What the policy before has noted and asked for is of no use to the next one, which is asked at once."""
         self.policy_text = fact.policy
-        self._view.note = self._plan_wake_at = self._planned_at = None
-        self._is_triggered = True
+        self._view.note = None
+        self.timing.begin_anew()
         return True
 
     def _use(self, policy: Policy) -> None:
         """Let a policy decide from now on."""
         self.policy = policy
-        self.cadence = self._given_cadence or policy.cadence
+        self.timing.cadence = self._given_cadence or policy.cadence
         self._has_taken_over = False
         books = self._books
         self._view = Snapshot(policy, books.occupancy, books.jobs, books.waiting, books.roster, self._estimator)
 
     # --------------------------------------------------------------------------------------------------- deciding
     def _is_due(self, at: float) -> bool:
-        if self._ranks.is_partial:
-            return True
-        round_s = self.cadence.round_s
-        if round_s:
-            begun = _round_at(at, round_s)
-            is_new = self._planned_at is None or _round_at(self._planned_at, round_s) < begun
-            return bool(self._books.jobs) and is_new and begun * round_s == at
-        if self._plan_wake_at is not None and at >= self._plan_wake_at:
-            return True
-        if not self._is_triggered:
-            return False
-        return self._planned_at is None or at >= self._planned_at + self._interval_s
-
-    @property
-    def _interval_s(self) -> float:
-        return max(self.cadence.min_interval_s, self.breath_s)
+        return self._ranks.is_partial or self.timing.is_due(at, has_jobs=bool(self._books.jobs))
 
     def _next_wake(self, at: float) -> float | None:
         if self._ranks.is_partial:
             return at
-        wanted, pressing = self._wake_for_policy(at), self._ranks.next_at
+        wanted, pressing = self.timing.next_at(at, has_jobs=bool(self._books.jobs)), self._ranks.next_at
         if wanted is None or pressing is None:
             return wanted if pressing is None else pressing
         return min(wanted, pressing)
-
-    def _wake_for_policy(self, at: float) -> float | None:
-        round_s = self.cadence.round_s
-        if round_s:
-            return (_round_at(at, round_s) + 1) * round_s if self._books.jobs else None
-        if self._is_triggered and self._planned_at is not None:
-            put_off = self._planned_at + self._interval_s
-            return put_off if self._plan_wake_at is None else min(put_off, self._plan_wake_at)
-        return self._plan_wake_at
 
     def _decide(self, at: float, orders: list[Order]) -> Planned | None:
         view = self._view
         view.at = at
         if self._books.ranked:
-            plan = self._ranks.plan(view, self._plan_within_supplies, goes_on=not self._is_triggered)
+            plan = self._ranks.plan(view, self._plan_within_supplies, goes_on=not self.timing.is_triggered)
         else:
             plan = self._plan_within_supplies()
         if plan is Plan.NOTHING:
-            self._is_triggered = False
-            self._planned_at = at
-            self._plan_wake_at = None
+            self.timing.planned(at, None)
             return None
         if plan.drafted is not None:
             self._books.occupancy.absorb(plan.drafted)  # checked while it was drafted
@@ -369,9 +336,7 @@ class Scheduler:
                 )
 
     def _remember(self, at: float, planned: Planned) -> None:
-        self._is_triggered = False
-        self._planned_at = at
-        self._plan_wake_at = planned.wake_at
+        self.timing.planned(at, planned.wake_at)
         if planned.note is not None:
             self._view.note = planned.note
 
@@ -387,11 +352,3 @@ class Scheduler:
         occupancy = self._books.occupancy
         placement = placement_of(occupancy, jobs, job, change.allocation, sharing=occupancy.is_shared)
         return self._estimator.rate(job.spec, placement).mean
-
-
-def _round_at(at: float, round_s: float) -> int:
-    """The last round that has begun by `at`; rounds begin at whole multiples, as floats multiply."""
-    number = floor(at / round_s)
-    if (number + 1) * round_s <= at:
-        return number + 1
-    return number - 1 if number * round_s > at else number

@@ -244,10 +244,10 @@ class Daemon:
 
     def _decide(self, facts: Sequence[Fact]) -> list[Order]:
         """Fold facts and plan; after a plan that took long the next one waits, so that people are answered too."""
-        before, began = self._scheduler.planned_at, self._breath.begin()
+        before, began = self._scheduler.timing.planned_at, self._breath.begin()
         orders = self._scheduler.handle(self._now(), facts)
-        if self._scheduler.planned_at != before:
-            self._scheduler.breath_s = self._breath.after(began)
+        if self._scheduler.timing.planned_at != before:
+            self._scheduler.timing.breath_s = self._breath.after(began)
         return orders
 
     def _now(self) -> float:
