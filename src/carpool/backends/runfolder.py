@@ -137,7 +137,11 @@ class RunFolder:
                 f"holds no run: {error.strerror}", where=str(self.path), way_out="Name the folder of a run."
             ) from None
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"is damaged: {type(error).__name__}: {error}", where=str(path)) from None
+            raise InputError(
+                f"is damaged: {type(error).__name__}: {error}",
+                where=str(path),
+                way_out="Put it back from a copy, or begin a new run.",
+            ) from None
 
     # --------------------------------------------------------------------------------------------- what became of it
     def keep_outcome(self, outcome: Outcome) -> None:

@@ -157,7 +157,11 @@ def _from_file(path: Path, name: str) -> type[Policy]:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InputError(f"cannot be imported: {type(error).__name__}: {error}", where=str(path)) from error
+        raise InputError(
+            f"cannot be imported: {type(error).__name__}: {error}",
+            where=str(path),
+            way_out=f"Mend it until `python {path.name}` runs.",
+        ) from error
     known = {
         key: value
         for key, value in vars(module).items()

@@ -62,7 +62,9 @@ def take_backup(
         draft.replace(target)
         sync_folder(target.parent)
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", where=str(target)) from None
+        raise InputError(
+            f"cannot be written: {error.strerror or error}", where=str(target), way_out="Name a place with room for it."
+        ) from None
     finally:
         draft.unlink(missing_ok=True)
     return manifest
@@ -89,7 +91,9 @@ def restore_backup(path: Path, state: Path) -> Manifest:
         room.replace(state)
         sync_folder(state.parent)
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", where=str(state)) from None
+        raise InputError(
+            f"cannot be written: {error.strerror or error}", where=str(state), way_out="Name another with --state."
+        ) from None
     finally:
         shutil.rmtree(room, ignore_errors=True)
     return manifest
@@ -181,13 +185,19 @@ def _through(path: Path, take: Callable[[str, Iterator[bytes]], None]) -> Manife
             for entry in archive:
                 source = archive.extractfile(entry) if entry.isreg() else None
                 if source is None or not _is_inside(entry.name):
-                    raise InputError(f"holds {entry.name!r}, which no backup does", where=str(path))
+                    raise InputError(
+                        f"holds {entry.name!r}, which no backup does",
+                        where=str(path),
+                        way_out="Take only what carpool backup has written.",
+                    )
                 if entry.name == _MANIFEST:
                     manifest = _manifest(json.load(source), path)
                     continue
                 hashes[entry.name] = _taken(entry.name, source, take)
     except (tarfile.TarError, OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"is no backup that can be read: {error}", where=str(path)) from None
+        raise InputError(
+            f"is no backup that can be read: {error}", where=str(path), way_out="Use an older backup."
+        ) from None
     if manifest is None:
         raise InputError("was cut short: its manifest is missing", where=str(path), way_out="Use an older backup.")
     wrong = sorted(

@@ -166,7 +166,9 @@ def _read_file(path: Path, *, is_named: bool) -> tuple[Mapping[str, Any], Mappin
             raise InputError("is not there", where=str(path), way_out="CARPOOL_CONFIG must name a file.") from None
         return {}, {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path)) from None
+        raise InputError(
+            f"cannot be read: {error}", where=str(path), way_out="Mend it, or name another with CARPOOL_CONFIG."
+        ) from None
     users = data.pop("users", {})
     for name in data:
         if name not in SETTINGS:

@@ -20,6 +20,7 @@ from carpool.predictors.goodput import BatchLimits
 Floats = NDArray[np.float64]
 Counts = tuple[int, ...]  # devices on each node
 
+_WHOLE = "Take the folder as it was published, with all its files."
 _VALIDATION = re.compile(r"validation-(\d+)\.csv")
 _COLUMNS = ("progress", "iteration", "grad_sqr", "grad_var")
 _MOST_NOISE = 1e12  # samples; where the mean gradient vanishes the scale is infinite, which no journal can hold
@@ -95,10 +96,10 @@ class Application:
         limits = BatchLimits(min(courses), max(courses), min(micros), micro_max or max(micros))
         num_epochs = min(len(course.progress) for course in courses.values())
         if epochs is not None and epochs > num_epochs:
-            raise InputError(f"has {num_epochs} epochs, {epochs} are needed", where=str(folder))
+            raise InputError(f"has {num_epochs} epochs, {epochs} are needed", where=str(folder), way_out=_WHOLE)
         ends = [float(min(c.progress[epoch] for c in courses.values())) for epoch in range(epochs or num_epochs)]
         if not ends or ends != sorted(set(ends)) or ends[0] <= 0.0:
-            raise InputError("progress does not grow from epoch to epoch", where=str(folder))
+            raise InputError("progress does not grow from epoch to epoch", where=str(folder), way_out=_WHOLE)
         return cls(limits, courses, times, ends, most_devices)
 
     @property
@@ -139,7 +140,7 @@ class Application:
 def _courses(folder: Path) -> dict[int, Course]:
     sizes = {int(found[1]): path for path in folder.iterdir() if (found := _VALIDATION.fullmatch(path.name))}
     if not sizes:
-        raise InputError("holds no validation-BATCH.csv", where=str(folder))
+        raise InputError("holds no validation-BATCH.csv", where=str(folder), way_out=_WHOLE)
     courses = {}
     for size in sorted(sizes):
         rows = list(_rows(sizes[size], _COLUMNS))
@@ -169,11 +170,11 @@ def _rows(path: Path, names: Sequence[str]) -> Iterable[list[float]]:
             reader = csv.DictReader(file)
             missing = [name for name in names if name not in (reader.fieldnames or ())]
             if missing:
-                raise InputError(f"has no column {missing[0]!r}", where=str(path))
+                raise InputError(f"has no column {missing[0]!r}", where=str(path), way_out=_WHOLE)
             for row in reader:
                 yield [_number(row[name], f"{path}, line {reader.line_num}, {name}") for name in names]
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from None
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path), way_out=_WHOLE) from None
 
 
 def _number(text: str | None, where: str) -> float:
