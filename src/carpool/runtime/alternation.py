@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from carpool.core.model import JobId
 from carpool.runtime.actions import Action
 from carpool.runtime.command import Command
-from carpool.runtime.devices import LocalDevice
-from carpool.runtime.gate import Gate
 from carpool.runtime.holding import HeldTraining
 from carpool.runtime.lanes import room_on
-from carpool.runtime.rota import Rota
 from carpool.runtime.staff import Key
 from carpool.runtime.turns import who_take_turns
+from carpool.runtime.workshop import Workshop
 
 
 class Alternation:
@@ -21,24 +18,18 @@ class Alternation:
 
     def __init__(
         self,
-        devices: Mapping[int, LocalDevice],
-        trainings: Mapping[JobId, HeldTraining],
-        commands: Mapping[JobId, Command],
-        gate: Gate,
-        rota: Rota,
+        workshop: Workshop,
         do: Callable[[HeldTraining, Sequence[Action]], None],
         tell: Callable[[str, HeldTraining], None],
-        *,
-        has_cap: bool,
     ) -> None:
-        self._devices = devices
-        self._trainings = trainings
-        self._commands = commands
-        self._gate = gate
-        self._rota = rota
+        self._devices = workshop.devices
+        self._trainings = workshop.jobs.trainings
+        self._commands = workshop.jobs.commands
+        self._gate = workshop.gate
+        self._rota = workshop.rota
+        self._has_cap = bool(workshop.options.memory_cap)
         self._do = do
         self._tell = tell
-        self._has_cap = has_cap
 
     def see_to(self, at: float) -> None:
         """Who takes turns: jobs on a device with unlike turns, or more of them than it has room for side by side."""

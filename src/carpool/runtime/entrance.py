@@ -2,53 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from carpool.core.model import JobId
-from carpool.runtime.cores import Cores
-from carpool.runtime.devices import LocalDevice
-from carpool.runtime.gate import Gate, Waiting
+from carpool.runtime.gate import Waiting
 from carpool.runtime.holding import HeldTraining
 from carpool.runtime.outsiders import Ask, Lookout
 from carpool.runtime.pool import Pool
 from carpool.runtime.protocol import Begin, Message
-from carpool.runtime.reports import Facts, Report, Told
-from carpool.runtime.rota import Rota
-from carpool.runtime.staff import Key, Staff
-from carpool.runtime.wire import ExecutorOptions
+from carpool.runtime.reports import Facts, Told
+from carpool.runtime.staff import Key
+from carpool.runtime.workshop import Workshop
 
 
 class Entrance:
     """Starts the workers of one node's jobs."""
 
-    def __init__(
-        self,
-        devices: Mapping[int, LocalDevice],
-        trainings: Mapping[JobId, HeldTraining],
-        staff: Staff,
-        gate: Gate,
-        rota: Rota,
-        cores: Cores,
-        options: ExecutorOptions,
-        report: Callable[[Report], None],
-        clock: Callable[[], float],
-        ask: Ask | None = None,
-    ) -> None:
-        self._devices = devices
-        self._trainings = trainings
-        self._gate = gate
-        self._rota = rota
-        self._cores = cores
+    def __init__(self, workshop: Workshop, ask: Ask | None = None) -> None:
+        options, clock = workshop.options, workshop.clock
+        self._devices = workshop.devices
+        self._trainings = workshop.jobs.trainings
+        self._cores = workshop.jobs.cores
+        self._gate = workshop.gate
+        self._rota = workshop.rota
+        self._report = workshop.report
         self._memory_cap = options.memory_cap
         self._is_closed = options.is_closed
-        self._report = report
         self._heartbeat_s = min(options.heartbeat_s, options.hang_s / 4)
-        gpus = {number: device for number, device in devices.items() if device.cuda is not None}
+        gpus = {number: device for number, device in self._devices.items() if device.cuda is not None}
         self._lookout = Lookout(gpus, clock, ask)
         is_open = (self._gate.environment, self._may_sit)
         warm = 0 if options.memory_cap else options.warm  # a seat takes memory too
-        self._pool = Pool(staff, gpus, warm, *is_open, clock, self._heartbeat_s)
+        self._pool = Pool(workshop.staff, gpus, warm, *is_open, clock, self._heartbeat_s)
 
     def admit(self, who: Waiting) -> None:
         """Start a worker as soon as it may."""

@@ -59,6 +59,7 @@ from carpool.runtime.rota import Rota, Said
 from carpool.runtime.solitude import Solitude
 from carpool.runtime.staff import Key, Staff
 from carpool.runtime.wire import ExecutorOptions
+from carpool.runtime.workshop import Workshop
 
 _NEEDS_NO_TOKEN = (Halted, Done, Broke)  # nor the one it may still be waiting for
 
@@ -87,10 +88,9 @@ class Executor:
         self._rota = Rota(devices, options, self._say)
         self._solitude = Solitude(self._trainings, self._do, clock)
         self._gate = Gate(devices, wanted=options.mps, on_change=self._reopen, tell=self._tell_sharers)
-        known = (self._devices, self._trainings, self._staff, self._gate, self._rota, self.jobs.cores)
-        self._entrance = Entrance(*known, options, report, clock, ask)
-        parts = (self._devices, self._trainings, self._commands, self._gate, self._rota, self._do, self._tell_sharers)
-        self._alternation = Alternation(*parts, has_cap=bool(options.memory_cap))
+        workshop = Workshop(self._devices, options, self.jobs, self._staff, self._gate, self._rota, self._report, clock)
+        self._entrance = Entrance(workshop, ask)
+        self._alternation = Alternation(workshop, self._do, self._tell_sharers)
         self._ticked_at = clock()
         self._stopping: bool | None = None
         self._waits = False  # for somebody who decides
