@@ -20,6 +20,7 @@ from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Outcome, Told
 from carpool.service.daemon import Daemon, Unkept
+from carpool.service.host import Host
 from carpool.service.store import Store
 from carpool.testing.fake_link import FakeMachine
 
@@ -77,8 +78,10 @@ def test_jobs_are_shown_before_anything_is_decided_about_them(tmp_path: Path) ->
                 store,
                 machine,
                 machine,
-                expect=lambda jobs: there.append(len(scheduler.jobs)),
-                accept=lambda jobs: there.append(len(scheduler.jobs)),
+                Host(
+                    expect=lambda jobs: there.append(len(scheduler.jobs)),
+                    accept=lambda jobs: there.append(len(scheduler.jobs)),
+                ),
                 commit=inline,
             )
             when_idle(machine, daemon, scheduler)
@@ -339,7 +342,7 @@ def test_an_executor_that_dies_is_replaced_and_its_jobs_go_on(house: House) -> N
             return second, [NodeLost(NodeId(0)), NodeJoined("n0")]
 
         daemon, store, scheduler = house.opened(machine)
-        daemon._renew = renew
+        daemon._host = Host(renew=renew)
         machine.at(4.0, machine.report_progress)
         machine.at(5.0, machine.die)
         when_idle(second, daemon, scheduler)

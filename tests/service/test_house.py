@@ -227,7 +227,7 @@ def test_an_executor_may_die_while_a_commit_is_under_way(tmp_path: Path) -> None
             await house.daemon.submit(jobs[:1])
             await until(house, lambda: steps(house, "job-0") >= 2)
             is_renewing, may_end = asyncio.Event(), threading.Event()
-            add, renew = house.store._database.add, house.daemon._renew
+            add, renew = house.store._database.add, house.daemon._host.renew
             assert renew is not None
 
             def add_slowly(lines: Iterable[LogLine]) -> None:
@@ -238,7 +238,7 @@ def test_an_executor_may_die_while_a_commit_is_under_way(tmp_path: Path) -> None
                 return await renew(reason)
 
             house.store._database.add = add_slowly  # type: ignore[method-assign]
-            house.daemon._renew = renew_and_tell
+            house.daemon._host = replace(house.daemon._host, renew=renew_and_tell)
             submitting = asyncio.create_task(house.daemon.submit(jobs[1:]))
             os.kill(int((state / "executor" / "executor.pid").read_text()), signal.SIGKILL)
             try:

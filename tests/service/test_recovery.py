@@ -17,6 +17,7 @@ from carpool.runtime.program import Program
 from carpool.service.chronicle import Chronicle
 from carpool.service.daemon import Daemon
 from carpool.service.feed import Feed
+from carpool.service.host import Host
 from carpool.service.recovery import Followers, recover_followers, recover_scheduler
 from carpool.service.spans import Spans
 from carpool.service.store import Store
@@ -36,9 +37,8 @@ def test_what_a_training_said_of_itself_outlives_the_record_it_was_said_in(tmp_p
     async def play(store: Store) -> None:
         machine, learned = FakeMachine({"a": 100}, batch=(8, 64)), followers()
         scheduler = Scheduler(HEADER.cluster, Fifo(), observers=(store, learned))
-        daemon = Daemon(
-            scheduler, store, machine, machine, take=learned.take, sized=learned.lessons.sized, commit=at_once
-        )
+        host = Host(take=learned.take, sized=learned.lessons.sized)
+        daemon = Daemon(scheduler, store, machine, machine, host, commit=at_once)
         machine.at(5.0, lambda: daemon.stop(leave_running=True))
         running = asyncio.create_task(daemon.run())
         await daemon.submit([Listed(JobSpec(JOB), Program(entry="digits.py:mlp"))])

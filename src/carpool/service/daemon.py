@@ -19,12 +19,11 @@ from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Gone, Outcome, Report, Sized, Told
 from carpool.runtime.wire import report_to_json
 from carpool.service.breath import Breath
+from carpool.service.host import Host, Renew
 from carpool.service.line import ExecutorLine
 from carpool.service.store import Mark, Store, balance_text
 
 Commit = Callable[[Callable[[], None]], Awaitable[None]]
-Cut = Callable[[], Callable[[], None]]
-Renew = Callable[[str], Awaitable[tuple[ExecutorLine, Sequence[Fact]]]]
 
 _RECORDS_RETAINED = 100_000  # for stories and figures; showing them to all who follow takes some seconds
 _RECORDS_PER_BALANCE = 1000  # folding so many takes a fraction of a second; with more jobs, as many as there are
@@ -42,11 +41,8 @@ class Daemon:
     does not know. Reports are acknowledged then too, and not before: with each record goes the number of the last
     one that it knows of, so that none is lost and none counts twice.
 
-    `introduced` are the jobs that the executor knows already. `expect` is shown jobs before anything is decided about
-    them, `accept` when they are submitted, `take` every report, after the scheduler has had the facts in it. `sized`
-    remembers what a training has told of itself. `cut` is asked before every commit for what is to be done behind it.
-    An executor that is gone is replaced by `renew`, whose facts say what that meant for the devices; without it the
-    daemon ends.
+    `introduced` are the jobs that the executor knows already. An executor that is gone is replaced by one that the host
+    renews, and facts say what that meant for the devices.
     """
 
     def __init__(
@@ -55,33 +51,23 @@ class Daemon:
         store: Store,
         link: ExecutorLine,
         clock: WaitableClock,
+        host: Host | None = None,
         *,
         programs: Mapping[JobId, Program] | None = None,
         notes: Mapping[JobId, Mapping[str, Any]] | None = None,
         introduced: Collection[JobId] = (),
-        expect: Callable[[Sequence[Listed]], None] = lambda jobs: None,
-        accept: Callable[[Sequence[Listed]], None] = lambda jobs: None,
-        take: Callable[[float, Report], None] = lambda at, report: None,
-        sized: Callable[[JobId], Sized | None] = lambda job: None,
         commit: Commit = asyncio.to_thread,
-        cut: Cut = lambda: lambda: None,
         retain: int = _RECORDS_RETAINED,
-        renew: Renew | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._store = store
         self._link = link
         self._clock = clock
+        self._host = host or Host()
         self._programs = dict(programs or {})  # of jobs that are not over
         self._notes = dict(notes or {})  # likewise
-        self._expect = expect
-        self._accept = accept
-        self._take = take
-        self._sized = sized
         self._run_commit = commit
-        self._cut = cut
         self._retain = retain
-        self._renew = renew
         self._leaves = False  # the executor to whoever comes next
         self._stopping = asyncio.Event()
         self._dirty = asyncio.Event()
@@ -113,7 +99,7 @@ class Daemon:
 
         `note` is what whoever asked wants kept with each of them, as JSON values.
         """
-        self._expect(jobs)
+        self._host.expect(jobs)
         for spec, program in jobs:
             self._store.detail(spec.id, _details(program, note))
         kept = self._handle([JobSubmitted(spec) for spec, _ in jobs])
@@ -122,7 +108,7 @@ class Daemon:
             self._fresh.add(spec.id)
             if note:
                 self._notes[spec.id] = note
-        self._accept(jobs)
+        self._host.accept(jobs)
         await asyncio.shield(kept)  # others wait for it too: who goes away takes nothing from them
 
     async def settle(self) -> None:
@@ -160,8 +146,8 @@ class Daemon:
                 await self._clock.wait({receiving, stopping, committing}, self._scheduler.wake_at)
                 if receiving.done():
                     report = receiving.result()
-                    if isinstance(report, Gone) and self._renew is not None:
-                        await self._replace(report, self._renew)
+                    if isinstance(report, Gone) and self._host.renew is not None:
+                        await self._replace(report, self._host.renew)
                     else:
                         self._hear(report)
                     receiving = asyncio.create_task(self._link.receive())
@@ -193,14 +179,14 @@ class Daemon:
         if isinstance(report, Facts):
             if report.facts:
                 self._handle(report.facts, carry=carry)
-            self._take(at, report)
+            self._host.take(at, report)
         else:
             self._note(at, report)
 
     def _note(self, at: float, report: Report) -> None:
         self._store.note(at, report_to_json(report))
         self._dirty.set()
-        self._take(at, report)
+        self._host.take(at, report)
 
     async def _replace(self, gone: Gone, renew: Renew) -> None:
         link, facts = await renew(gone.reason)
@@ -273,7 +259,7 @@ class Daemon:
         kept, self._kept = self._kept, None
         self._committing = kept
         self._store.round_off(self._scheduler.at)
-        mark, finish = self._store.mark, self._cut()
+        mark, finish = self._store.mark, self._host.cut()
         try:
             await self._make_durable()
             finish()
@@ -340,7 +326,7 @@ class Daemon:
         self._since_balance = 0
         jobs = self._scheduler.jobs
         return self._scheduler.balance(), {
-            job: _details(program, self._notes.get(job), self._sized(job))
+            job: _details(program, self._notes.get(job), self._host.sized(job))
             for job, program in self._programs.items()
             if job in jobs
         }

@@ -42,6 +42,7 @@ from carpool.service.chronicle import Chronicle
 from carpool.service.clerk import Premises
 from carpool.service.daemon import Commit, Daemon
 from carpool.service.feed import Feed
+from carpool.service.host import Host
 from carpool.service.knowledge import Knowledge
 from carpool.service.notices import JobEnd, Notices
 from carpool.service.reconciling import is_ahead, reconcile
@@ -255,16 +256,18 @@ class House:
             self.store,
             link,
             self.clock,
+            Host(
+                expect=self._knowledge.introduce,
+                accept=self._accept,
+                take=self._take,
+                sized=self.followers.lessons.sized,
+                cut=self._cut,
+                renew=self._renew,
+            ),
             programs={job: known.programs[job] for job in jobs if job in known.programs},
             notes={job: known.notes[job] for job in jobs if job in known.notes},
             introduced=introduced,
-            expect=self._knowledge.introduce,
-            accept=self._accept,
-            take=self._take,
-            sized=self.followers.lessons.sized,
-            cut=self._cut,
             retain=self.setup.retain,
-            renew=self._renew,
             commit=self.setup.commit,
         )
 

@@ -28,6 +28,7 @@ from carpool.service.chronicle import Chronicle
 from carpool.service.clerk import Clerk, Premises
 from carpool.service.daemon import Commit, Daemon
 from carpool.service.feed import Feed
+from carpool.service.host import Host
 from carpool.service.showing import Calendar
 from carpool.service.spans import Spans
 from carpool.service.store import Store
@@ -122,7 +123,7 @@ async def open_office(
                 ledger.close(report)
         chronicle.hear(at, report)
 
-    daemon = Daemon(scheduler, store, machine, machine, accept=accept, take=take, commit=commit)
+    daemon = Daemon(scheduler, store, machine, machine, Host(accept=accept, take=take), commit=commit)
     names = {device: f"cpu:{device}" for device in range(cluster.num_devices)}
     premises = Premises(
         daemon, scheduler, ledger, Declared(), spans, chronicle, programs, lambda job: None, folder, names,

@@ -31,6 +31,7 @@ from carpool.service.chronicle import Chronicle
 from carpool.service.clerk import Clerk, Premises
 from carpool.service.daemon import Daemon
 from carpool.service.feed import Feed
+from carpool.service.host import Host
 from carpool.service.showing import Calendar
 from carpool.service.spans import Spans
 from carpool.service.store import Store
@@ -234,7 +235,7 @@ async def showroom(
 
     store = present.store = Store.open(folder / "store", Header("1", name, cluster))
     programs = {spec.id: Program(entry=f"trainings/{spec.model or 'training'}.py:main") for _, spec in arrivals}
-    daemon = Daemon(scheduler, store, machine, machine, programs=programs, take=take, commit=_at_once)
+    daemon = Daemon(scheduler, store, machine, machine, Host(take=take), programs=programs, commit=_at_once)
     names = {device: f"{node.name}:{device - node.devices.start}" for node in cluster.nodes for device in node.devices}
     premises = Premises(
         daemon, scheduler, ledger, estimates, spans, chronicle, programs, lambda job: ledger.accounts[job].spec.work,
