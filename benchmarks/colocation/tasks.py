@@ -82,9 +82,9 @@ def build(task: Task, device: str) -> Built:
     if task.model.startswith("probe"):
         return _probe(task, device)
     from carpool.runtime.zoo import MODELS
-    from carpool.runtime.zoo.trainings import OPTIMIZERS, TASKS
+    from carpool.runtime.zoo.trainings import OPTIMIZERS, RECIPES
 
-    made = TASKS[task.model]
+    made = RECIPES[task.model]
     model = MODELS[task.model](**task.sizes).to(device)
     batch = _batch(task, device)
     if batch[0].dim() == 4:
@@ -124,10 +124,10 @@ def _batch(task: Task, device: str) -> Any:
 
     from carpool.runtime.samples import to_device
     from carpool.runtime.zoo import made
-    from carpool.runtime.zoo.trainings import TASKS
+    from carpool.runtime.zoo.trainings import RECIPES
 
     torch.manual_seed(0)
-    data = TASKS[task.model].data
+    data = RECIPES[task.model].data
     if data is made.images:
         pictures = torch.randn(task.batch, 3, task.image, task.image).to(device)
         return pictures, torch.arange(task.batch, device=device) % task.sizes.get("classes", 10)

@@ -37,8 +37,8 @@ def fit(steps: Steps, seconds: Floats, expected: Figures) -> Figures:
     sheet = _Sheet.of(steps, found)
     for _ in range(_FITS):
         _, met = steps.met(found, steps.compute(found)[0])
-        task = _Task(steps, sheet, found, met, np.log(seconds))
-        answer = least_squares(task.errors, sheet.flat(found), task.slopes, loss="soft_l1", max_nfev=40)
+        fit = _Fit(steps, sheet, found, met, np.log(seconds))
+        answer = least_squares(fit.errors, sheet.flat(found), fit.slopes, loss="soft_l1", max_nfev=40)
         found = sheet.figures(answer.x)
         sheet.expect_alike(np.unique(steps.training[steps.layout.stage_member]), found)
     return found
@@ -101,7 +101,7 @@ class _Sheet:
         return Figures(**parts, reach=self.reach, own=own, batch=batch)
 
 
-class _Task:
+class _Fit:
     """Errors of the logarithm of step times, in usual ones, and how they change with each figure.
 
     What members of a group do to each other is held fixed meanwhile.

@@ -191,7 +191,7 @@ def test_trainings_learn(name: str) -> None:
 
 
 def test_every_model_has_a_task_an_entry_and_a_tiny_size() -> None:
-    assert list(MODELS) == list(trainings.TASKS) == list(TINY)
+    assert list(MODELS) == list(trainings.RECIPES) == list(TINY)
     assert all(getattr(trainings, name).__name__ == name for name in MODELS)
 
 

@@ -33,7 +33,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Recipe:
     """What a model learns: data, loss, and how it is usually trained."""
 
     data: Callable[..., made.Halves]  # (size, seed, sizes by name)
@@ -61,28 +61,28 @@ def training(
     ``sizes`` go to the model and to the data, whichever knows them: ``training("lstm", hidden=128, length=20)``. An
     entry is called with torch seeded; with ``seed`` this function seeds it itself, for those who call it by hand.
     """
-    build, task = MODELS[name], TASKS[name]
-    batch_size = batch_size or task.batch_size
-    for_model, for_data = _dealt(name, sizes, build, task.data)
-    data = task.data(samples or 8 * batch_size, seed or 0, **for_data)
+    build, recipe = MODELS[name], RECIPES[name]
+    batch_size = batch_size or recipe.batch_size
+    for_model, for_data = _dealt(name, sizes, build, recipe.data)
+    data = recipe.data(samples or 8 * batch_size, seed or 0, **for_data)
     if seed is not None:
         seed_entry(seed)
     model = build(**for_model)
-    kind = optimizer or task.optimizer
+    kind = optimizer or recipe.optimizer
     if kind not in OPTIMIZERS:
         raise UnknownName("optimizer", kind, OPTIMIZERS, where=name)
     if lr is None:
-        if kind != task.optimizer:
+        if kind != recipe.optimizer:
             raise InputError(f"optimizer is {kind!r} without lr", where=name, way_out="Give its learning rate too.")
-        lr = task.lr
+        lr = recipe.lr
     return Training(
         model=model,
         optimizer=OPTIMIZERS[kind](model.parameters(), lr=lr),
         dataset=data.train,
-        loss=task.loss,
+        loss=recipe.loss,
         batch_size=batch_size,
         stop=Stop(steps=steps),
-        evaluate=_test_loss(data.test, task.loss, batch_size),
+        evaluate=_test_loss(data.test, recipe.loss, batch_size),
         evaluate_every=steps,  # at the end only: what is measured is training
         autocast=autocast,
         channels_last=channels_last,
@@ -164,13 +164,13 @@ def _box_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 # -- what each model learns -------------------------------------------------------------------------------------------
 
-_PICTURES = Task(made.images, _class_loss, 128, "sgd", 0.05)
-_PLAIN_PICTURES = Task(made.images, _class_loss, 128, "adam", 3e-4)  # without BatchNorm a large rate diverges
-_WIDE_PICTURES = Task(made.images, _class_loss, 128, "sgd", 0.01)
-_QUESTIONS = Task(made.questions, _span_loss, 8, "adamw", 3e-5)
-_NODES = Task(made.nodes, _node_loss, 140, "adam", 0.01)
+_PICTURES = Recipe(made.images, _class_loss, 128, "sgd", 0.05)
+_PLAIN_PICTURES = Recipe(made.images, _class_loss, 128, "adam", 3e-4)  # without BatchNorm a large rate diverges
+_WIDE_PICTURES = Recipe(made.images, _class_loss, 128, "sgd", 0.01)
+_QUESTIONS = Recipe(made.questions, _span_loss, 8, "adamw", 3e-5)
+_NODES = Recipe(made.nodes, _node_loss, 140, "adam", 0.01)
 
-TASKS: dict[str, Task] = {
+RECIPES: dict[str, Recipe] = {
     "mlp": _PLAIN_PICTURES,
     "cnn": _PICTURES,
     "vgg16": _WIDE_PICTURES,
@@ -187,16 +187,16 @@ TASKS: dict[str, Task] = {
     "densenet121": _PICTURES,
     "squeezenet": _PLAIN_PICTURES,
     "inception_v3": _PICTURES,
-    "lstm": Task(made.sentences, _next_token_loss, 32, "adam", 1e-3),
-    "ncf": Task(made.ratings, _rating_loss, 1024, "adam", 1e-3),
+    "lstm": Recipe(made.sentences, _next_token_loss, 32, "adam", 1e-3),
+    "ncf": Recipe(made.ratings, _rating_loss, 1024, "adam", 1e-3),
     "bert_small": _QUESTIONS,
     "bert_base": _QUESTIONS,
-    "transformer": Task(made.translations, _translation_loss, 64, "adam", 2e-4),
-    "deepspeech": Task(made.speech, _speech_loss, 16, "adam", 3e-4),
+    "transformer": Recipe(made.translations, _translation_loss, 64, "adam", 2e-4),
+    "deepspeech": Recipe(made.speech, _speech_loss, 16, "adam", 3e-4),
     "gcn": _NODES,
     "fastgcn": _NODES,
     "graphsage": _NODES,
-    "yolo": Task(made.scenes, _box_loss, 16, "sgd", 0.01),
+    "yolo": Recipe(made.scenes, _box_loss, 16, "sgd", 0.01),
 }
 
 
