@@ -77,6 +77,15 @@ def test_a_flipped_bit_costs_the_line_it_is_in_and_no_other(content: bytes, data
     assert reading.damaged or not reading.is_ended
 
 
+@given(ends=st.sets(st.integers(0, len(_CONTENT_LINES) - 1), min_size=1))
+def test_altered_ends_of_lines_cost_no_line(content: bytes, ends: set[int]) -> None:
+    pieces = content.split(b"\n")[:-1]
+    altered = b"".join(piece + (b"\x1a" if place in ends else b"\n") for place, piece in enumerate(pieces))
+    reading = read_log(altered)
+    assert list(reading.lines.values()) == _CONTENT_LINES
+    assert (reading.damaged, reading.cut, reading.is_ended) == ((), False, False)
+
+
 @settings(max_examples=100)
 @given(data=st.data())
 def test_a_cut_file_keeps_its_whole_lines(content: bytes, data: st.DataObject) -> None:

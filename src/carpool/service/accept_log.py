@@ -65,8 +65,9 @@ def read_log(content: bytes) -> Reading:
     lines: dict[int, LogLine] = {}
     damaged: list[Remains] = []
     last = -1
-    *pieces, tail = content.split(b"\n")
-    parts = [part for piece in pieces for part in _parted(piece)]
+    *pieces, rest = content.split(b"\n")
+    *ended, tail = _parted(rest)
+    parts = [*(part for piece in pieces for part in _parted(piece)), *ended]
     for piece in parts:
         line = sound_line(piece)
         if line is None:
@@ -82,12 +83,13 @@ def read_log(content: bytes) -> Reading:
     )
 
 
-def _parted(piece: bytes) -> tuple[bytes, ...]:
-    """A piece, or the two lines in it where the end of the first was altered: the other one knows its checksum."""
-    for found in _BEGIN.finditer(piece, 1):
-        if found[1] == piece[:8]:
-            return piece[: found.start() - 1], piece[found.start() :]
-    return (piece,)
+def _parted(piece: bytes) -> list[bytes]:
+    """A piece, or the lines in it where the ends of some were altered: the line behind knows the checksum of each."""
+    parts = []
+    while (found := next((each for each in _BEGIN.finditer(piece, 1) if each[1] == piece[:8]), None)) is not None:
+        parts.append(piece[: found.start() - 1])
+        piece = piece[found.start() :]
+    return [*parts, piece]
 
 
 def sound_line(piece: bytes) -> LogLine | None:
