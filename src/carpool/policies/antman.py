@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -14,7 +15,17 @@ from carpool.core.model import Allocation, DeviceId, Job, Share
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.topology import Placement
 from carpool.policies.registry import register
-from carpool.policies.sharing import Likeness, Rooms, beside, fastest_first, gather, likeness, start_alone, turns_on
+from carpool.policies.sharing import (
+    Likeness,
+    Rooms,
+    beside,
+    fastest_first,
+    gather,
+    likeness,
+    start_alone,
+    start_by,
+    turns_on,
+)
 from carpool.policies.uses import KnowsUse, memory_of
 
 _WAYS = ("arrival", "weight", "quota")
@@ -68,23 +79,8 @@ class AntMan(Policy):
         guaranteed = self._serve_guaranteed(draft, rooms, evicted)
         moved = self._move_up(draft, rooms)
         first = 0 if self.guarantee == "arrival" else _OPPORTUNIST
-        alone = joined = 0
-        refused: set[Likeness] = set()
-        for job in chain(evicted, draft.waiting()):
-            if not draft.num_free and not rooms:
-                break
-            like = likeness(job)
-            if like in refused or draft.holding(job) is not None:
-                continue
-            allocation = start_alone(draft, job, turn=first)
-            alone += allocation is not None
-            if allocation is None:
-                allocation = self._join(draft, rooms, job)
-                joined += allocation is not None
-            if allocation is None:
-                refused.add(like)
-            else:
-                rooms.refile(allocation)
+        ways = (partial(start_alone, draft, turn=first), partial(self._join, draft, rooms))
+        alone, joined = start_by(draft, rooms, chain(evicted, draft.waiting()), *ways)
         if not guaranteed + moved + alone + joined:
             return Plan.NOTHING
         return draft.finish(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ from carpool.core.model import Allocation, DeviceId, Job, JobSpec, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.topology import Neighbour, Placement
 from carpool.policies.registry import register
-from carpool.policies.sharing import Likeness, Rooms, gather, likeness, start_alone
+from carpool.policies.sharing import Rooms, gather, start_alone, start_by
 from carpool.policies.uses import KnowsUse
 
 
@@ -55,23 +56,8 @@ class KernelEst(Policy):
             return Plan.NOTHING
         draft = Draft(view)
         rooms = Rooms(draft, self.most)
-        refused: set[Likeness] = set()
-        alone = together = 0
-        for job in draft.waiting():
-            if not rooms and not draft.num_free:
-                break
-            like = likeness(job)
-            if like in refused:
-                continue
-            allocation = start_alone(draft, job)
-            alone += allocation is not None
-            if allocation is None:
-                allocation = self._join(draft, rooms, job)
-                together += allocation is not None
-            if allocation is None:
-                refused.add(like)
-            else:
-                rooms.refile(allocation)
+        ways = (partial(start_alone, draft), partial(self._join, draft, rooms))
+        alone, together = start_by(draft, rooms, draft.waiting(), *ways)
         if not alone + together:
             return Plan.NOTHING
         return draft.finish(f"{alone} alone, {together} where slowdown stays below {self.max_slowdown:g}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from carpool.core.draft import Draft
@@ -10,7 +11,7 @@ from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Allocation, Job
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.registry import register
-from carpool.policies.sharing import Likeness, Rooms, gather, likeness, start_alone
+from carpool.policies.sharing import Rooms, gather, start_alone, start_by
 
 _FITS = ("emptiest", "packed")
 
@@ -41,26 +42,11 @@ class MpsEqual(Policy):
             return Plan.NOTHING
         draft = Draft(view)
         rooms = Rooms(draft, self.slots)
-        refused: set[Likeness] = set()
-        placed = 0
-        for job in draft.waiting():
-            if not rooms and not draft.num_free:
-                break
-            like = likeness(job)
-            if like in refused:
-                continue
-            allocation = self._place(draft, rooms, job)
-            if allocation is None:
-                refused.add(like)
-            else:
-                rooms.refile(allocation)
-                placed += 1
+        alone = partial(start_alone, draft, fraction=1.0 / self.slots)
+        join = partial(self._join, draft, rooms)
+        ways = (join, alone) if self.fit == "packed" else (alone, join)
+        placed = sum(start_by(draft, rooms, draft.waiting(), *ways))
         return draft.finish(f"{placed} into slots of 1/{self.slots}") if placed else Plan.NOTHING
-
-    def _place(self, draft: Draft, rooms: Rooms, job: Job) -> Allocation | None:
-        if self.fit == "packed":
-            return self._join(draft, rooms, job) or start_alone(draft, job, 1.0 / self.slots)
-        return start_alone(draft, job, 1.0 / self.slots) or self._join(draft, rooms, job)
 
     def _join(self, draft: Draft, rooms: Rooms, job: Job) -> Allocation | None:
         fraction = 1.0 / self.slots

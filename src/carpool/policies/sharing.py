@@ -119,6 +119,30 @@ def start_alone(draft: Draft, job: Job, fraction: float = 1.0, turn: int = 0) ->
     return None
 
 
+def start_by(
+    draft: Draft, rooms: Rooms, jobs: Iterable[Job], *ways: Callable[[Job], Allocation | None]
+) -> tuple[int, ...]:
+    """Start jobs, one after another, each in the first way that works for it; how many were started in each way.
+
+    It ends when there is no room anywhere. Jobs like one that was refused are passed over: they would be refused too.
+    """
+    started = [0] * len(ways)
+    refused: set[Likeness] = set()
+    for job in jobs:
+        if not rooms and not draft.num_free:
+            break
+        if likeness(job) in refused or draft.holding(job) is not None:
+            continue
+        for place, way in enumerate(ways):
+            if (allocation := way(job)) is not None:
+                rooms.refile(allocation)
+                started[place] += 1
+                break
+        else:
+            refused.add(likeness(job))
+    return tuple(started)
+
+
 def turns_on(draft: Draft, device: DeviceId, without: JobId | None = None) -> list[int]:
     """The turns of the residents of a device."""
     turns = []
