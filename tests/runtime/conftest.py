@@ -1,7 +1,11 @@
-"""Small trainings that touch what can go wrong: BatchNorm, dropout, Adam, a last partial batch."""
+"""What tests of the runtime share: a loop, and small trainings that touch what can go wrong.
+
+BatchNorm, dropout, Adam, a last partial batch.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +31,15 @@ def torch_as_before() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """One for all tests of a file, so that they can share an executor."""
+    made = asyncio.new_event_loop()
+    yield made
+    made.run_until_complete(made.shutdown_asyncgens())
+    made.close()
 
 
 def mean_loss(model: nn.Module, batch: Any) -> Any:

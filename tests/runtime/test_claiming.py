@@ -122,13 +122,6 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    made = asyncio.new_event_loop()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def place(loop: asyncio.AbstractEventLoop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """One executor for all tests that do not end it; each uses jobs of its own."""
     deep = tmp_path_factory.mktemp("claiming") / ("a" * 60) / ("b" * 60)  # a socket's name has room for 108 bytes

@@ -201,14 +201,6 @@ Run = Callable[[Awaitable[T]], T]
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    made = asyncio.new_event_loop()
-    yield made
-    made.run_until_complete(made.shutdown_asyncgens())
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def desk(loop: asyncio.AbstractEventLoop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     """One executor for all tests that do not end it; each uses jobs of its own."""
     made = loop.run_until_complete(Desk.open(tmp_path_factory.mktemp("executor")))

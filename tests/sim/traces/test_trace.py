@@ -36,6 +36,11 @@ def test_a_job_larger_than_the_cluster_is_an_error() -> None:
     )
 
 
+def test_where_there_are_several_kinds_the_limit_is_that_of_one() -> None:
+    with pytest.raises(InputError, match="'large' asks 9 devices; the cluster has 8 of one kind at most"):
+        check_capacity(trace_of(SMALL, LARGE), 8, {Kind("V100"): 8, Kind("P100"): 8})
+
+
 def test_jobs_larger_than_the_cluster_can_be_dropped() -> None:
     trace = replace(trace_of(SMALL, LARGE), dropped={TOO_LARGE: 1, "no GPU": 2})
 

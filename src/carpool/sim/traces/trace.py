@@ -76,7 +76,7 @@ def check_capacity(
     if not misfits:
         return trace
     if not skip_invalid:
-        raise _does_not_fit(trace.name, *misfits[0], len(misfits))
+        raise _does_not_fit(trace.name, *misfits[0], len(misfits), len(by_kind or ()))
     gone = {spec.id for spec, _ in misfits}
     rows = [DroppedRow(0, TOO_LARGE, spec.id) for spec, _ in misfits]
     kept = tuple([arrival for arrival in trace.arrivals if arrival.spec.id not in gone])
@@ -101,12 +101,13 @@ def _limit(spec: JobSpec, cluster_devices: int, by_kind: Mapping[Kind, int] | No
     return sum([by_kind.get(kind, 0) for kind in spec.kinds])
 
 
-def _does_not_fit(name: str, spec: JobSpec, limit: int, count: int) -> InputError:
-    """The error for the first job that is larger than the cluster."""
+def _does_not_fit(name: str, spec: JobSpec, limit: int, count: int, num_kinds: int) -> InputError:
+    """The error for the first job that is larger than the cluster; one that names no kinds is given one kind."""
     kinds = f" of kind {' or '.join(spec.kinds)}" if spec.kinds else ""
+    most = f"{limit} of one kind at most" if num_kinds > 1 and not spec.kinds else f"{limit}"
     others = f" ({count - 1} more jobs are too large)" if count > 1 else ""
     return InputError(
-        f"job {spec.id!r} asks {spec.narrowest} devices{kinds}; the cluster has {limit}{others}",
+        f"job {spec.id!r} asks {spec.narrowest} devices{kinds}; the cluster has {most}{others}",
         where=name,
         way_out="Use a larger --cluster, or pass --skip-invalid to drop such jobs.",
     )
