@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,13 @@ SOLE_IMPORTERS = {
     "uvicorn": {"cli", "service"},
 }
 VAGUE_NAMES = frozenset({"common", "helper", "helpers", "manager", "misc", "util", "utils"})
+# Classes that share a name with another one: to become fewer, not more.
+SHARED_NAMES = frozenset(
+    {
+        *("Arrival", "Costs", "Layer", "Layout", "Mark", "Measured", "Place", "Setting", "Settings", "Split", "Start"),
+        *("Tenant", "Wish"),
+    }
+)
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -138,6 +146,14 @@ def test_foreign_imports_are_seen(source: str, package: str, problems: list[str]
 def test_names_say_what_is_inside() -> None:
     vague = [path.relative_to(PACKAGE) for path in modules(PACKAGE) if VAGUE_NAMES & set(path.with_suffix("").parts)]
     assert vague == []
+
+
+def test_one_name_is_one_class() -> None:
+    """Whoever reads a name must know whose it is: two classes of one name are two ideas with one word."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in modules(PACKAGE)]
+    defined = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    shared = {name for name, count in defined.items() if count > 1 and not name.startswith("_")}
+    assert shared <= SHARED_NAMES
 
 
 def test_import_is_light() -> None:

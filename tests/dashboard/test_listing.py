@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.model import JobId, Phase
-from carpool.dashboard.listing import PER_PAGE, SORTS, Choice, Listing, devices_asked, order
+from carpool.dashboard.listing import PER_PAGE, SORTS, JobFilter, JobList, devices_asked, order
 from carpool.service.views import Expected, Holding, JobView
 
 _KNOWN: dict[str, Any] = {
@@ -49,13 +49,13 @@ VIEWS = st.builds(
 
 @given(st.lists(VIEWS, max_size=30), st.sampled_from(SORTS), st.booleans())
 def test_sorting_keeps_everybody(jobs: list[JobView], sort: str, is_down: bool) -> None:
-    ordered = order(jobs, Choice(sort=sort, is_down=is_down))
+    ordered = order(jobs, JobFilter(sort=sort, is_down=is_down))
     assert sorted(map(id, ordered)) == sorted(map(id, jobs))
 
 
 @given(st.lists(VIEWS, max_size=30), st.booleans())
 def test_those_of_whom_nothing_is_known_are_last(jobs: list[JobView], is_down: bool) -> None:
-    losses = [job.loss for job in order(jobs, Choice(sort="loss", is_down=is_down))]
+    losses = [job.loss for job in order(jobs, JobFilter(sort="loss", is_down=is_down))]
     known = [loss for loss in losses if loss is not None]
     assert losses == sorted(known, reverse=is_down) + [None] * (len(losses) - len(known))
 
@@ -63,20 +63,20 @@ def test_those_of_whom_nothing_is_known_are_last(jobs: list[JobView], is_down: b
 @given(st.integers(0, 230), st.integers(1, 9))
 def test_pages_cover_everybody_once(number: int, page: int) -> None:
     jobs = [replace(PLAIN, id=JobId(str(place))) for place in range(number)]
-    listing = Listing.cut(Choice(page=page), jobs, number, phases={}, now=0.0)
+    listing = JobList.cut(JobFilter(page=page), jobs, number, phases={}, now=0.0)
     assert [job.id for job in listing.jobs] == [str(place) for place in range(number)][listing.first - 1 :][:PER_PAGE]
     assert listing.pages == max(1, -(-number // PER_PAGE))
 
 
 @given(st.dictionaries(st.sampled_from(["phase", "q", "user", "sort", "down", "page"]), st.text(max_size=12)))
 def test_no_address_breaks_it_and_every_choice_has_one(query: dict[str, str]) -> None:
-    choice = Choice.read(query)
+    choice = JobFilter.read(query)
     again = dict(parse_qsl(urlsplit(choice.link(page=choice.page)).query, keep_blank_values=True))
-    assert Choice.read(again) == choice
+    assert JobFilter.read(again) == choice
 
 
 def test_a_column_is_turned_round_by_its_own_link() -> None:
-    choice = Choice(sort="loss", page=3)
+    choice = JobFilter(sort="loss", page=3)
     assert choice.sorted_by("loss") == "/jobs?sort=loss&down=1"
     assert choice.sorted_by("name") == "/jobs?sort=name"
     assert (choice.direction("loss"), choice.direction("name")) == ("ascending", "")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.dashboard.colours import NUM_COLOURS, colour
-from carpool.dashboard.timeline import BINS, MOST_ROWS, Drawn, Row, draw
+from carpool.dashboard.timeline import BINS, MOST_ROWS, Drawn, TimelineRow, draw
 from carpool.dashboard.window import Window
 from carpool.service.views import DeviceView, OutsiderView, ResidentView, SpanView
 
@@ -26,7 +26,7 @@ def drawn(devices: list[DeviceView], spans: list[SpanView], node: str = "") -> D
     return draw(devices, spans, WINDOW, 100.0, UTC, node)
 
 
-def rows(timeline: Drawn) -> list[Row]:
+def rows(timeline: Drawn) -> list[TimelineRow]:
     return [row for _, group in timeline.groups for row in group]
 
 

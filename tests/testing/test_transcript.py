@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.testing.transcript import Differs, Exchange, PageFile, Reader, matches, read_page
+from carpool.testing.transcript import Differs, PageFile, Reader, Typed, matches, read_page
 
 PAGE = """
 ```toml file=jobs.toml
@@ -68,10 +68,10 @@ def test_a_page_is_files_and_commands_in_their_order() -> None:
     steps = list(read_page(PAGE))
     assert steps[:3] == [
         PageFile("jobs.toml", "name = 1\n"),
-        Exchange("cat jobs.toml", ("name = 1",)),
-        Exchange("echo b; echo c", ("b", "…")),
+        Typed("cat jobs.toml", ("name = 1",)),
+        Typed("echo b; echo c", ("b", "…")),
     ]
-    assert steps[4] == Exchange("python3 wait.py", ("ready",), "2")
+    assert steps[4] == Typed("python3 wait.py", ("ready",), "2")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from carpool.core.model import Job, JobId, JobSpec
 
 
 @dataclass(slots=True)
-class Seen:
+class JobSeen:
     """One job."""
 
     own: int = 0  # its own batch size, where its spec does not say
@@ -24,7 +24,7 @@ class BatchesSeen:
     """Follows reports of jobs whatever their batch sizes are, in steps with their own."""
 
     def __init__(self) -> None:
-        self._seen: dict[JobId, Seen] = {}
+        self._seen: dict[JobId, JobSeen] = {}
 
     def own(self, spec: JobSpec) -> int:
         """The batch size of the job file, else that of the training once it is loaded; 0: unknown."""
@@ -62,5 +62,5 @@ class BatchesSeen:
         """A job is over."""
         self._seen.pop(job, None)
 
-    def _of(self, job: JobId) -> Seen:
-        return self._seen.setdefault(job, Seen())
+    def _of(self, job: JobId) -> JobSeen:
+        return self._seen.setdefault(job, JobSeen())

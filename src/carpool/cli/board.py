@@ -84,7 +84,7 @@ class Lines:
             yield account.as_of, progress(account, self._run.live.total(job))
 
 
-class Table:
+class LiveTable:
     """A live table on the terminal."""
 
     def __init__(self, run: LocalRun) -> None:

@@ -30,7 +30,7 @@ _MOST_SHARDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class WayToRun:
     """One way to run the jobs."""
 
     name: str
@@ -43,7 +43,7 @@ def show(
 ) -> int:
     """Run both ways, compare weights and times, leave the timelines; 0 when all is as promised."""
     together = default_policy() if len(devices) > 1 else f"mps-equal:slots={len(JOBS)}"
-    ways = (Way("one after another", "fifo", True), Way("shared", together, False))
+    ways = (WayToRun("one after another", "fifo", True), WayToRun("shared", together, False))
     named = ", ".join(f"{device.name} ({device.kind})" for device in devices)
     click.echo(f"Four trainings ({', '.join(JOBS)}), every one exact, on {named}.")
     runs: list[LocalRun] = []
@@ -65,7 +65,7 @@ def show(
     return _compare(runs, folder)
 
 
-def _run(way: Way, place: Path, devices: Sequence[LocalDevice], recorder: RunRecorder, effort: float) -> LocalRun:
+def _run(way: WayToRun, place: Path, devices: Sequence[LocalDevice], recorder: RunRecorder, effort: float) -> LocalRun:
     """A fresh run of the four jobs; what an earlier demo left in its place is removed."""
     folder = RunFolder(place)
     folder.hold()
@@ -94,7 +94,7 @@ def demo_jobs(num_devices: int, *, rigid: bool, effort: float = 1.0) -> tuple[Li
     return tuple(jobs)
 
 
-def _figures(way: Way, run: LocalRun) -> dict[str, Any]:
+def _figures(way: WayToRun, run: LocalRun) -> dict[str, Any]:
     figures = {"policy": way.name, **asdict(run.metrics.summary())}
     return {key: value if not isinstance(value, float) or isfinite(value) else None for key, value in figures.items()}
 

@@ -161,11 +161,11 @@ def prepare(
 
 def choose_board(run: LocalRun, *, as_json: bool) -> Board:
     """A table on a terminal, lines elsewhere, nothing where a program reads."""
-    from carpool.cli.board import Lines, Quiet, Table
+    from carpool.cli.board import Lines, LiveTable, Quiet
 
     if as_json:
         return Quiet()
-    return Table(run) if sys.stderr.isatty() else Lines(run)
+    return LiveTable(run) if sys.stderr.isatty() else Lines(run)
 
 
 def watch(run: LocalRun, board: Board, start: StartLink) -> RunEnd:

@@ -28,7 +28,7 @@ Examples:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reason:
     """Why a job stood as it did at an instant, and what was decided last before it."""
 
     at: float
@@ -74,7 +74,7 @@ def command(job: str, journal: str, run: str, at: float | None, as_json: bool) -
         click.echo(answer.ending)
 
 
-def _asked(path: Path, job: JobId, at: float | None, *, live: bool) -> Answer:
+def _asked(path: Path, job: JobId, at: float | None, *, live: bool) -> Reason:
     """Fold the journal up to the instant and ask the policy."""
     from carpool.backends.live import Live
     from carpool.policies.registry import parse_policy
@@ -94,7 +94,7 @@ def _asked(path: Path, job: JobId, at: float | None, *, live: bool) -> Answer:
         )
     plans = [record.planned.reason for record in known if record.planned is not None and record.planned.reason]
     why = scheduler.why(found)
-    return Answer(scheduler.at, why, plans[-1] if plans else "", ending)
+    return Reason(scheduler.at, why, plans[-1] if plans else "", ending)
 
 
 def _until(records: Iterable[Record], job: JobId, at: float | None) -> tuple[list[Record], str]:

@@ -31,7 +31,7 @@ SORTS = tuple(_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class JobFilter:
     """Which jobs somebody wants to see, as their address says it."""
 
     phase: str = ""  # one of Phase; empty: any
@@ -42,7 +42,7 @@ class Choice:
     page: int = 1
 
     @classmethod
-    def read(cls, query: Mapping[str, str]) -> Choice:
+    def read(cls, query: Mapping[str, str]) -> JobFilter:
         """What the address asks for; what makes no sense is left out."""
         phase, sort, page = query.get("phase", ""), query.get("sort", ""), query.get("page", "")
         return cls(
@@ -89,10 +89,10 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class JobList:
     """One page of jobs."""
 
-    choice: Choice
+    choice: JobFilter
     jobs: tuple[JobView, ...]
     total: int  # that match
     phases: Mapping[Phase, int]  # of all that may be seen
@@ -101,14 +101,14 @@ class Listing:
     @classmethod
     def cut(
         cls,
-        choice: Choice,
+        choice: JobFilter,
         jobs: Sequence[JobView],
         total: int,
         *,
         phases: Mapping[Phase, int],
         now: float,
         is_cut: bool = False,
-    ) -> Listing:
+    ) -> JobList:
         """The page that was chosen, of all jobs in order; `is_cut`: of them, only that page's are given."""
         if not is_cut:
             start = (choice.page - 1) * PER_PAGE
@@ -131,7 +131,7 @@ class Listing:
         return sum(self.phases.values())
 
 
-def order(jobs: Sequence[JobView], choice: Choice) -> list[JobView]:
+def order(jobs: Sequence[JobView], choice: JobFilter) -> list[JobView]:
     """Jobs sorted as chosen; those alike in that column remain as they come, those without a value are last."""
     key = _KEYS[choice.sort]
     known = [(value, job) for job in jobs if (value := key(job)) is not None]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from carpool.core.model import Phase
 from carpool.dashboard.changes import plans
-from carpool.dashboard.listing import PER_PAGE, Choice, Listing, order
+from carpool.dashboard.listing import PER_PAGE, JobFilter, JobList, order
 from carpool.dashboard.portrait import curves
 from carpool.dashboard.reports import Reports
 from carpool.dashboard.timeline import draw
@@ -80,8 +80,8 @@ async def ask_timeline(asked: PageRequest) -> Show:
 
 async def ask_soon(asked: PageRequest) -> Show:
     """Which jobs will end next."""
-    running = await _everything(asked, Choice(phase=Phase.RUNNING, sort="ends"))
-    return lambda: [job for job in order(running, Choice(sort="ends")) if job.ends_in is not None][:SOON]
+    running = await _everything(asked, JobFilter(phase=Phase.RUNNING, sort="ends"))
+    return lambda: [job for job in order(running, JobFilter(sort="ends")) if job.ends_in is not None][:SOON]
 
 
 async def ask_latest(asked: PageRequest) -> Show:
@@ -93,9 +93,9 @@ async def ask_latest(asked: PageRequest) -> Show:
 # ------------------------------------------------------------------------------------------------------------- jobs
 async def ask_jobs(asked: PageRequest) -> Show:
     """One page of the list of jobs."""
-    choice = Choice.read(asked.query)
+    choice = JobFilter.read(asked.query)
     summary = asked.clerk.summary(asked.who)
-    make = partial(Listing.cut, choice, phases=summary.jobs, now=summary.at)
+    make = partial(JobList.cut, choice, phases=summary.jobs, now=summary.at)
     if choice.sort == "phase" and not choice.is_down:
         jobs, total = _by_phase(asked, choice, summary.jobs)
         return partial(make, jobs, total, is_cut=True)
@@ -103,7 +103,7 @@ async def ask_jobs(asked: PageRequest) -> Show:
     return lambda: make(order(found, choice), len(found))
 
 
-def _by_phase(asked: PageRequest, choice: Choice, phases: Mapping[Phase, int]) -> tuple[list[JobView], int]:
+def _by_phase(asked: PageRequest, choice: JobFilter, phases: Mapping[Phase, int]) -> tuple[list[JobView], int]:
     """One page in the usual order, without a look at other pages: what runs comes first, what is over last."""
     start, found, total = (choice.page - 1) * PER_PAGE, list[JobView](), 0
     for group in _GROUPS:
@@ -125,7 +125,7 @@ def _by_phase(asked: PageRequest, choice: Choice, phases: Mapping[Phase, int]) -
     return found, total
 
 
-async def _everything(asked: PageRequest, choice: Choice) -> list[JobView]:
+async def _everything(asked: PageRequest, choice: JobFilter) -> list[JobView]:
     """All jobs that match, in pieces, so that nobody else has to wait long."""
     found: list[JobView] = []
     while True:

@@ -20,7 +20,7 @@ _LABELLED = 0.03  # of the window: a shorter block has no room for a name
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RowShape:
     """All that one job has of a condensed row, as one path in a box of 1000 × 100."""
 
     job: str
@@ -43,7 +43,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimelineRow:
     """A device, or a node with all its devices, over time and now."""
 
     name: str
@@ -57,7 +57,7 @@ class Row:
     claimed_bytes: int  # by residents that say what they need
     outsiders: tuple[OutsiderView, ...] = ()
     bars: tuple[Bar, ...] = ()
-    shapes: tuple[Shape, ...] = ()
+    shapes: tuple[RowShape, ...] = ()
 
     @property
     def held_part(self) -> float:
@@ -77,7 +77,7 @@ class Drawn:
     window: Window
     now: float
     ticks: tuple[Tick, ...]
-    groups: tuple[tuple[str, tuple[Row, ...]], ...]  # by kind where rows are nodes, by node where they are devices
+    groups: tuple[tuple[str, tuple[TimelineRow, ...]], ...]  # by kind where rows are nodes, else by node
     is_condensed: bool
     node: str  # whose devices alone are shown; empty: everybody's
     nodes: int
@@ -136,7 +136,7 @@ def draw(
     )
 
 
-def _device_rows(devices: Sequence[DeviceView], stacks: Mapping[int, list[Block]]) -> list[Row]:
+def _device_rows(devices: Sequence[DeviceView], stacks: Mapping[int, list[Block]]) -> list[TimelineRow]:
     return [
         replace(
             _row(device.name, [device]),
@@ -161,7 +161,7 @@ def _bar(block: Block) -> Bar:
     )
 
 
-def _node_rows(devices: Sequence[DeviceView], stacks: Mapping[int, list[Block]]) -> list[Row]:
+def _node_rows(devices: Sequence[DeviceView], stacks: Mapping[int, list[Block]]) -> list[TimelineRow]:
     rows = []
     for name, group in groupby(devices, key=lambda device: device.node):
         inside = list(group)
@@ -169,7 +169,7 @@ def _node_rows(devices: Sequence[DeviceView], stacks: Mapping[int, list[Block]])
     return rows
 
 
-def _shapes(stacks: Sequence[Sequence[Block]]) -> tuple[Shape, ...]:
+def _shapes(stacks: Sequence[Sequence[Block]]) -> tuple[RowShape, ...]:
     """Devices of a node as strips of one row; what a job has of neighbouring whole devices is one rectangle."""
     high = 100 / len(stacks)
     paths: dict[str, list[str]] = {}
@@ -190,7 +190,7 @@ def _shapes(stacks: Sequence[Sequence[Block]]) -> tuple[Shape, ...]:
             if key not in whole:
                 paths.setdefault(key[0], []).append(_rectangle(key[1], key[2], began * high, place * high))
         open_ = whole
-    return tuple(Shape(job, colour(job), "".join(path)) for job, path in paths.items())
+    return tuple(RowShape(job, colour(job), "".join(path)) for job, path in paths.items())
 
 
 def _rectangle(left: float, right: float, top: float, bottom: float) -> str:
@@ -198,12 +198,12 @@ def _rectangle(left: float, right: float, top: float, bottom: float) -> str:
     return f"M{1000 * left:.1f} {top:.1f}h{wide:.1f}v{high:.1f}h{-wide:.1f}z"
 
 
-def _row(name: str, devices: Sequence[DeviceView]) -> Row:
+def _row(name: str, devices: Sequence[DeviceView]) -> TimelineRow:
     residents: dict[str, ResidentView] = {}
     for device in devices:
         for resident in device.residents:
             residents.setdefault(resident.job, resident)
-    return Row(
+    return TimelineRow(
         name,
         devices[0].node,
         devices[0].kind,

@@ -46,7 +46,7 @@ class Remains(NamedTuple):
     text: bytes
 
 
-class Reading(NamedTuple):
+class LogReading(NamedTuple):
     """What a log holds."""
 
     lines: Mapping[int, LogLine]  # that are sound, by number
@@ -60,7 +60,7 @@ def checksum(before: int, number: int, body: str) -> int:
     return crc32(f"{before:08x} {number} {body}".encode("ascii"))
 
 
-def read_log(content: bytes) -> Reading:
+def read_log(content: bytes) -> LogReading:
     """The sound lines of a log, and what else is in it."""
     lines: dict[int, LogLine] = {}
     damaged: list[Remains] = []
@@ -78,7 +78,7 @@ def read_log(content: bytes) -> Reading:
     line = sound_line(tail) or sound_line(tail[:-1])  # it may be whole but for its end
     if line is not None:
         lines[line.number] = line
-    return Reading(
+    return LogReading(
         lines, tuple(damaged), cut=bool(tail) and line is None, is_ended=not tail and len(parts) == len(pieces)
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from carpool.core.model import JobId
-from carpool.service.accept_log import LogLine, Reading
+from carpool.service.accept_log import LogLine, LogReading
 
 _BEFORE = re.compile(rb'\{"before":(\[[^\]]*\])')
 _QUOTED = re.compile(rb'"([A-Za-z0-9][\w.\-]*)"')
@@ -63,7 +63,7 @@ class Findings(NamedTuple):
         return tuple(told)
 
 
-def find_lost(lines: Mapping[int, LogLine], first: int, reading: Reading) -> tuple[Lost, ...]:
+def find_lost(lines: Mapping[int, LogLine], first: int, reading: LogReading) -> tuple[Lost, ...]:
     """Every record from `first` on that neither copy has, with its jobs: the line after it names them, or its remains.
 
     `lines` are those of both copies together. Behind the last of them a loss shows only by its remains in the log.
@@ -76,7 +76,7 @@ def find_lost(lines: Mapping[int, LogLine], first: int, reading: Reading) -> tup
     return tuple(Lost(number, _jobs_of(number, lines, reading)) for number in gone)
 
 
-def _jobs_of(number: int, lines: Mapping[int, LogLine], reading: Reading) -> tuple[JobId, ...]:
+def _jobs_of(number: int, lines: Mapping[int, LogLine], reading: LogReading) -> tuple[JobId, ...]:
     """The jobs that a lost record accepted: the line behind it knows, or what can be read of both is told."""
     if number + 1 in lines:
         return accepted_before(lines[number + 1])
@@ -91,7 +91,7 @@ def accepted_before(line: LogLine) -> tuple[JobId, ...]:
     return tuple(map(JobId, json.loads(line.body).get("before", ())))
 
 
-def _remains(reading: Reading, number: int) -> bytes:
+def _remains(reading: LogReading, number: int) -> bytes:
     """What is left of a line in the log, found by where it stands: behind the sound line before it."""
     before = max((sound for sound in reading.lines if sound < number), default=-1)
     texts = [remains.text for remains in reading.damaged if remains.after == before]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from carpool.core.errors import JournalError
-from carpool.service.accept_log import LogLine, Reading, Remains, read_log, sync_folder
+from carpool.service.accept_log import LogLine, LogReading, Remains, read_log, sync_folder
 from carpool.service.database import MIGRATIONS, Database
 from carpool.service.findings import find_lost
 from carpool.service.mending import mend
@@ -23,7 +23,7 @@ class StoreFound(NamedTuple):
 
     database: Database  # one to go on with
     rows: Mapping[int, LogLine]  # sound ones of the database
-    reading: Reading  # of the log
+    reading: LogReading  # of the log
     salvaged: Mapping[int, LogLine]  # that neither shows any more
     set_aside: Path | None  # a database that could not be read
 
@@ -53,7 +53,7 @@ def find(path: Path, log: Path) -> StoreFound:
     return found
 
 
-def _rejoined(reading: Reading) -> Reading:
+def _rejoined(reading: LogReading) -> LogReading:
     """Remains that are one line: a flipped bit can look like the end of one."""
     joined: list[Remains] = []
     for remains in reading.damaged:
@@ -66,7 +66,7 @@ def _rejoined(reading: Reading) -> Reading:
     return reading._replace(damaged=tuple(joined))
 
 
-def _mended(reading: Reading, lost: Collection[int]) -> dict[int, LogLine]:
+def _mended(reading: LogReading, lost: Collection[int]) -> dict[int, LogLine]:
     """Those of the lost lines that only one bit of the log has taken, as far as what is around them agrees."""
     found = {line.number: line for remains in reading.damaged if (line := mend(remains.text)) is not None}
     known = {**reading.lines, **found}
@@ -88,7 +88,7 @@ def _gaps(found: StoreFound) -> list[int]:
     return [*([] if 0 in lines else [0]), *(number for number, _ in find_lost(lines, first, found.reading))]
 
 
-def _open_database(path: Path, reading: Reading) -> tuple[Database, dict[int, LogLine], Path | None]:
+def _open_database(path: Path, reading: LogReading) -> tuple[Database, dict[int, LogLine], Path | None]:
     """The database and its sound lines; a damaged one is set aside and a new one begun with what could be read."""
     rows: dict[int, LogLine] = {}
     try:
@@ -108,7 +108,7 @@ def _open_database(path: Path, reading: Reading) -> tuple[Database, dict[int, Lo
     return database, rows, aside
 
 
-def _is_readable(database: Database, reading: Reading, rows: dict[int, LogLine]) -> bool:
+def _is_readable(database: Database, reading: LogReading, rows: dict[int, LogLine]) -> bool:
     """Read the sound lines into `rows`; whether the database is one to go on with."""
     _refuse_newer(database, reading)
     for line in database.lines():
@@ -117,7 +117,7 @@ def _is_readable(database: Database, reading: Reading, rows: dict[int, LogLine])
     return database.version <= len(MIGRATIONS) and database.is_sound
 
 
-def _refuse_newer(database: Database, reading: Reading) -> None:
+def _refuse_newer(database: Database, reading: LogReading) -> None:
     """JournalError for a store of a newer carpool, unless the log says that the number in the database is damage."""
     logged = json.loads(reading.lines[0].body).get("store", 0) if 0 in reading.lines else database.version
     if len(MIGRATIONS) < min(database.version, logged) <= _FARTHEST:

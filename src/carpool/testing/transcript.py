@@ -47,7 +47,7 @@ class PageFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Typed:
     """A command, or Ctrl-C, with what is shown of its output."""
 
     command: str
@@ -58,12 +58,12 @@ class Exchange:
 class Differs(AssertionError):
     """A command printed something else than its page shows."""
 
-    def __init__(self, entry: Exchange, printed: str) -> None:
+    def __init__(self, entry: Typed, printed: str) -> None:
         shown = "\n".join(entry.shown)
         super().__init__(f"$ {entry.command}\n--- the page shows\n{shown}\n--- it printed\n{printed}")
 
 
-def read_page(text: str) -> Iterator[PageFile | Exchange]:
+def read_page(text: str) -> Iterator[PageFile | Typed]:
     """Files and commands of a page, in its order; other blocks are passed over."""
     for block in _BLOCK.finditer(text):
         words = dict(word.split("=", 1) for word in block["rest"].split() if "=" in word)
@@ -73,7 +73,7 @@ def read_page(text: str) -> Iterator[PageFile | Exchange]:
             yield from _entries(block["text"], words.get("terminal", ""))
 
 
-def _entries(text: str, terminal: str) -> Iterator[Exchange]:
+def _entries(text: str, terminal: str) -> Iterator[Typed]:
     command: str | None = None
     shown: list[str] = []
     for line in [*text.splitlines(), "$ "]:
@@ -81,7 +81,7 @@ def _entries(text: str, terminal: str) -> Iterator[Exchange]:
             shown.append(line)
             continue
         if command is not None:
-            yield Exchange(command, tuple(shown), terminal)
+            yield Typed(command, tuple(shown), terminal)
         command, shown = line.removeprefix("$ "), []
 
 
@@ -129,7 +129,7 @@ class Reader:
         for terminal in self._terminals.values():
             terminal.close()
 
-    def _do(self, entry: Exchange) -> None:
+    def _do(self, entry: Typed) -> None:
         if not entry.terminal:
             printed = _Terminal(entry.command, self._folder, self._environment).whole(self._patience_s)
         else:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from carpool.core.model import Phase
 from carpool.core.topology import Cluster
-from carpool.sim.report.recording import CODE_OF, Holdings, NodeSpan, Recording, Steps, node_spans
+from carpool.sim.report.recording import CODE_OF, Holdings, NodeSpan, Recording, StepFunction, node_spans
 
 
-def area(steps: Steps) -> float:
+def area(steps: StepFunction) -> float:
     """Integral from the first point to the last."""
     times = steps.at_s
     return sum(steps.value[place] * (times[place + 1] - times[place]) for place in range(len(times) - 1))
@@ -67,7 +67,7 @@ def test_the_last_sample_of_an_instant_counts_and_repeats_cost_nothing() -> None
 
 
 def test_steps_refuse_to_go_back_in_time() -> None:
-    steps = Steps()
+    steps = StepFunction()
     steps.add(5.0, 1.0)
     with pytest.raises(AssertionError, match="sample at 4"):
         steps.add(4.0, 2.0)
@@ -75,7 +75,7 @@ def test_steps_refuse_to_go_back_in_time() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.001, 1e4), st.integers(0, 500)), min_size=3, max_size=300), st.integers(2, 40))
 def test_coarse_steps_keep_area_and_peak(moves: list[tuple[float, int]], keep: int) -> None:
-    steps, at = Steps(), 0.0
+    steps, at = StepFunction(), 0.0
     for gap, value in moves:
         steps.add(at, float(value))
         at += gap
@@ -89,7 +89,7 @@ def test_coarse_steps_keep_area_and_peak(moves: list[tuple[float, int]], keep: i
 
 
 def test_a_long_calm_is_not_blurred_by_a_short_storm() -> None:
-    steps = Steps()
+    steps = StepFunction()
     for place in range(100):
         steps.add(place * 0.01, float(place % 2))
     steps.add(1.0, 7.0)  # holds for a day
@@ -99,7 +99,7 @@ def test_a_long_calm_is_not_blurred_by_a_short_storm() -> None:
 
 
 def test_recording_stays_within_its_limits_and_counts_what_it_merged() -> None:
-    steps = Steps(limit=100)
+    steps = StepFunction(limit=100)
     for place in range(1_000):
         steps.add(float(place), float(place % 13))
     assert len(steps) <= 100

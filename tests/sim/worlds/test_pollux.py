@@ -20,7 +20,7 @@ from carpool.sim.timeline import Timeline
 from carpool.sim.traces.readers import read_trace
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds import parse_world
-from carpool.sim.worlds.pollux import PolluxWorld, Rules
+from carpool.sim.worlds.pollux import ApplicationRules, PolluxWorld
 from carpool.testing import EstimatorContract
 
 V100 = Kind("V100")
@@ -83,7 +83,7 @@ def test_either_folder_will_do(tmp_path: Path, inner: bool) -> None:
 
 
 def test_published_rules_overrule_the_profile(tmp_path: Path) -> None:
-    rules = {"toy": Rules(2, micro_max=4, most_devices=1, batch_size=32)}
+    rules = {"toy": ApplicationRules(2, micro_max=4, most_devices=1, batch_size=32)}
     world = PolluxWorld.load(write(tmp_path), rules=rules)
     assert world.work(TOY) == pytest.approx(160.0)
     assert world.profiles["toy"].limits.micro_max == 4
@@ -119,7 +119,7 @@ def test_folders_without_profiles_are_refused(tmp_path: Path) -> None:
 
 def test_too_few_epochs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has 3 epochs, 4 are needed"):
-        PolluxWorld.load(write(tmp_path), rules={"toy": Rules(4)})
+        PolluxWorld.load(write(tmp_path), rules={"toy": ApplicationRules(4)})
 
 
 # ---------------------------------------------------------------------------------------------------------- truth

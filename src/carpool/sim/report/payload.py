@@ -25,7 +25,7 @@ from carpool.sim.report.curves import (
     distribution,
     waiting_times,
 )
-from carpool.sim.report.recording import Haze, Holdings, ReportHead, RunRecord, Steps
+from carpool.sim.report.recording import Haze, Holdings, ReportHead, RunRecord, StepFunction
 from carpool.sim.report.units import duration
 
 SCHEMA = 1
@@ -102,8 +102,8 @@ class Drawing:
     """What the page draws of one run: copies, thinned to the page's limits."""
 
     holdings: Holdings
-    queue: Steps
-    busy: Steps
+    queue: StepFunction
+    busy: StepFunction
 
 
 class JobNumbers:
@@ -179,7 +179,7 @@ def pack_haze(haze: Haze, origin_s: float) -> Json | None:
     }
 
 
-def _steps(steps: Steps, origin_s: float) -> Json:
+def _steps(steps: StepFunction, origin_s: float) -> Json:
     return {
         "at": _rounded(at - origin_s for at in steps.at_s),
         "mean": _rounded(steps.value),

@@ -38,7 +38,7 @@ def _bytes() -> array[int]:
 
 
 @dataclass(slots=True)
-class Steps:
+class StepFunction:
     """A step function of time that coarsens itself: its integral and its peaks stay exact.
 
     Before coarsening every point is a change of value. Afterwards a point may stand for several changes: ``value`` is
@@ -99,9 +99,9 @@ class Steps:
         self.num_merged += len(self) - len(pieces)
         self.at_s, self.value, self.peak = (array("d", column) for column in zip(*pieces, strict=True))
 
-    def copy(self) -> Steps:
+    def copy(self) -> StepFunction:
         """An independent copy."""
-        return Steps(self.limit, self.at_s[:], self.value[:], self.peak[:], self.num_merged, self.width_s)
+        return StepFunction(self.limit, self.at_s[:], self.value[:], self.peak[:], self.num_merged, self.width_s)
 
 
 @dataclass(slots=True)
@@ -263,8 +263,8 @@ class Recording:
     weight: array[float] = field(default_factory=_doubles)
     state: array[int] = field(default_factory=_bytes)  # place in `PHASES`
     holdings: Holdings = field(init=False)
-    queue: Steps = field(default_factory=Steps)  # jobs waiting
-    busy: Steps = field(default_factory=Steps)  # devices held
+    queue: StepFunction = field(default_factory=StepFunction)  # jobs waiting
+    busy: StepFunction = field(default_factory=StepFunction)  # devices held
     marks: list[tuple[float, str]] = field(default_factory=list)  # what else happened, such as a lost node
     num_marks_dropped: int = 0
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class TimeUnit:
     """A unit of time; `seconds` of it make one."""
 
     name: str
     seconds: float
 
 
-SECOND, MINUTE, HOUR, DAY = Unit("s", 1.0), Unit("min", 60.0), Unit("h", 3600.0), Unit("d", 86400.0)
+SECOND, MINUTE, HOUR, DAY = TimeUnit("s", 1.0), TimeUnit("min", 60.0), TimeUnit("h", 3600.0), TimeUnit("d", 86400.0)
 FROM = ((2 * DAY.seconds, DAY), (1.5 * HOUR.seconds, HOUR), (2 * MINUTE.seconds, MINUTE))
 
 
-def unit_for(values_s: Iterable[float]) -> Unit:
+def unit_for(values_s: Iterable[float]) -> TimeUnit:
     """The largest unit in which the smallest positive value still reads well, so that a column can share it."""
     positive = [value for value in values_s if value > 0 and math.isfinite(value)]
     if not positive:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 
 from carpool.core.model import Kind
 from carpool.sim.traces.cells import NO_END, NO_GPU, NOT_STARTED, BadCell, Cells, Unusable
-from carpool.sim.traces.format import Format, Row
+from carpool.sim.traces.format import Format, TraceRow
 
 _STATES = frozenset({"Terminated", "Failed", "Running", "Waiting"})
 
 
-def _task_row(row: Cells) -> Row:
+def _task_row(row: Cells) -> TraceRow:
     """Read one task of a job: `plan_gpu` is in percent of a GPU for each of `inst_num` instances.
 
     The table has no time of submission; a task's start stands in for it.
@@ -30,7 +30,7 @@ def _task_row(row: Cells) -> Row:
     start_s = row.number("start_time")
     num_instances = 1 if row.is_empty("inst_num") else row.count("inst_num")
     job, task = row.name("job_name"), row.name("task_name")
-    return Row(start_s, job, gpus * num_instances, _between(row, start_s, "end_time"), part=task)
+    return TraceRow(start_s, job, gpus * num_instances, _between(row, start_s, "end_time"), part=task)
 
 
 def _between(row: Cells, start_s: float, column: str) -> float:
@@ -41,9 +41,9 @@ def _between(row: Cells, start_s: float, column: str) -> float:
     return end_s - start_s
 
 
-def _join_tasks(rows: Iterable[Row]) -> list[Row]:
+def _join_tasks(rows: Iterable[TraceRow]) -> list[TraceRow]:
     """One row per job: its tasks (workers, evaluators …) hold GPUs together, from the first start to the last end."""
-    jobs: dict[str, Row] = {}
+    jobs: dict[str, TraceRow] = {}
     for row in rows:
         other = jobs.get(row.id)
         if other is not None:
@@ -59,7 +59,7 @@ def _is_task(first: Sequence[str]) -> bool:
     return len(first) == len(PAI_TASKS.columns) and first[3] in _STATES
 
 
-def _job_row(row: Cells) -> Row:
+def _job_row(row: Cells) -> TraceRow:
     """Read one job of the simulator's csv: `num_gpu` GPUs (or a part of one) for each of `num_inst` instances."""
     gpus = 0.0 if row.is_empty("num_gpu") else row.number("num_gpu")
     if gpus == 0:
@@ -68,10 +68,10 @@ def _job_row(row: Cells) -> Row:
         raise Unusable(NO_END)
     num_instances = 1 if row.is_empty("num_inst") else row.count("num_inst")
     work_s = row.number("duration")
-    return Row(row.number("submit_time"), row.name("job_id"), gpus * num_instances, work_s, user=row.text("user"))
+    return TraceRow(row.number("submit_time"), row.name("job_id"), gpus * num_instances, work_s, user=row.text("user"))
 
 
-def _pod_row(row: Cells) -> Row:
+def _pod_row(row: Cells) -> TraceRow:
     """Read one pod: `num_gpu` GPUs, or `gpu_milli` thousandths of one, of the kinds `gpu_spec` allows."""
     gpus = row.whole("num_gpu")
     if gpus == 0:
@@ -83,7 +83,7 @@ def _pod_row(row: Cells) -> Row:
     share = row.positive("gpu_milli") / 1000
     work_s = _between(row, row.number("scheduled_time"), "deletion_time")
     kinds = tuple([Kind(kind) for kind in row.text("gpu_spec").split("|") if kind])
-    return Row(row.number("creation_time"), row.name("name"), gpus * min(share, 1.0), work_s, kinds=kinds)
+    return TraceRow(row.number("creation_time"), row.name("name"), gpus * min(share, 1.0), work_s, kinds=kinds)
 
 
 PAI_TASKS = Format(

@@ -8,7 +8,7 @@ from itertools import repeat
 from carpool.sim.traces import cells
 from carpool.sim.traces.cells import Cells
 from carpool.sim.traces.columns import names, numbers, shared
-from carpool.sim.traces.format import Block, Columns, Format, Row
+from carpool.sim.traces.format import Columns, Format, RowBlock, TraceRow
 
 UNKNOWN_WORK = "unknown"  # in column work_s: nobody knows the length; an empty cell would be a mistake, not a statement
 
@@ -16,9 +16,9 @@ REQUIRED = ("job", "submit_s", "gpus", "work_s")
 OPTIONAL = ("model", "batch", "weight", "user")
 
 
-def _row(row: Cells) -> Row:
+def _row(row: Cells) -> TraceRow:
     """Read one row; nothing is unusable in our own format."""
-    return Row(
+    return TraceRow(
         submit_s=row.number("submit_s"),
         id=row.name("job"),
         gpus=row.count("gpus"),
@@ -40,7 +40,7 @@ def _weight(text: str, column: str) -> float:
     return cells.positive(text, column) if text else 1.0
 
 
-def _block(columns: Columns, start: int) -> Block:
+def _block(columns: Columns, start: int) -> RowBlock:
     """Read many clean rows."""
     submits = numbers(columns["submit_s"])
     works = numbers(columns["work_s"])
@@ -53,7 +53,7 @@ def _block(columns: Columns, start: int) -> Block:
             shared(columns["weight"], "weight", _weight) if "weight" in columns else repeat(1.0),
             names(columns["user"]) if "user" in columns else repeat(""),
         )
-    return Block(submits, columns["job"], gpus, works, extras)
+    return RowBlock(submits, columns["job"], gpus, works, extras)
 
 
 CANONICAL = Format("canonical", REQUIRED, _row, OPTIONAL, block=_block)

@@ -10,7 +10,7 @@ from operator import le
 from carpool.core.errors import InputError
 from carpool.core.model import JobSpec
 from carpool.sim.traces.cells import BadCell, BadRow, Cells, Unusable, shown
-from carpool.sim.traces.format import Block, Format, Row, Strange
+from carpool.sim.traces.format import Format, RowBlock, Strange, TraceRow
 from carpool.sim.traces.specs import make_specs
 from carpool.sim.traces.trace import LISTED_DROPS, Arrival, DroppedRow
 
@@ -45,7 +45,7 @@ class Collector:
         self._names: dict[str, str] = {}  # one object for each model and user
         self._submits: list[float] = []
         self._specs: list[JobSpec] = []
-        self._parts: list[Row] = []  # rows that are still to be joined into jobs
+        self._parts: list[TraceRow] = []  # rows that are still to be joined into jobs
 
     def take(self, rows: Sequence[list[str]], first_line: int, num_lines: int) -> None:
         """Take consecutive rows; `num_lines` exceeds their number when a quoted cell holds a line end."""
@@ -62,7 +62,7 @@ class Collector:
                 self._index += 1
             line += height
 
-    def _block(self, rows: Sequence[list[str]]) -> Block | None:
+    def _block(self, rows: Sequence[list[str]]) -> RowBlock | None:
         """The rows as clean columns, or nothing when one of them wants a closer look."""
         form = self._form
         if form.block is None or self._escaped:
@@ -87,7 +87,7 @@ class Collector:
         self._seen |= new
         return True
 
-    def _keep_block(self, block: Block) -> None:
+    def _keep_block(self, block: RowBlock) -> None:
         """Make the jobs of a clean block."""
         self._submits.extend(block.submits)
         self._specs.extend(make_specs(block.ids, block.gpus, block.works, *block.extras))
@@ -108,7 +108,7 @@ class Collector:
             else:
                 self._keep(row)
 
-    def _checked(self, fields: list[str], height: int) -> Row:
+    def _checked(self, fields: list[str], height: int) -> TraceRow:
         """One row, read and checked against the rows before it."""
         self._check_shape(fields, height)
         cells = self._cells
@@ -133,7 +133,7 @@ class Collector:
         if self._escaped and not _is_clean(fields):
             raise BadRow("the row is not UTF-8", "not UTF-8")
 
-    def _keep(self, row: Row) -> None:
+    def _keep(self, row: TraceRow) -> None:
         """Make the job of one row."""
         if row.devices != row.gpus:
             self.notes[ROUNDED_UP] += 1

@@ -12,7 +12,7 @@ from carpool.sim.traces.cells import Cells
 from carpool.sim.traces.trace import WorkUnit
 
 
-class Row(NamedTuple):
+class TraceRow(NamedTuple):
     """One usable row, in our words."""
 
     submit_s: float
@@ -43,7 +43,7 @@ class Row(NamedTuple):
         )
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Many clean rows at once, as columns; `extras` are model, batch size, weight and user, as far as there are any."""
 
     submits: Sequence[float]
@@ -67,14 +67,14 @@ class Format:
 
     name: str
     columns: tuple[str, ...]  # that a file must have, its id first; all of them, in order, where there is no header
-    row: Callable[[Cells], Row]
+    row: Callable[[Cells], TraceRow]
     optional: tuple[str, ...] = ()  # columns that are read when present
     ignored: tuple[str, ...] = ()  # columns of the public files that a scheduler has no use for
-    block: Callable[[Columns, int], Block] | None = None
+    block: Callable[[Columns, int], RowBlock] | None = None
     delimiter: str = ","
     has_own_ids: bool = True  # else the row's index is the job's id
     headerless: Callable[[Sequence[str]], bool] | None = None  # tells whether a first row is data of this format
-    regroup: Callable[[Iterable[Row]], list[Row]] | None = None  # joins the rows of one job
+    regroup: Callable[[Iterable[TraceRow]], list[TraceRow]] | None = None  # joins the rows of one job
     work_unit: WorkUnit = WorkUnit.SECONDS
     from_earliest: bool = False  # times are dates or have an offset: count from the earliest kept row
 

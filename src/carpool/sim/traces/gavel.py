@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carpool.sim.traces.cells import Cells
-from carpool.sim.traces.format import Format, Row
+from carpool.sim.traces.format import Format, TraceRow
 from carpool.sim.traces.trace import WorkUnit
 
 COLUMNS = (
@@ -14,9 +14,9 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def _row(row: Cells) -> Row:
+def _row(row: Cells) -> TraceRow:
     """Read one row; the job type with its batch size is the model that Gavel's throughput table knows."""
-    return Row(
+    return TraceRow(
         submit_s=row.number("arrival s"),
         id=str(row.index),
         gpus=row.count("scale factor"),

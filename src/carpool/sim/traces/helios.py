@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from carpool.sim.traces.cells import NO_END, NO_GPU, Cells, Unusable
-from carpool.sim.traces.format import Format, Row
+from carpool.sim.traces.format import Format, TraceRow
 
 
-def _row(row: Cells) -> Row:
+def _row(row: Cells) -> TraceRow:
     """Read one row; more than half of the log are CPU jobs, which no GPU scheduler sees.
 
     Jobs that failed or were cancelled held their GPUs all the same, so every final state is kept.
@@ -16,7 +16,7 @@ def _row(row: Cells) -> Row:
         raise Unusable(NO_GPU)
     if row.is_empty("end_time") or row.is_empty("duration"):
         raise Unusable(NO_END)
-    return Row(row.stamp("submit_time"), row.name("job_id"), gpus, row.number("duration"), user=row.text("user"))
+    return TraceRow(row.stamp("submit_time"), row.name("job_id"), gpus, row.number("duration"), user=row.text("user"))
 
 
 HELIOS = Format(

@@ -11,46 +11,46 @@ from itertools import repeat
 from carpool.sim.traces import cells
 from carpool.sim.traces.cells import NO_END, NO_GPU, Cells, Unusable
 from carpool.sim.traces.columns import names, numbers, row_ids, shared, stamps
-from carpool.sim.traces.format import Block, Columns, Format, Row
+from carpool.sim.traces.format import Columns, Format, RowBlock, TraceRow
 
 
-def _dated_row(row: Cells) -> Row:
+def _dated_row(row: Cells) -> TraceRow:
     """Read one row whose submission is a date."""
     return _row(row, row.stamp("timestamp"), str(row.index))
 
 
-def _timed_row(row: Cells) -> Row:
+def _timed_row(row: Cells) -> TraceRow:
     """Read one row whose submission is in seconds."""
     return _row(row, row.number("submit_time"), row.name("job_id"))
 
 
-def _row(row: Cells, submit_s: float, job: str) -> Row:
+def _row(row: Cells, submit_s: float, job: str) -> TraceRow:
     """Read what both headers share."""
     gpus = row.whole("num_gpus")
     if gpus == 0:
         raise Unusable(NO_GPU)
     if row.is_empty("duration"):
         raise Unusable(NO_END)
-    return Row(submit_s, job, gpus, row.number("duration"), user=row.text("cluster"))
+    return TraceRow(submit_s, job, gpus, row.number("duration"), user=row.text("cluster"))
 
 
-def _dated_block(columns: Columns, start: int) -> Block:
+def _dated_block(columns: Columns, start: int) -> RowBlock:
     """Read many clean rows whose submissions are dates."""
     texts = columns["timestamp"]
     return _block(columns, stamps(texts), row_ids(start, len(texts)))
 
 
-def _timed_block(columns: Columns, start: int) -> Block:
+def _timed_block(columns: Columns, start: int) -> RowBlock:
     """Read many clean rows whose submissions are in seconds."""
     return _block(columns, numbers(columns["submit_time"]), columns["job_id"])
 
 
-def _block(columns: Columns, submits: Sequence[float], ids: Sequence[str]) -> Block:
+def _block(columns: Columns, submits: Sequence[float], ids: Sequence[str]) -> RowBlock:
     """Read what both headers share; a row without GPU is left to the careful reader."""
     gpus = shared(columns["num_gpus"], "num_gpus", cells.count)
     works = numbers(columns["duration"])
     users = names(columns["cluster"]) if "cluster" in columns else repeat("")
-    return Block(submits, ids, gpus, works, (repeat(""), repeat(0), repeat(1.0), users))
+    return RowBlock(submits, ids, gpus, works, (repeat(""), repeat(0), repeat(1.0), users))
 
 
 PHILLY_DATED = Format(

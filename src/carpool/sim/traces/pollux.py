@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from carpool.sim.traces.cells import Cells
-from carpool.sim.traces.format import Format, Row
+from carpool.sim.traces.format import Format, TraceRow
 from carpool.sim.traces.trace import WorkUnit
 
 
-def _row(row: Cells) -> Row:
+def _row(row: Cells) -> TraceRow:
     """Read one row."""
-    return Row(
+    return TraceRow(
         submit_s=row.number("time"),
         id=row.name("name"),
         gpus=row.count("num_replicas"),

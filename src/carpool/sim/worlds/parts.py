@@ -40,7 +40,7 @@ _SLOWDOWNS = ((1.0, 1.0), (1.2, 2.5), (1.8, 4.0), (2.5, 6.3))
 _NUM_INSENSITIVE, _INSENSITIVE = 2, 0.35  # so many models suffer only that portion of a slower kind's slowness
 
 
-class Step(NamedTuple):
+class PartsStep(NamedTuple):
     """One step of a job on its devices: how long it takes, and what portion of it each kind stands idle."""
 
     seconds: float
@@ -67,7 +67,9 @@ class PartsWorld:
 
     part_s: Mapping[str, Mapping[str, float]]  # by model, then by kind, the fastest first
     switch: str = "fast"
-    _steps: dict[tuple[str, int, Groups], Step] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _steps: dict[tuple[str, int, Groups], PartsStep] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         """Refuse a switch that nobody knows."""
@@ -154,7 +156,7 @@ class PartsWorld:
         cold_s, pipelined_s = _SWITCH_S.get(spec.model, (5.0, 0.006))
         return cold_s if self.switch == "cold" else pipelined_s
 
-    def step(self, spec: JobSpec, groups: Groups) -> Step:
+    def step(self, spec: JobSpec, groups: Groups) -> PartsStep:
         """One step alone on whole devices."""
         key = (spec.model, spec.devices, groups)
         found = self._steps.get(key)
@@ -188,7 +190,7 @@ class PartsWorld:
         return base_s / dealt(slowed, spec.devices, groups).seconds * share
 
 
-def dealt(part_s: Mapping[str, float], num_parts: int, groups: Groups) -> Step:
+def dealt(part_s: Mapping[str, float], num_parts: int, groups: Groups) -> PartsStep:
     """Deal equal parts to unlike devices, each to the one that would end it first."""
     ends = [(part_s[kind], kind) for kind, count in groups for _ in range(count)]  # end of each device's next part
     heapify(ends)
@@ -201,7 +203,7 @@ def dealt(part_s: Mapping[str, float], num_parts: int, groups: Groups) -> Step:
     counts = dict.fromkeys(busy, 0)
     for kind, count in groups:
         counts[kind] += count
-    return Step(seconds, {kind: max(0.0, 1.0 - busy[kind] / (counts[kind] * seconds)) for kind in busy})
+    return PartsStep(seconds, {kind: max(0.0, 1.0 - busy[kind] / (counts[kind] * seconds)) for kind in busy})
 
 
 @dataclass(frozen=True, slots=True)

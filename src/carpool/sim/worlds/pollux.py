@@ -18,7 +18,7 @@ from carpool.sim.world import Pace, Signs
 from carpool.sim.worlds.pollux_profiles import Application, Counts
 
 
-class Rules(NamedTuple):
+class ApplicationRules(NamedTuple):
     """What the published simulator says of an application beside its profile."""
 
     epochs: int
@@ -29,16 +29,16 @@ class Rules(NamedTuple):
 
 # Applications that are not listed run all epochs of their profile, with any batch and number of devices.
 PUBLISHED = {
-    "bert": Rules(2),
-    "cifar10": Rules(100),
-    "deepspeech2": Rules(80),
-    "imagenet": Rules(90),
-    "ncf": Rules(10, most_devices=1, batch_size=32768),
-    "yolov3": Rules(50, micro_max=8),
+    "bert": ApplicationRules(2),
+    "cifar10": ApplicationRules(100),
+    "deepspeech2": ApplicationRules(80),
+    "imagenet": ApplicationRules(90),
+    "ncf": ApplicationRules(10, most_devices=1, batch_size=32768),
+    "yolov3": ApplicationRules(50, micro_max=8),
 }
 
 
-class Step(NamedTuple):
+class PolluxStep(NamedTuple):
     """One training step somewhere."""
 
     batch: int  # samples, after rounding to equal passes
@@ -65,14 +65,14 @@ class PolluxWorld:
     """
 
     profiles: Mapping[str, Application]
-    rules: Mapping[str, Rules] = field(default_factory=lambda: PUBLISHED)
+    rules: Mapping[str, ApplicationRules] = field(default_factory=lambda: PUBLISHED)
     standstill_s: float = 30.0
     report_every_s: float = 30.0
     _cluster: Cluster | None = field(default=None, repr=False)
-    _steps: dict[tuple[str, Counts, int], Step] = field(default_factory=dict, repr=False)
+    _steps: dict[tuple[str, Counts, int], PolluxStep] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def load(cls, folder: str | Path, *, rules: Mapping[str, Rules] = PUBLISHED) -> PolluxWorld:
+    def load(cls, folder: str | Path, *, rules: Mapping[str, ApplicationRules] = PUBLISHED) -> PolluxWorld:
         """Read the folder with one folder for each application, or the one above it that holds ``profiles``."""
         folder = Path(folder)
         inner = folder / "profiles"
@@ -136,7 +136,7 @@ class PolluxWorld:
             raise UnknownName("application", spec.model, self.profiles, where=f"job {spec.id!r}")
         return found
 
-    def step(self, spec: JobSpec, placement: Placement) -> Step:
+    def step(self, spec: JobSpec, placement: Placement) -> PolluxStep:
         """Batch and seconds of one step in a placement."""
         limits = self.profile(spec).limits
         batch = placement.batch_size or spec.batch_size or limits.reference
@@ -148,7 +148,7 @@ class PolluxWorld:
             micro, extra = limits.cut(batch, sum(counts))
             step_s, sync_s = self.profile(spec).times(counts, micro)
             seconds = step_s + (step_s - sync_s) * extra
-            found = self._steps[key] = Step(sum(counts) * micro * (extra + 1), seconds, sync_s)
+            found = self._steps[key] = PolluxStep(sum(counts) * micro * (extra + 1), seconds, sync_s)
         return found
 
     def rate(self, spec: JobSpec, epoch: int, placement: Placement) -> float:
