@@ -11,7 +11,7 @@ from torch import Tensor
 from carpool.runtime.digest import digest
 from carpool.runtime.graphs import Graphs
 from carpool.runtime.proof import copies, tensors_in
-from carpool.runtime.recorder import Replay
+from carpool.runtime.recorder import Replay, nothing
 from carpool.runtime.rows import put
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.training import Training
@@ -27,13 +27,13 @@ class Echo:
         self._training = training
         self._parameters = list(training.model.parameters())
         self._wrong = wrong  # what a bad recording adds to every gradient
-        self.records = self.replays = 0
+        self.records = self.replays = self.heads = 0
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         yield
 
-    def record(self, work: Callable[[], None]) -> Replay:
+    def record(self, work: Callable[[], None], *, leads: bool = False) -> Replay:
         self.records += 1
         hung = [parameter.grad for parameter in self._parameters]
         model, optimizer = self._training.model, self._training.optimizer
@@ -53,7 +53,12 @@ class Echo:
                     target.copy_(parameter.grad).add_(self._wrong)
                 parameter.grad = None
 
-        return replay
+        def head() -> None:
+            self.heads += 1
+
+        if not self.has_branches:
+            return Replay(replay)
+        return Replay(head if leads else nothing, replay)
 
     def start_over(self) -> None: ...
 

@@ -170,6 +170,38 @@ def test_a_recording_knows_whether_it_has_branches() -> None:
     value.fill_(1.0)
     replay()
     assert value.tolist() == [2.0] * 4
+    replay.head()
+    assert value.tolist() == [2.0] * 4, "the whole of it must not stand queued"
+
+
+def test_a_recording_that_leads_is_cut_where_it_forks() -> None:
+    device = torch.device("cuda", 0)
+    recorder, value, drawn = CudaRecorder(device), torch.ones(4, device=device), torch.zeros(4, device=device)
+    other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def work() -> None:
+        value.add_(1.0)
+        value.mul_(3.0)
+        here = torch.cuda.current_stream(device)
+        other.wait_stream(here)
+        with torch.cuda.stream(other):
+            value.add_(0.5)
+        drawn.uniform_()
+        here.wait_stream(other)
+        value.add_(drawn)
+
+    replay = recorder.record(work, leads=True)
+    found = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        value.fill_(1.0)
+        replay.head()
+        assert value.tolist() == [6.0] * 4, "the chain before the fork"
+        replay.rest()
+        found.append(value.tolist())
+    torch.manual_seed(7)
+    drawn.uniform_()
+    assert found == [(drawn + 6.5).tolist()] * 2
 
 
 def test_rows_are_gathered_by_numbers_that_lie_on_the_host() -> None:

@@ -68,30 +68,30 @@ class Listener:
 
     def __init__(self, echo: Echo) -> None:
         self._echo = echo
-        self.heard: list[tuple[str, int]] = []
+        self.heard: list[tuple[str, int, int]] = []
 
     def starts(self) -> None:
-        self.heard.append(("starts", self._echo.replays))
+        self.heard.append(("starts", self._echo.heads, self._echo.replays))
 
     def is_queued(self) -> None:
-        self.heard.append(("queued", self._echo.replays))
+        self.heard.append(("queued", self._echo.heads, self._echo.replays))
 
 
-def test_who_waits_for_its_turn_is_asked_before_anything_is_replayed(make_training: Any) -> None:
-    trainer, echo, _ = recorded(make_training(batch_size=50))
+def test_who_waits_for_its_turn_is_asked_before_more_than_a_head_is_replayed(make_training: Any) -> None:
+    trainer, echo, _ = recorded(make_training(batch_size=50), has_branches=True)
     for _ in range(5):
         trainer.step()
-    before, listener = echo.replays, Listener(echo)
+    heads, before, listener = echo.heads, echo.replays, Listener(echo)
     trainer.pass_whole(trainer.begin(), listener)
-    assert listener.heard[-2:] == [("starts", before), ("queued", before + 2)]
+    assert listener.heard[-2:] == [("starts", heads + 1, before), ("queued", heads + 1, before + 2)]
 
 
-def test_branches_are_told_and_keep_a_step_from_being_queued(make_training: Any) -> None:
+def test_branches_are_told_and_keep_a_whole_step_from_being_queued(make_training: Any) -> None:
     for has_branches in (False, True):
         trainer, _, graphs = recorded(make_training(batch_size=50), has_branches=has_branches)
         for _ in range(5):
             trainer.step()
-        told = "its CUDA graphs have branches: no step is queued before it is its turn"
+        told = "its CUDA graphs have branches: a step is queued up to the first of them before its turn"
         assert (told in graphs.take_news(), graphs.may_queue) == (has_branches, not has_branches)
 
 

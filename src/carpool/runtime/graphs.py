@@ -110,7 +110,7 @@ class Graphs:
 
     @property
     def may_queue(self) -> bool:
-        """Whether a step may stand queued on a device on which another process computes."""
+        """Whether a whole step may stand queued on a device on which another process computes, not its head alone."""
         return not self._recorder.has_branches
 
     def take_news(self) -> list[str]:
@@ -185,8 +185,9 @@ class Graphs:
         if take.gathering is not None:
             take.gathering.choose(step.draw.samples)
         self._passes.seed(step.number)
+        take.forward.head()
         self._passes.starts()
-        take.forward()
+        take.forward.rest()
         self._recorder.bring(take.made, take.loss)
         take.backward()
         self._passes.queued()
@@ -229,7 +230,7 @@ class Graphs:
             how = "closely" if self._compares_loosely else "bit for bit"
             self._tell(f"steps are replayed as CUDA graphs, checked {how} against the code")
             if self._recorder.has_branches:
-                self._tell("its CUDA graphs have branches: no step is queued before it is its turn")
+                self._tell("its CUDA graphs have branches: a step is queued up to the first of them before its turn")
         self._now = take
         return loss
 
@@ -281,7 +282,7 @@ class Graphs:
 
         passes.clear()
         try:
-            take.forward = self._recorder.record(forward)
+            take.forward = self._recorder.record(forward, leads=True)
             take.backward = self._recorder.record(backward)
             take.gradients = passes.gradients()
         finally:

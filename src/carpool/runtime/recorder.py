@@ -9,15 +9,31 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from carpool.runtime.branching import branches
+from carpool.runtime.branching import branches, cut
 from carpool.runtime.vmm import ScratchPool
 
-Replay = Callable[[], None]
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A recording, to be done again."""
+
+    head: Callable[[], None]  # one chain of work: it may stand queued on a device on which another process computes
+    rest: Callable[[], None] = nothing  # what comes behind the first fork: it may not (branching.py)
+
+    def __call__(self) -> None:
+        """Do all of it."""
+        self.head()
+        self.rest()
 
 
 class Recorder(Protocol):
@@ -29,8 +45,11 @@ class Recorder(Protocol):
         """What is done inside runs where recordings are made, so that libraries set themselves up there."""
         ...
 
-    def record(self, work: Callable[[], None]) -> Replay:
-        """Record what `work` does, without doing it. After an error, earlier recordings are void."""
+    def record(self, work: Callable[[], None], *, leads: bool = False) -> Replay:
+        """Record what `work` does, without doing it. After an error, earlier recordings are void.
+
+        ``leads``: a step begins with it, so what can be of it shall be its head.
+        """
         ...
 
     def start_over(self) -> None:
@@ -72,7 +91,7 @@ class CudaRecorder:
         finally:
             usual.wait_stream(self._stream)
 
-    def record(self, work: Callable[[], object]) -> Replay:
+    def record(self, work: Callable[[], object], *, leads: bool = False) -> Replay:
         """Record what `work` does; other threads may go on using the device meanwhile."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         torch.cuda.synchronize(self._device)
@@ -87,9 +106,13 @@ class CudaRecorder:
                     graph.capture_end()
                 self._mend()
                 raise
-        self.has_branches |= branches(graph.raw_cuda_graph())
+        has_branches = branches(graph.raw_cuda_graph())
+        self.has_branches |= has_branches
+        behind = cut(graph.raw_cuda_graph()) if leads and has_branches else None
         graph.instantiate()
-        return graph.replay
+        if behind is not None:
+            return Replay(graph.replay, lambda: behind.launch(torch.cuda.current_stream(self._device).cuda_stream))
+        return Replay(nothing, graph.replay) if has_branches else Replay(graph.replay)
 
     def start_over(self) -> None:
         """Take another pool: the one whose last recording was let go is gone."""

@@ -1,6 +1,6 @@
 """A worker's side of the turns: what its grants let it do, and how it hands the device on.
 
-`begins` before a step; `starts` before its first kernel; `is_queued` when its kernels are on their way; `done` when it
+`begins` before a step; `starts` before what must not stand queued of it; `is_queued` when its kernels are on their way; `done` when it
 has been made. With a baton, the next ones are chosen while the last step runs and take over without the executor;
 without one, or in company, every grant is asked for and ends with the next question.
 """
@@ -33,7 +33,7 @@ class Token:
         self.left = 0  # steps of it
         self._has_asked = False
         self._behind = 0  # the device may still be waiting for the end of the grant of this number
-        self._awaited = 0  # the host waits for its end before it tells the device anything
+        self._awaited = 0  # the host waits for its end before it tells the device more than the head of a step
 
     def take(self, grant: Grant) -> None:
         """Something was granted."""
@@ -69,7 +69,7 @@ class Token:
     def begins(self, step: int, *, queues: bool = True) -> bool:
         """Whether a step may begin now; asks for it if that has not been done.
 
-        Not ``queues``: the device must not be told of the step before it is free, so `starts` waits for that.
+        Not ``queues``: only the head of the step may be said to the device before it is free; `starts` waits for that.
         """
         if not self.left and self._grants and self._is_next(self._grants[0], queues):
             grant = self._grants.popleft()
@@ -82,7 +82,7 @@ class Token:
         return self.left > 0
 
     def starts(self) -> None:
-        """Nothing of the step has been said to the device yet: return when it may be.
+        """No more than its head has been said to the device of the step: return when the rest may be.
 
         Who comes next stays awake, and the device is its own a few microseconds after the last kernel in front.
         """
@@ -120,10 +120,9 @@ class Token:
             return True
         if self._signal is None:
             return False
-        if queues:
-            self._signal.hold_until(grant.after)
-            self._behind = grant.after
-        else:
+        self._signal.hold_until(grant.after)
+        self._behind = grant.after
+        if not queues:
             self._awaited = grant.after
         return True
 
