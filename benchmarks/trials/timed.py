@@ -20,6 +20,7 @@ from carpool.runtime.training import Training
 from carpool.runtime.zoo.trainings import training
 
 BEGIN, END = 0, 1
+_NEVER = 1 << 30  # epochs: an evaluation is made at the end alone
 _ROOM = 1 << 16  # stamps kept; later ones overwrite the first
 _SOURCE = """
 extern "C" __global__ void stamp(unsigned long long* ring, int kind, int room) {
@@ -85,7 +86,7 @@ def arguments(model: str) -> dict[str, Any]:
 
 
 def stamped(model: str, steps: int, stamps: str, company: int = 1, **options: Any) -> Training:
-    """A training of the zoo with stamps, written to a file at its last step.
+    """A training of the zoo with stamps, written to a file when it is over.
 
     It begins when as many processes as there are in its company are ready to, so that they overlap.
     """
@@ -100,12 +101,12 @@ def stamped(model: str, steps: int, stamps: str, company: int = 1, **options: An
         clock.stamp(BEGIN, next(device()).device)
         return loss(net, batch)
 
-    def after(net: torch.nn.Module, step: int) -> None:
-        if step == steps:
-            clock.write(Path(stamps))
+    def write(net: torch.nn.Module) -> dict[str, float]:
+        clock.write(Path(stamps))
+        return {}
 
     made.optimizer.register_step_post_hook(lambda *_: clock.stamp(END, next(device()).device))
-    return replace(made, loss=timed, evaluate=None, evaluate_every=1, after_update=after)
+    return replace(made, loss=timed, evaluate=write, evaluate_every=_NEVER)
 
 
 def _gather(stamps: Path, company: int) -> None:

@@ -102,6 +102,20 @@ def test_a_device_waits_and_hands_on_by_itself(baton: Baton) -> None:
     assert signal.told == [("hold", 4), ("reach", 5)]
 
 
+def test_a_device_hands_itself_on_once_as_soon_as_all_of_a_turns_last_step_was_said_to_it(baton: Baton) -> None:
+    signal = FakeSignal()
+    token = Token(lambda message: None, baton, signal)
+    for number in (5, 6):
+        token.take(Grant(2, number, 0))
+        for _ in range(2):
+            assert token.begins(0)
+            assert signal.told == [("reach", said) for said in range(5, number)], "not before the last step"
+            token.is_made()
+            token.done(is_idle=True)
+        token.hand_on()
+    assert signal.told == [("reach", 5), ("reach", 6)], "a number said twice could take the next one's back"
+
+
 class MovingBaton(Baton):
     """Comes one grant further with every look."""
 

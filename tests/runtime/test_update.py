@@ -10,8 +10,10 @@ import torch
 
 from carpool.runtime.container import pack, unpack
 from carpool.runtime.digest import digest
+from carpool.runtime.goals import Stop
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.update import settle_optimizer
+from tests.runtime.echo import recorded
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2),
@@ -140,3 +142,50 @@ def test_large_parameters_are_updated_one_by_one_on_a_cpu() -> None:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(size)) for size in sizes], lr=0.1)
         settle_optimizer(optimizer, torch.device("cpu"))
         assert optimizer.param_groups[0]["foreach"] is together
+
+
+def steps_that_say_so(training: Any) -> list[int]:
+    """The steps of a training after which nothing but the next step follows, as `apply_whole` tells."""
+    trainer, said = Trainer(training), []
+    weight = training.model[0].weight
+    while not trainer.stopped:
+        step, before = trainer.begin(), weight.detach().clone()
+
+        def then(number: int = step.number, before: torch.Tensor = before) -> None:
+            assert not torch.equal(weight, before), "the update has been made"
+            assert weight.grad is not None, "at once, not when the optimizer has been tidied up"
+            said.append(number + 1)
+
+        trainer.advance(step, trainer.apply_whole(step, trainer.pass_whole(step), then))
+        if trainer.evaluation_due:
+            trainer.record(trainer.evaluate())
+    return said
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({}, [1, 2, 3, 4, 5, 6]),
+        ({"evaluate": lambda model: 0.0}, [1, 2, 4, 5]),  # behind each epoch
+        ({"evaluate": lambda model: 0.0, "stop": Stop(steps=5), "evaluate_every": 9}, [1, 2, 3, 4]),  # at the end
+        ({"evaluate": lambda model: 0.0, "stop": Stop(target_loss=99.0, window=2), "evaluate_every": 9}, [1]),
+        ({"schedule": lambda o: torch.optim.lr_scheduler.StepLR(o, 1), "schedule_every": "step"}, []),
+        ({"after_update": lambda model, step: None}, []),
+    ],
+)
+def test_the_end_of_an_update_is_told_at_once_where_nothing_but_a_step_follows(
+    make_training: Any, changes: dict[str, Any], steps: list[int]
+) -> None:
+    assert steps_that_say_so(make_training(**changes)) == steps
+
+
+def test_a_recorded_update_tells_its_end_once_it_has_been_proved(make_training: Any) -> None:
+    trainer, echo, _ = recorded(make_training(batch_size=50, stop=Stop(steps=12)))
+    said: list[tuple[int, int]] = []
+    while not trainer.stopped:
+        step = trainer.begin()
+        loss = trainer.pass_whole(step)
+        trainer.advance(step, trainer.apply_whole(step, loss, lambda: said.append((step.number + 1, echo.replays))))
+    assert len(said) == len({number for number, _ in said}), "once in a step"
+    assert said[-1] == (12, echo.replays), "behind the replay"
+    assert len(said) < 12, "not while it is made twice"

@@ -17,7 +17,7 @@ Recordings hold addresses: a loaded state or a moved weight ends them, and new o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -290,26 +290,28 @@ class Graphs:
 
     # -- the update ---------------------------------------------------------------------------------------------------
 
-    def make_update(self) -> None:
-        """New weights from the gradients that `make_pass` left."""
+    def make_update(self, then: Callable[[], object] | None = None) -> None:
+        """New weights from the gradients that `make_pass` left; ``then`` is called behind them, unless they are proved."""
         take, self._now = self._now, None
         settings = Settings(self._optimizer)
         steady = self._settings is not None and settings.hold(self._settings)
         self._settings = settings
         if take is None:
-            self._update.make()
+            self._update.make(then)
             return
         update = take.update
         if update is not None and update.proofs >= _PROOFS and settings.hold(update.settings):
             update.replay()
+            if then is not None:
+                then()
         elif self.update_refusal or not steady:
-            self._by_code(take)
+            self._by_code(take, then)
         else:
             self._prove_update(take, settings)
 
-    def _by_code(self, take: _Take) -> None:
+    def _by_code(self, take: _Take, then: Callable[[], object] | None = None) -> None:
         self._passes.hang(take.gradients)
-        self._update.make()
+        self._update.make(then)
 
     def _prove_update(self, take: _Take, settings: Settings) -> None:
         """Make the update by the code, then by the recording from the same state; the code's result stands."""

@@ -59,6 +59,11 @@ class Place:
         if self.token is not None:
             self.token.is_queued()
 
+    def is_made(self) -> None:
+        """All of a step has been said to the device, its update too, and nothing but another step follows."""
+        if self.token is not None and not self.halting:
+            self.token.is_made()
+
     def end(self, trainer: Trainer) -> None:
         """The training is over: the device is the next one's while the weights are saved."""
         if self.token is not None:

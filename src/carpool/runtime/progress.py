@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -26,9 +26,12 @@ class Progress:
     def stepped(self, draw: Draw, loss: float) -> None:
         """A step has been made; an evaluation is due where the training asks for one after it, and at the end."""
         self.losses.append(loss)
-        if self._training.evaluate is not None:
-            at_epoch = draw.ends_epoch and draw.after.epoch % self._training.evaluate_every == 0
-            self.evaluation_due = at_epoch or bool(self._over_by_steps(draw.after))
+        self.evaluation_due = self._is_evaluated(draw, self.losses)
+
+    def ends_with_update(self, draw: Draw, loss: float) -> bool:
+        """Whether no code of the user's will come between the update of a step with this loss and the next step."""
+        has_more = self._training.schedule is not None or self._training.after_update is not None
+        return not has_more and not self._is_evaluated(draw, [*self.losses, loss])
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Take the metrics of a step; whether they are the best so far."""
@@ -45,7 +48,7 @@ class Progress:
 
     def why_over(self, cursor: Cursor) -> str:
         """Why a training that stands here is over, in words; empty while it is not."""
-        return "" if self.evaluation_due else self._reached or self._over_by_steps(cursor)
+        return "" if self.evaluation_due else self._reached or self._over_by_steps(cursor, self.losses)
 
     @property
     def lately(self) -> str:
@@ -70,5 +73,11 @@ class Progress:
         self.evaluation_due = state["evaluation_due"]
         self._reached = state["reached"]
 
-    def _over_by_steps(self, cursor: Cursor) -> str:
-        return self._training.stop.by_progress(cursor.step, cursor.epoch, self.losses)
+    def _is_evaluated(self, draw: Draw, losses: Collection[float]) -> bool:
+        if self._training.evaluate is None:
+            return False
+        at_epoch = draw.ends_epoch and draw.after.epoch % self._training.evaluate_every == 0
+        return at_epoch or bool(self._over_by_steps(draw.after, losses))
+
+    def _over_by_steps(self, cursor: Cursor, losses: Collection[float]) -> str:
+        return self._training.stop.by_progress(cursor.step, cursor.epoch, losses)

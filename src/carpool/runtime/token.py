@@ -1,8 +1,9 @@
 """A worker's side of the turns: what its grants let it do, and how it hands the device on.
 
-`begins` before a step; `starts` before what must not stand queued of it; `is_queued` when its kernels are on their way; `done` when it
-has been made. With a baton, the next ones are chosen while the last step runs and take over without the executor;
-without one, or in company, every grant is asked for and ends with the next question.
+`begins` before a step; `starts` before what must not stand queued of it; `is_queued` when its kernels are on their way;
+`is_made` when the last of them is; `done` when the host is through with it. With a baton, the next ones are chosen while
+the last step runs and take over without the executor; without one, or in company, every grant is asked for and ends with
+the next question.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Token:
         self.left = 0  # steps of it
         self._has_asked = False
         self._behind = 0  # the device may still be waiting for the end of the grant of this number
+        self._on_its_way = 0  # the grant whose end the device will say itself
         self._awaited = 0  # the host waits for its end before it tells the device more than the head of a step
 
     def take(self, grant: Grant) -> None:
@@ -100,11 +102,25 @@ class Token:
             self._say(Ending(self._number))
             self._has_asked = True
 
+    def is_made(self) -> None:
+        """All of a step has been said to the device, and nothing but another step follows: it can hand itself on.
+
+        As soon as that can be said: where the host is behind its device, this is what the next one waits for.
+        """
+        if self._number and self.left == 1:
+            self._hand_itself_on()
+
     def done(self, *, is_idle: bool) -> None:
-        """A step was made; ``is_idle``: nothing but another step follows, so that the device can hand itself on."""
+        """A step was made; ``is_idle``: nothing but another step follows."""
         self.left -= 1
-        if self.is_spent and is_idle and self._signal is not None:
+        if self.is_spent and is_idle:
+            self._hand_itself_on()
+
+    def _hand_itself_on(self) -> None:
+        """Once for each grant: the next one may be through by then, and the number never goes back."""
+        if self._signal is not None and self._on_its_way != self._number:
             self._signal.reach(self._number)
+            self._on_its_way = self._number
 
     def wait(self, ear: int) -> None:
         """Wait until the baton may have moved, or something can be heard at a descriptor."""

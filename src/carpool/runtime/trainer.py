@@ -14,7 +14,7 @@ their own exchange in the middle:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -165,17 +165,19 @@ class Trainer:
             self._passes.starts()
             return self._passes.whole(self._passes.fetch(step), step.number)
 
-    def apply_whole(self, step: Step, loss: float) -> Sums:
+    def apply_whole(self, step: Step, loss: float, then: Callable[[], object] | None = None) -> Sums:
         """Update the weights from the gradient that `pass_whole` left.
 
         Only the loss is checked for being a number: a gradient that is none shows in the loss of the next step, and
-        looking at every element of it costs more than all else that is done here.
+        looking at every element of it costs more than all else that is done here. ``then`` is called as soon as the
+        device has been told all of the step, where nothing of the training's own comes before the next one.
         """
         assert step.number == self.cursor.step, f"step {step.number} comes after step {self.cursor.step}"
         with self._bound():
             if not math.isfinite(loss):
                 raise self._diverged(step, loss)
-            (self._update.make if self.graphs is None else self.graphs.make_update)()
+            make = self._update.make if self.graphs is None else self.graphs.make_update
+            make(then if self.progress.ends_with_update(step.draw, loss) else None)
         return Sums([], loss, finite=True, counted=False)
 
     def advance(self, step: Step, sums: Sums) -> StepDone:

@@ -8,7 +8,7 @@ parameter, and optimizers that treat a parameter as a matrix, do not survive bei
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -86,6 +86,8 @@ class Update:
         self._layout = layout
         self._scale = scale
         self.step_s = 0.0  # that the optimizer's last step took
+        self._then: Callable[[], object] | None = None
+        self.optimizer.register_step_post_hook(self._stepped)
 
     @torch.no_grad()
     def load_gradients(self, total: Contribution, sums: Sums) -> None:
@@ -140,16 +142,27 @@ class Update:
         self.step()
         self.drop_gradients()
 
-    def make(self) -> None:
-        """Clip and apply the gradient that hangs on the parameters."""
-        self.clip()
-        self.apply()
+    def make(self, then: Callable[[], object] | None = None) -> None:
+        """Clip and apply the gradient that hangs on the parameters; call ``then`` behind the optimizer's last kernel.
+
+        That is in a hook, since torch takes its time to leave the optimizer's step.
+        """
+        self._then = then
+        try:
+            self.clip()
+            self.apply()
+        finally:
+            self._then = None
 
     def step(self) -> None:
         """Let the optimizer step on whatever has a gradient."""
         began = time.perf_counter()
         self.optimizer.step()
         self.step_s = time.perf_counter() - began
+
+    def _stepped(self, *_: object) -> None:
+        if self._then is not None:
+            self._then()
 
     def drop_gradients(self) -> None:
         """Take the gradient off the parameters."""

@@ -192,7 +192,7 @@ class Worker:
             if self._noise is not None:
                 self._noise.see(step.num_samples)
             self._torn = True
-            return trainer.apply_whole(step, loss)
+            return trainer.apply_whole(step, loss, place.is_made if self._lodger.stays else None)
         self._tell_unrecorded(f"each of them is {len(step.bounds)} passes" if len(step.bounds) > 1 else "")
         self._lodger.enter_wholly()
         place.starts()
