@@ -22,15 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from measured import RESULTS, ROOT, conditions
-from trials.baselines import plain, streamed_ms
+from trials.baselines import Plain, plain, streamed
+from trials.desk import Desk
 from trials.gaps import Steps, gaps_ms, spread, steps_ms
 from trials.gpu import open_desk
-from trials.timed import arguments, read
+from trials.timed import arguments, read, read_losses
 
 from carpool.runtime.program import Program
 
 MODELS = ("vgg19", "resnet50", "inception_v3:32", "bert_base", "transformer", "deepspeech", "fastgcn", "graphsage")
-STEPS = 130  # of each job: more than a thousand switches at turns of one
+STEPS = 140  # of each job: more than a thousand switches that count at turns of one
 _LONG_TURNS = 72  # steps of each job, where a turn has several
 
 
@@ -55,15 +56,29 @@ class Setting:
         return self.devices.partition(":")[0]
 
 
-async def run(setting: Setting, turn: int, folder: Path) -> dict[str, tuple[Steps, str]]:
-    """Let jobs run to their ends on one device by turns of so many steps; the steps and the digest of each.
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a job that took turns has made."""
 
-    They take their turns in the order in which they ask, each as often as the others, whatever their steps take.
+    steps: Steps
+    losses: tuple[float, ...]
+    digest: str
+
+
+async def opened(setting: Setting, turn: int, folder: Path) -> Desk:
+    """An executor that gives turns of so many steps.
+
+    Jobs take them in the order in which they ask, each as often as the others, whatever their steps take.
     """
     await asyncio.to_thread(folder.mkdir)
-    models, rules = setting.models, {"quantum_s": 0.0, "max_wait_s": 0.0, "mirror_s": 1e6}
-    how: dict[str, Any] = {**rules, "turn_steps": turn, "heirs": setting.heirs}
-    desk = await open_desk(folder, devices=setting.devices, mps=False, patience_s=100.0, **how)
+    rules: dict[str, Any] = {"quantum_s": 0.0, "max_wait_s": 0.0, "mirror_s": 1e6}
+    rules |= {"turn_steps": turn, "heirs": setting.heirs}
+    return await open_desk(folder, devices=setting.devices, mps=False, patience_s=100.0, **rules)
+
+
+async def run(desk: Desk, setting: Setting, folder: Path) -> dict[str, Made]:
+    """Let jobs run to their ends on one device by turns."""
+    models = setting.models
     try:
         for model in models:
             desk.introduce(model, program(model, setting.steps, folder / model, len(models)))
@@ -77,7 +92,8 @@ async def run(setting: Setting, turn: int, folder: Path) -> dict[str, tuple[Step
     for model, digest in digests.items():
         if digest.startswith("FAILED"):
             print(f"# {model}: {digest}", flush=True)
-    return {model: (read(folder / model), digests[model]) for model in models if (folder / model).exists()}
+    written = {model: folder / model for model in models if (folder / model).exists()}
+    return {model: Made(read(path), tuple(read_losses(path)), digests[model]) for model, path in written.items()}
 
 
 class Table:
@@ -113,12 +129,14 @@ class Table:
         return self._path.with_suffix(".stamps.json")
 
 
-async def by_turns(table: Table, setting: Setting, turn: int, work: Path) -> None:
+async def by_turns(table: Table, desk: Desk, setting: Setting, turn: int, folder: Path) -> dict[str, Made]:
     """All jobs by turns of so many steps."""
-    made = await run(setting, turn, work / f"turns{turn}")
-    steps_of = {model: steps for model, (steps, _) in made.items()}
+    steps = setting.steps if turn == 1 else min(setting.steps, _LONG_TURNS)
+    made = await run(desk, replace(setting, steps=steps), folder)
+    steps_of = {model: each.steps for model, each in made.items()}
     table.keep(f"turns_of_{turn}", steps_of)
-    show(table, turn, steps_of, {model: digest for model, (_, digest) in made.items()})
+    show(table, turn, steps_of, {model: each.digest for model, each in made.items()})
+    return made
 
 
 def show(table: Table, turn: int, steps_of: Mapping[str, Steps], digests: Mapping[str, str]) -> None:
@@ -141,32 +159,46 @@ def show_again(table: Table, stamps: Mapping[str, Mapping[str, Steps]]) -> None:
         show(table, int(name.rpartition("_")[2]), steps_of, digests)
 
 
-def compare(table: Table, turn: int, digests: Mapping[str, str]) -> None:
-    """Whether jobs by turns ended with the weights of those that were never switched."""
-    for model, digest in digests.items():
-        found = table.rows.get(model, {}).get(f"turns_of_{turn}")
-        if found is not None:
-            table.add(model, **{f"equal_after_turns_of_{turn}": found["digest"] == digest})
+def compare(table: Table, turn: int, found: Mapping[str, Made], wanted: Mapping[str, Plain]) -> None:
+    """Whether jobs by turns had the losses of those that were never switched, and ended with their weights.
+
+    Steps that are fewer are compared with the first ones, and say nothing of the weights.
+    """
+    for model in found.keys() & wanted.keys():
+        made, alone = found[model], wanted[model]
+        count = len(made.losses)
+        figures: dict[str, Any] = {"losses": count, "equal_losses": made.losses == alone.losses[:count]}
+        if count == len(alone.losses):
+            figures["equal_weights"] = made.digest == alone.digest
+        table.add(model, **{f"turns_of_{turn}_against_plain": figures})
 
 
 async def measure(table: Table, setting: Setting, turns: Sequence[int], parts: Sequence[str]) -> None:
-    """Everything, part by part; what fails is told and the rest goes on."""
+    """Everything, part by part; what fails is told and the rest goes on.
+
+    All processes that have to import torch do so at once, beside the cold starts; the device is free from then on.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        for turn in turns:
-            steps = setting.steps if turn == 1 else min(setting.steps, _LONG_TURNS)
+        work, wanted = Path(folder), dict[str, Plain]()
+        folders = {turn: work / f"turns{turn}" for turn in turns}
+        desks = dict(
+            zip(turns, await asyncio.gather(*[opened(setting, *each) for each in folders.items()]), strict=True)
+        )
+        baseline = streamed(setting.models, setting.kind) if "streamed" in parts else None
+        if "plain" in parts:
+            wanted = await asyncio.to_thread(plain, setting.models, setting.kind, setting.steps, work / "plain")
+            for model, each in wanted.items():
+                table.add(model, cold_start_s=each.first_step_s)
+        for turn, desk in desks.items():
             try:
-                await by_turns(table, replace(setting, steps=steps), turn, work)
+                made = await by_turns(table, desk, setting, turn, folders[turn])
             except Exception as error:  # noqa: BLE001 - the other parts go on
                 print(f"# turns of {turn}: {type(error).__name__}: {error}", flush=True)
-        if "plain" in parts:
-            found = plain(setting.models, setting.kind, setting.steps, work / "plain")
-            for model, each in found.items():
-                table.add(model, cold_start_s=each.first_step_s)
-            compare(table, 1, {model: each.digest for model, each in found.items()})
-    if "streamed" in parts:
-        for model, row in streamed_ms(setting.models, setting.kind).items():
-            table.add(model, streamed=row)
+            else:
+                compare(table, turn, made, wanted)
+        if baseline is not None:
+            for model, row in (await asyncio.to_thread(baseline.rows)).items():
+                table.add(model, streamed=row)
 
 
 def main() -> None:

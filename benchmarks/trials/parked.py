@@ -1,6 +1,7 @@
 """What it costs that a job was parked, where there is room for it: its memory is mapped and its state copied in.
 
-Usage: python -m trials.parked MODEL…; prints a JSON line per model, samples of a batch behind a colon.
+Usage: python -m trials.parked MODEL…; prints a JSON line per model, samples of a batch behind a colon, once its input
+has ended.
 One process, its steps recorded. Each time it leaves the device wholly and comes back; the GPU's global timer says when
 it was told to come, when its next step begins and when that ends. ``begin_ms`` is what the device idles: the forward
 pass waits for the weights alone. ``whole_ms`` is how much later the step ends than it would have: all of the state is
@@ -96,6 +97,7 @@ def measure(model: str, rate: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    sys.stdin.read()  # so that it can be there before the device is free
     copied = copy_rates()["in"]
     for each in sys.argv[1:]:
         try:

@@ -1,6 +1,6 @@
 """A PipeSwitch-like baseline (our reading): a job's state is streamed in, group by group, while its first step runs.
 
-Usage: python -m trials.streamed DEVICE MODEL…; prints a JSON line per model.
+Usage: python -m trials.streamed DEVICE MODEL…; prints a JSON line per model, once its input has ended.
 One process, nothing resident but the running job. Weights lie in pinned memory, one flat buffer per group of layers (16
 groups); a step's layers wait for their group's copy alone. Momentum follows behind the weights. The switch costs what
 the step takes longer than a resident one; the predecessor's state going out, which shares no link with it, is not
@@ -105,6 +105,7 @@ if __name__ == "__main__":
     device, *models = sys.argv[1:]
     if device != "cuda":
         raise SystemExit("streaming needs a GPU")
+    sys.stdin.read()  # so that it can be there before the device is free
     for each in models:
         try:
             print(json.dumps(measure(each)), flush=True)
