@@ -5,6 +5,7 @@ All jobs run through an executor to their ends. A thread asks the driver every 5
 are stamped on the device (trials/timed.py). The cap counts everything on the GPU, processes' own contexts included.
 `--parked` names models that are parked and brought back where there is room for them (trials/parked.py).
 With `--reference` all jobs run once without a cap: the weights must be the same, and the memory they take is shown.
+The executors of all rows are started at once, and each is ended with its row.
 `copies_ms` is what a parked job's weights, and its whole state, take at the measured rate; `parked`, where two jobs do
 not fit beside each other, compares the gap with what has to be moved in it.
 `--devices cpu:1x1 --cases tiny` tries it without a GPU.
@@ -29,6 +30,7 @@ from gpu_switching import program
 from measured import RESULTS, conditions
 from trials.baselines import parked_ms
 from trials.copying import copy_rates
+from trials.desk import Desk
 from trials.gaps import gaps_ms, spread
 from trials.gpu import open_desk
 from trials.timed import read
@@ -98,15 +100,31 @@ class Watch(threading.Thread):
         return total - free
 
 
-async def run(models: Sequence[str], case: Case, way: Way | None, folder: Path, devices: str) -> dict[str, Any]:
-    """One way, or without a cap; jobs of one model are told apart by their batch."""
-    watch = Watch(devices, case.cap)
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Jobs to be run one way, or without a cap."""
+
+    name: str
+    models: tuple[str, ...]
+    case: Case
+    way: Way | None
+    folder: Path
+
+    async def opened(self, devices: str) -> Desk:
+        """An executor for it."""
+        await asyncio.to_thread(self.folder.mkdir)
+        how: dict[str, Any] = {"quantum_s": self.case.quantum_s}
+        if self.way is not None:
+            how |= {"memory_cap": self.case.cap, "speculates": self.way[0], "leaves_early": self.way[1]}
+        return await open_desk(self.folder, devices=devices, mps=False, patience_s=100.0, mirror_s=1e6, **how)
+
+
+async def run(desk: Desk, row: Row, devices: str) -> dict[str, Any]:
+    """Run the jobs of a row to their ends; those of one model are told apart by their batch."""
+    models, way, folder = row.models, row.way, row.folder
+    watch = Watch(devices, row.case.cap)
     watch.start()
-    how: dict[str, Any] = {"quantum_s": case.quantum_s}
-    if way is not None:
-        how |= {"memory_cap": case.cap, "speculates": way[0], "leaves_early": way[1]}
     began = time.monotonic()
-    desk = await open_desk(folder, devices=devices, mps=False, patience_s=100.0, mirror_s=1e6, **how)
     try:
         for model in models:
             desk.introduce(model, program(model, steps_of(model), folder / model))
@@ -174,33 +192,29 @@ class Table:
         for model, row in parked_ms(models).items():
             self._add({"case": "parked", "jobs": [model], **row})
 
-    def reference(self, models: Sequence[str], case: Case) -> None:
-        """Run jobs without a cap; what others take with one is compared with it."""
-        row = self._run("without a cap", models, case, None)
-        self._wanted = row.get("digests", {})
+    async def run(self, rows: Sequence[Row]) -> None:
+        """Run one row after another; what takes a cap is compared with those before it that have none."""
+        desks = await asyncio.gather(*[row.opened(self._devices) for row in rows])
+        for row, desk in zip(rows, desks, strict=True):
+            await self._run(row, desk)
 
-    def case(self, name: str, case: Case, ways: Sequence[Way]) -> None:
-        """Run a case each way."""
-        for way in ways:
-            self._run(name, case.models, case, way)
-
-    def _run(self, name: str, models: Sequence[str], case: Case, way: Way | None) -> dict[str, Any]:
-        cap = None if way is None else round(case.cap / _GIB, 3)
-        row: dict[str, Any] = {"case": name, "cap_gib": cap, "jobs": list(models)}
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                row |= asyncio.run(run(models, case, way, Path(folder), self._devices))
-            except Exception as error:  # noqa: BLE001 - the others go on
-                row["error"] = f"{type(error).__name__}: {error}"
-        digests = row.get("digests", {})
-        if way is not None and self._wanted:
-            row["equal_to_uncapped"] = bool(digests) and all(self._wanted.get(job) == digests[job] for job in digests)
-        if expected := copies_ms(row.get("stories", {}), self._rates):
-            row["copies_ms"] = expected
-        if len(models) == len(expected) == 2:
-            row["parked"] = parked(row["gap_ms"], expected)
-        self._add(row)
-        return row
+    async def _run(self, row: Row, desk: Desk) -> None:
+        cap = None if row.way is None else round(row.case.cap / _GIB, 3)
+        made: dict[str, Any] = {"case": row.name, "cap_gib": cap, "jobs": list(row.models)}
+        try:
+            made |= await run(desk, row, self._devices)
+        except Exception as error:  # noqa: BLE001 - the others go on
+            made["error"] = f"{type(error).__name__}: {error}"
+        digests = made.get("digests", {})
+        if row.way is None:
+            self._wanted |= digests
+        elif self._wanted:
+            made["equal_to_uncapped"] = bool(digests) and all(self._wanted.get(job) == digests[job] for job in digests)
+        if expected := copies_ms(made.get("stories", {}), self._rates):
+            made["copies_ms"] = expected
+        if len(row.models) == len(expected) == 2:
+            made["parked"] = parked(made["gap_ms"], expected)
+        self._add(made)
 
     def _add(self, row: dict[str, Any]) -> None:
         self._rows.append(row)
@@ -224,13 +238,17 @@ def main() -> None:
     if options.parked and options.devices.startswith("cuda"):
         table.park(options.parked.split(","))
     cases = {name: CASES[name] for name in options.cases.split(",") if name}
-    if options.reference:
-        every = dict.fromkeys(model for case in cases.values() for model in case.models)
-        table.reference(list(every), next(iter(cases.values())))
-    for name, case in cases.items():
-        wanted = [int(way) for way in options.ways.split(",")]
-        chosen = replace(case, cap=int(options.cap * _GIB) or case.cap)
-        table.case(name, chosen, [way for number, way in enumerate(case.ways) if number in wanted])
+    with tempfile.TemporaryDirectory() as folder:
+        rows = []
+        if options.reference:
+            every = dict.fromkeys(model for case in cases.values() for model in case.models)
+            rows.append(Row("without a cap", tuple(every), next(iter(cases.values())), None, Path(folder) / "without"))
+        for name, case in cases.items():
+            wanted = [int(way) for way in options.ways.split(",")]
+            chosen = replace(case, cap=int(options.cap * _GIB) or case.cap)
+            ways = [(number, way) for number, way in enumerate(case.ways) if number in wanted]
+            rows += [Row(name, case.models, chosen, way, Path(folder) / f"{name}{number}") for number, way in ways]
+        asyncio.run(table.run(rows))
 
 
 if __name__ == "__main__":
