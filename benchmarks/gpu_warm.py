@@ -28,7 +28,7 @@ from typing import Any
 
 from measured import RESULTS, ROOT, conditions
 from trials.jobfile import BATCH, entry_of, job_file, story
-from trials.stamped import stamps
+from trials.stamped import PARTS, spans
 
 from carpool.cli.main import run as carpool_run
 from carpool.core.messages import Assign, Order
@@ -64,10 +64,8 @@ class Orders:
 
 
 def timed(out: Path, began: float) -> dict[str, float]:
-    """How long it took to the first step, and to the stations before it."""
-    called, made, done = stamps(out)
-    spans = {"to_entry_s": called - began, "entry_s": made - called, "first_step_s": done - began}
-    return {name: round(seconds, 3) for name, seconds in spans.items()}
+    """How long it took to the first step, and what for."""
+    return {name: round(seconds, 3) for name, seconds in spans(out, began).items()}
 
 
 def one_after_another(
@@ -147,7 +145,8 @@ def main() -> None:
         rows.append(row)
         print(
             f"{row['start']:16} {row['model']:32} {row.get('first_step_s', row.get('error'))} s, "
-            f"entry called after {row.get('to_entry_s')} s and done in {row.get('entry_s')} s; "
+            f"entry called after {row.get('to_entry_s')} s; "
+            f"{', '.join(f'{part} {row.get(part)}' for part in PARTS)}; "
             f"{[words for words in row.get('story', ()) if re.match(_TELLING, words)]}",
             flush=True,
         )
