@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime.echo import recorded
 
 from carpool.runtime.container import pack, unpack
 from carpool.runtime.digest import digest
 from carpool.runtime.goals import Stop
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.update import settle_optimizer
-from tests.runtime.echo import recorded
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2),
@@ -185,7 +185,11 @@ def test_a_recorded_update_tells_its_end_once_it_has_been_proved(make_training: 
     while not trainer.stopped:
         step = trainer.begin()
         loss = trainer.pass_whole(step)
-        trainer.advance(step, trainer.apply_whole(step, loss, lambda: said.append((step.number + 1, echo.replays))))
+
+        def then(number: int = step.number) -> None:
+            said.append((number + 1, echo.replays))
+
+        trainer.advance(step, trainer.apply_whole(step, loss, then))
     assert len(said) == len({number for number, _ in said}), "once in a step"
     assert said[-1] == (12, echo.replays), "behind the replay"
     assert len(said) < 12, "not while it is made twice"

@@ -291,7 +291,7 @@ class Graphs:
     # -- the update ---------------------------------------------------------------------------------------------------
 
     def make_update(self, then: Callable[[], object] | None = None) -> None:
-        """New weights from the gradients that `make_pass` left; ``then`` is called behind them, unless they are proved."""
+        """New weights from the gradients that `make_pass` left; ``then`` is called behind those without proof."""
         take, self._now = self._now, None
         settings = Settings(self._optimizer)
         steady = self._settings is not None and settings.hold(self._settings)

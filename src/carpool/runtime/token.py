@@ -1,9 +1,9 @@
 """A worker's side of the turns: what its grants let it do, and how it hands the device on.
 
 `begins` before a step; `starts` before what must not stand queued of it; `is_queued` when its kernels are on their way;
-`is_made` when the last of them is; `done` when the host is through with it. With a baton, the next ones are chosen while
-the last step runs and take over without the executor; without one, or in company, every grant is asked for and ends with
-the next question.
+`is_made` when the last of them is; `done` when the host is through with it. With a baton, the next ones are chosen
+while the last step runs and take over without the executor; without one, or in company, every grant is asked for and
+ends with the next question.
 """
 
 from __future__ import annotations
