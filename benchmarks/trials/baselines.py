@@ -28,7 +28,7 @@ class Plain:
     losses: tuple[float, ...]
 
 
-def plain(models: Sequence[str], device: str, steps: int, folder: Path, patience_s: float = 200.0) -> dict[str, Plain]:
+def plain(models: Sequence[str], device: str, steps: int, folder: Path, patience_s: float = 60.0) -> dict[str, Plain]:
     """Run jobs to their ends, all at once; those that fail are missing."""
     ends = time.monotonic() + patience_s
     folder.mkdir()
