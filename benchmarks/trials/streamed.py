@@ -52,7 +52,8 @@ class Stream:
         flat = torch.empty(size, pin_memory=True)
         pieces, start = [], 0
         for tensor in tensors:
-            pieces.append(flat[start : start + tensor.numel()].view(tensor.shape))
+            # In the tensor's own layout: else every copy would be turned on its way, which is not what is compared.
+            pieces.append(flat[start : start + tensor.numel()].as_strided(tensor.size(), tensor.stride(), start))
             pieces[-1].copy_(tensor)
             start += tensor.numel()
         self.bytes += 4 * size
