@@ -1,6 +1,6 @@
 """Jobs that take turns under a memory cap: what parking, prefetching and early release bring, and whether it holds.
 
-Usage: PYTHONPATH=src python benchmarks/gpu_memory.py [--cases three,two,eight] [--reference] [--out FILE]
+Usage: PYTHONPATH=src python benchmarks/gpu_memory.py [--cases eight,two,three:03] [--reference] [--out FILE]
 All jobs run through an executor to their ends. A thread asks the driver every 5 ms how much of the GPU is taken. Gaps
 are stamped on the device (trials/timed.py). The cap counts everything on the GPU, processes' own contexts included.
 `--parked` names models that are parked and brought back where there is room for them (trials/parked.py).
@@ -61,8 +61,9 @@ CASES = {
     "tiny": Case(("mlp:4", "mlp:5", "cnn:4"), 14 << 20, 0.0, _ABLATION),
     # Two of them fit wholly, the third one's state does not: its copies have to hide behind the others' turns.
     "three": Case(("vgg16:128", "vgg19:128", "vgg16:120"), int(8.75 * _GIB), 0.06, _ABLATION),
-    # Nothing is kept or brought in on speculation: every switch finds the next job parked, and nothing hides that.
-    "two": Case(("vgg16:128", "vgg19:128"), 7 * _GIB, 0.02, ((False, True),)),
+    # Both states fit, but one scratch: the next job's goes into what the one before has released. Where nothing is kept
+    # or brought in on speculation, every switch finds the next job parked, and nothing hides that.
+    "two": Case(("vgg16:128", "vgg19:128"), 7 * _GIB, 0.02, _ABLATION),
     "eight": Case((*_EIGHT, "mobilenet_v3:128"), 16 * _GIB, 0.05),
 }
 
@@ -212,7 +213,7 @@ class Table:
             made["equal_to_uncapped"] = bool(digests) and all(self._wanted.get(job) == digests[job] for job in digests)
         if expected := copies_ms(made.get("stories", {}), self._rates):
             made["copies_ms"] = expected
-        if len(row.models) == len(expected) == 2:
+        if len(row.models) == len(expected) == 2 and row.way is not None and not row.way[0]:
             made["parked"] = parked(made["gap_ms"], expected)
         self._add(made)
 
@@ -226,8 +227,11 @@ class Table:
 def main() -> None:
     """Every case, every way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default="three,two,eight")
-    parser.add_argument("--ways", default="0,1,2,3", help="of the ablation: which of its four rows")
+    parser.add_argument(
+        "--cases",
+        default="eight,two,three",
+        help="with rows of the ablation behind a colon: three:03 is with all and nothing",
+    )
     parser.add_argument("--cap", type=float, default=0.0, help="GiB, instead of the cases' own caps")
     parser.add_argument("--parked", default=PARKED, help="models to park where there is room for them")
     parser.add_argument("--reference", action="store_true", help="first without a cap: the weights must be the same")
@@ -237,17 +241,18 @@ def main() -> None:
     table = Table(Path(options.out) if options.out else RESULTS / "gpu_memory.json", options.devices)
     if options.parked and options.devices.startswith("cuda"):
         table.park(options.parked.split(","))
-    cases = {name: CASES[name] for name in options.cases.split(",") if name}
+    chosen = [name.partition(":") for name in options.cases.split(",") if name]
+    ways = {name: rows for name, _, rows in chosen}
+    cases = {name: replace(CASES[name], cap=int(options.cap * _GIB) or CASES[name].cap) for name in ways}
     with tempfile.TemporaryDirectory() as folder:
         rows = []
         if options.reference:
             every = dict.fromkeys(model for case in cases.values() for model in case.models)
             rows.append(Row("without a cap", tuple(every), next(iter(cases.values())), None, Path(folder) / "without"))
         for name, case in cases.items():
-            wanted = [int(way) for way in options.ways.split(",")]
-            chosen = replace(case, cap=int(options.cap * _GIB) or case.cap)
-            ways = [(number, way) for number, way in enumerate(case.ways) if number in wanted]
-            rows += [Row(name, case.models, chosen, way, Path(folder) / f"{name}{number}") for number, way in ways]
+            for number, way in enumerate(case.ways):
+                if not ways[name] or str(number) in ways[name]:
+                    rows.append(Row(name, case.models, case, way, Path(folder) / f"{name}{number}"))
         asyncio.run(table.run(rows))
 
 
