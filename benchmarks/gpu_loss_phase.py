@@ -1,7 +1,7 @@
 """An older and a younger training over four equal lanes of one GPU, under fixed splits and policies, within minutes.
 
 Usage: python benchmarks/gpu_loss_phase.py [--devices cuda|cpu:4x1] [--alone S] [--budget S] [--repeats N]
-                                           [--scenes job,device,mixed] [--pixels FILE]
+                                           [--scenes job,device,mixed] [--rows 2-2,carpool] [--pixels FILE]
        python benchmarks/gpu_loss_phase.py --keep-pixels FILE --cifar10 NPZ
 As published: the older trains alone on all lanes; the younger is submitted after two thirds of the time that a lone
 training takes; both end at the loss (mean of ten steps) that a lone training reaches in S seconds. Lanes are caps of a
@@ -195,7 +195,7 @@ async def measure(options: argparse.Namespace, environment: dict[str, str], root
     results = {"devices": options.devices, "caps": bool(environment), "images": images, "scenes": play.scenes}
     try:
         for scene, row in ORDER * options.repeats:
-            if scene not in options.scenes or (not is_cuda and scene == "mixed"):
+            if scene not in options.scenes or row not in options.rows or (not is_cuda and scene == "mixed"):
                 continue
             try:
                 await play.row(scene, row)
@@ -216,8 +216,12 @@ def main() -> None:
     parser.add_argument(
         "--scenes", type=lambda text: text.split(","), default=list(SCENES), help=f"some of {','.join(SCENES)}"
     )
+    parser.add_argument(
+        "--rows", type=lambda text: text.split(","), default=list(FIRST), help=f"some of {','.join(FIRST)}"
+    )
     parser.add_argument("--repeats", type=int, default=1, help="of all rows, one round after another")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds for all rows")
+    parser.add_argument("--out", default="", help="name of the result file, without .json")
     parser.add_argument("--pixels", default="", help="decoded images, as --keep-pixels writes them")
     parser.add_argument(
         "--keep-pixels", default="", metavar="FILE", help="only write decoded images to FILE.pixels.npz"
@@ -235,7 +239,7 @@ def main() -> None:
             environment = {**found, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // NUM_LANES)}
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         results = asyncio.run(measure(options, environment, root))
-    name = "gpu_loss_phase" if options.devices.startswith("cuda") else "loss_phase_lanes_cpu"
+    name = options.out or ("gpu_loss_phase" if options.devices.startswith("cuda") else "loss_phase_lanes_cpu")
     print(f"wrote {save(name, results)}")
 
 
