@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from scipy.sparse import csr_array
 
 from carpool.predictors.layout import Floats, Ints
 from carpool.predictors.link_speeds import Figures, Steps
@@ -15,6 +17,7 @@ from carpool.predictors.link_speeds import Figures, Steps
 _ERROR = 0.05  # relative error of a measured step that counts as usual
 _FITS = 3  # rounds of fitting, and of what members of a group do to each other
 _STEP = 1e-4  # of a difference quotient, in logarithms
+_NO_FIGURE = -1
 _OFTEN = 3  # measured steps of a batch size before it has a figure of its own
 # how far, in logarithms, figures may be from what is expected of them
 _FAR = {
@@ -38,7 +41,9 @@ def fit(steps: Steps, seconds: Floats, expected: Figures) -> Figures:
     for _ in range(_FITS):
         _, met = steps.met(found, steps.compute(found)[0])
         fit = _Fit(steps, sheet, found, met, np.log(seconds))
-        answer = least_squares(fit.errors, sheet.flat(found), fit.slopes, loss="soft_l1", max_nfev=40)
+        answer = least_squares(
+            fit.errors, sheet.flat(found), fit.slopes, loss="soft_l1", max_nfev=40, tr_solver="lsmr"
+        )
         found = sheet.figures(answer.x)
         sheet.expect_alike(np.unique(steps.training[steps.layout.stage_member]), found)
     return found
@@ -48,10 +53,11 @@ def _started(steps: Steps, seconds: Floats, expected: Figures) -> Figures:
     """Half of a training's quickest measured time is taken for fixed, half for samples."""
     samples = steps.most_samples
     fixed, per_sample = expected.fixed.copy(), expected.per_sample.copy()
-    for training in set(steps.training.tolist()):
-        mine = steps.training == training
-        fixed[training] = np.log(0.5 * seconds[mine].min())
-        per_sample[training] = np.log(0.5 * (seconds[mine] / samples[mine]).min())
+    for figure, measured in ((fixed, seconds), (per_sample, seconds / samples)):
+        quickest = np.full(len(figure), np.inf)
+        np.minimum.at(quickest, steps.training, measured)
+        seen = np.isfinite(quickest)
+        figure[seen] = np.log(0.5 * quickest[seen])
     return replace(expected, fixed=fixed, per_sample=per_sample)
 
 
@@ -120,39 +126,65 @@ class _Fit:
         logs = np.log(self._steps.total(figures, compute, self._met))
         return np.concatenate([(logs - self._measured) / _ERROR, (row - self._sheet.expected) / self._sheet.far])
 
-    def slopes(self, row: Floats) -> Floats:
-        """The errors' derivatives; a handful of differences is enough, as a step hangs on few figures."""
+    def slopes(self, row: Floats) -> csr_array:
+        """The errors' derivatives; a handful of differences is enough, as a step hangs on few figures.
+
+        Kept sparse: a training has figures of its own, so that the whole table grows with the square of the trainings.
+        """
         steps, sheet = self._steps, self._sheet
         figures = sheet.figures(row)
         compute, slowest = steps.compute(figures)
         now = np.log(steps.total(figures, compute, self._met))
-        num = len(now)
-        found = np.zeros((num + len(row), len(row)))
-        members = np.arange(num)
+        members = np.arange(len(now))
+        found = _Slopes(members)
 
         def by(changed: Figures, seconds: Floats = compute) -> Floats:
             return np.asarray((np.log(steps.total(changed, seconds, self._met)) - now) / (_STEP * _ERROR))
 
         for name in ("speed", "latency", "crowding"):
             for place in range(len(getattr(figures, name))):
-                found[:num, sheet.starts[name] + place] = by(figures.moved(name, place, _STEP))
+                found.add(sheet.starts[name] + place, by(figures.moved(name, place, _STEP)))
         for name in ("hidden", "bytes"):
-            found[members, sheet.starts[name] + steps.training] = by(figures.moved(name, slice(None), _STEP))
+            found.add(sheet.starts[name] + steps.training, by(figures.moved(name, slice(None), _STEP)))
         self._by_compute(found, by(figures, compute * np.exp(_STEP)), figures, slowest)
-        found[num:] = np.diag(1.0 / sheet.far)
-        return found
+        return found.above(1.0 / sheet.far)
 
-    def _by_compute(self, found: Floats, slope: Floats, figures: Figures, slowest: Ints) -> None:
+    def _by_compute(self, found: _Slopes, slope: Floats, figures: Figures, slowest: Ints) -> None:
         """Everything that acts through the seconds of computing of a member's slowest device."""
         steps, sheet = self._steps, self._sheet
-        members, layout = np.arange(len(slope)), steps.layout
+        layout = steps.layout
         fixed = np.exp(figures.fixed[steps.training])
         samples = np.exp(figures.per_sample[steps.training]) * layout.device_samples[slowest]
-        found[members, sheet.starts["fixed"] + steps.training] = slope * fixed / (fixed + samples)
-        found[members, sheet.starts["per_sample"] + steps.training] = slope * samples / (fixed + samples)
-        found[members, sheet.starts["slowness"] + layout.device_kind[slowest]] = slope
-        for member, device in enumerate(slowest.tolist()):
-            found[member, sheet.own[steps.own_keys[device]]] = slope[member]
-            place = sheet.batch.get(steps.batch_keys[device])
-            if place is not None:
-                found[member, place] = slope[member]
+        found.add(sheet.starts["fixed"] + steps.training, slope * fixed / (fixed + samples))
+        found.add(sheet.starts["per_sample"] + steps.training, slope * samples / (fixed + samples))
+        found.add(sheet.starts["slowness"] + layout.device_kind[slowest], slope)
+        devices = slowest.tolist()
+        found.add(np.array([sheet.own[steps.own_keys[device]] for device in devices], np.intp), slope)
+        batch = np.array([sheet.batch.get(steps.batch_keys[device], _NO_FIGURE) for device in devices], np.intp)
+        has = batch != _NO_FIGURE
+        found.add(batch[has], slope[has], has)
+
+
+class _Slopes:
+    """Rows of members, columns of figures; only what is not zero by nature is kept."""
+
+    def __init__(self, members: Ints) -> None:
+        self._members = members
+        self._rows: list[Ints] = []
+        self._columns: list[Ints] = []
+        self._numbers: list[Floats] = []
+
+    def add(self, columns: Ints | int, numbers: Floats, of: NDArray[np.bool_] | slice = slice(None)) -> None:
+        """How each member, or each of some, changes with one figure."""
+        rows = self._members[of]
+        self._rows.append(rows)
+        self._columns.append(np.broadcast_to(columns, rows.shape))
+        self._numbers.append(numbers)
+
+    def above(self, diagonal: Floats) -> csr_array:
+        """The table, with a diagonal below it: one row for each figure."""
+        places = np.arange(len(diagonal))
+        rows = np.concatenate([*self._rows, len(self._members) + places])
+        columns = np.concatenate([*self._columns, places])
+        shape = (len(self._members) + len(places), len(places))
+        return csr_array((np.concatenate([*self._numbers, diagonal]), (rows, columns)), shape=shape)

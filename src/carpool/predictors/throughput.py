@@ -9,7 +9,7 @@ Learning"): every transfer of a step is walked over the links (`transfers`), lin
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import hypot
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate
 from carpool.predictors.fabric import Fabric, Wire
 from carpool.predictors.gaussian import GaussianProcess
-from carpool.predictors.layout import Floats, Group, Runner, lay_out
+from carpool.predictors.layout import Floats, Group, Ints, Runner, lay_out
 from carpool.predictors.link_fit import fit
 from carpool.predictors.link_speeds import Figures, Steps
 
@@ -124,15 +124,15 @@ class _Learned:
         self._links = {kind for kind, uses in zip(fabric.kinds, steps.link_uses(), strict=True) if uses}
         compute, sync, total = steps.parts(self.figures)
         left = np.log(measured / total)
-        self._counts = np.bincount(steps.training, minlength=len(self._trainings)).astype(float)  # steps of each
+        self._with_average = self.figures.with_average()  # strangers are like the average
+        self._counts = np.bincount(steps.training, minlength=len(self._trainings) + 1).astype(float)  # steps of each
         self._error = float(np.sqrt(np.mean(left**2)))
         self._habits = self._learn_habits(steps, _features(steps, compute, sync), left) if habits else {}
 
     def _learn_habits(self, steps: Steps, features: Floats, left: Floats) -> dict[int, _Habit]:
         """What is left unexplained of each training that was seen often enough."""
         habits: dict[int, _Habit] = {}
-        for training in range(len(self._trainings)):
-            mine = np.flatnonzero(steps.training == training)
+        for training, mine in _by_training(steps):
             if len(mine) >= _FEWEST:
                 rows = mine[:: -(-len(mine) // _ROWS)]
                 habits[training] = _Habit(features[rows], left[rows])
@@ -145,13 +145,13 @@ class _Learned:
         strange = [self._is_strange(fabric, runner) for group in groups for runner in group]
         known = [[self._like_known(runner) for runner in group] for group in groups]
         steps = self._steps(fabric, known)
-        compute, sync, total = steps.parts(self.figures.with_average())  # strangers are like the average
+        compute, sync, total = steps.parts(self._with_average)
         features = _features(steps, compute, sync)
-        seen = np.array([*self._counts, 0.0])[steps.training]
+        seen = self._counts[steps.training]
         shift, spread = np.zeros(len(total)), np.hypot(self._error, _GUESSED / (1.0 + seen))
-        for training, habit in self._habits.items():
-            mine = np.flatnonzero(steps.training == training)
-            if len(mine):
+        for training, mine in _by_training(steps):
+            habit = self._habits.get(training)
+            if habit is not None:
                 shift[mine], apart = habit.predict(features[mine])
                 spread[mine] = np.clip(apart, _LEAST, 1.0)
         found = []
@@ -190,6 +190,13 @@ class _Habit:
     def predict(self, features: Floats) -> tuple[Floats, Floats]:
         """Mean and spread of the logarithm."""
         return self._process.predict(np.clip(features, *self._reach))
+
+
+def _by_training(steps: Steps) -> Iterator[tuple[int, Ints]]:
+    """Each training with its members, in order."""
+    order = np.argsort(steps.training, kind="stable")
+    trainings, firsts = np.unique(steps.training[order], return_index=True)
+    yield from zip(trainings.tolist(), np.split(order, firsts[1:]), strict=True)
 
 
 def _features(steps: Steps, compute: Floats, sync: Floats) -> Floats:
