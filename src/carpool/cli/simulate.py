@@ -53,7 +53,7 @@ Examples:
     metavar="S",
     help="Decide every S seconds instead of at every event.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="For everything that is random.")
+@click.option("--seed", type=int, help="For everything that is random.  [default: that of the world's file, else 0]")
 @click.option(
     "--failures", default="", metavar="FILE|RATES", help="CSV of at_s,event,target; or node_mtbf_s=…:job_mtbf_s=…."
 )
@@ -75,7 +75,7 @@ def command(
     policies: tuple[str, ...],
     world: str,
     round_s: float,
-    seed: int,
+    seed: int | None,
     failures: str,
     format_: str | None,
     skip_invalid: bool,
@@ -157,7 +157,7 @@ def as_document(request: RunInWords, results: Sequence[Result], bound_s: float |
         "version": __version__,
         "trace": request.trace,
         "cluster": request.cluster,
-        "seed": request.seed,
+        "seed": request.seed or 0,
         "dropped": results[0].dropped,
         **bounds,
         "results": [result.as_json() for result in results],
@@ -182,7 +182,7 @@ def write_report(path: str, request: RunInWords, results: Sequence[Result], boun
         request.cluster,
         cluster.num_devices,
         node_spans(cluster),
-        request.seed,
+        request.seed or 0,
         __version__,
         results[0].dropped,
         extra,

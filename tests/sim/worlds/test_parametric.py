@@ -15,6 +15,7 @@ from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.policies.uses import KnowsMemory, KnowsUse
+from carpool.sim.worlds import parse_world
 from carpool.sim.worlds.contention import Contention, Tenant
 from carpool.sim.worlds.mixes import MIXES
 from carpool.sim.worlds.parametric import ParametricEstimator, ParametricWorld
@@ -291,6 +292,15 @@ def test_the_estimator_learns_the_noise_scale() -> None:
     assert oracle.version == 1
     assert oracle.rate(spec, on(batch_size=512)).mean == truth.pace(spec, 60.0, on(batch_size=512)).rate > before
     assert oracle.remaining(running, 0.0).mean == 40.0
+
+
+@pytest.mark.parametrize(("seed", "found"), [(None, 7), (0, 0), (3, 3)])
+def test_a_seed_that_is_given_takes_the_place_of_the_files(seed: int | None, found: int, tmp_path: Path) -> None:
+    path = tmp_path / "world.toml"
+    path.write_text("seed = 7\n" + H200.read_text(encoding="utf-8"), encoding="utf-8")
+    world = parse_world(str(path), seed)
+    assert isinstance(world, ParametricWorld)
+    assert world.setting.seed == found
 
 
 def test_estimation_noise_is_seeded_and_lasting() -> None:

@@ -19,13 +19,14 @@ WORLDS = {
 }
 
 
-def parse_world(text: str, seed: int = 0) -> World:
-    """The world a text names."""
+def parse_world(text: str, seed: int | None = None) -> World:
+    """The world a text names; without a seed it has the one of its file, and 0 where that names none."""
     name, _, rest = text.partition(":")
     if text.endswith(".toml"):
         from carpool.sim.worlds.parametric import ParametricWorld
 
-        return ParametricWorld.load(Path(text), seed=seed or None)  # 0: as the file says
+        return ParametricWorld.load(Path(text), seed=seed)
+    seed = seed or 0
     if name == "plain" and not rest:
         return PlainWorld()
     if name == "wired" and not rest:
