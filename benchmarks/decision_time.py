@@ -5,7 +5,8 @@
 Three kinds of devices; a third of the jobs are gangs of 1 to 8, the others elastic from 1 to 32 devices, with weights.
 All are submitted at once (the first decision deals everything out); then, decision after decision, one of them ends and
 another one comes. Then the same with what a live run believes: jobs for one of 64 devices of which nothing is known
-until they run and report, before every decision. Seconds are CPU time of the decision alone, with the cycle collector
+until they run and report, before every decision; and jobs for one to eight devices, of which there are four for each, so
+that jobs are measured on unlike numbers of them and places are compared over the links. Seconds are CPU time of the decision alone, with the cycle collector
 as a daemon has it. Exits with 1 when the largest takes longer than it may, be it the first or the worst.
 """
 
@@ -33,6 +34,7 @@ from carpool.sim.worlds.scaling import ScalingWorld
 
 SIZES = [(100, 1_000), (1_000, 1_000), (2_000, 1_000), (100, 10_000), (1_000, 10_000), (2_000, 10_000)]
 LIVE = [1_000, 4_000, 10_000]  # jobs on 64 devices
+ELASTIC = [100, 1_000, 2_000, 4_000]  # jobs, with four devices for each
 SPEEDS = {"V100": 1.0, "P100": 0.55, "K80": 0.2}
 LIMIT_S = 0.1
 
@@ -67,6 +69,11 @@ def single(number: int, random: Random) -> JobSpec:
     return JobSpec(JobId(f"j{number}"))
 
 
+def unknown_width(number: int, random: Random) -> JobSpec:
+    """The same for one to eight devices."""
+    return JobSpec(JobId(f"j{number}"), min_devices=1, max_devices=8)
+
+
 def measure(policy: str, num_jobs: int, num_devices: int, decisions: int) -> dict[str, Any]:
     """One row of jobs whose rates are known."""
     nodes = num_devices // 8
@@ -79,6 +86,12 @@ def measure_live(policy: str, num_jobs: int, decisions: int) -> dict[str, Any]:
     """One row of jobs whose rates are believed."""
     cluster = Cluster.build([(8, 8, "V100")])
     return follow(policy, cluster, Live(cluster), single, num_jobs, decisions)
+
+
+def measure_elastic(policy: str, num_jobs: int, decisions: int) -> dict[str, Any]:
+    """One row of elastic jobs whose rates are believed."""
+    cluster = Cluster.build([(num_jobs // 2, 8, "V100")])
+    return follow(policy, cluster, Live(cluster), unknown_width, num_jobs, decisions)
 
 
 def follow(
@@ -122,12 +135,15 @@ def main() -> int:
     parser.add_argument("--policy", default="carpool")
     parser.add_argument("--decisions", type=int, default=12)
     options = parser.parse_args()
-    results: dict[str, Any] = {"policy": options.policy, "rows": [], "live": []}
+    results: dict[str, Any] = {"policy": options.policy, "rows": [], "live": [], "elastic": []}
     for num_jobs, num_devices in SIZES:
         tell(results["rows"], measure(options.policy, num_jobs, num_devices, options.decisions))
     print("what is believed changes before every decision:")
     for num_jobs in LIVE:
         tell(results["live"], measure_live(options.policy, num_jobs, options.decisions))
+    print("the same, and jobs change their widths:")
+    for num_jobs in ELASTIC:
+        tell(results["elastic"], measure_elastic(options.policy, num_jobs, options.decisions))
     print(f"wrote {save('decision_time', results)}")
     largest = results["rows"][-1]
     return 0 if max(largest["first_s"], largest["worst_s"]) <= LIMIT_S else 1

@@ -5,7 +5,8 @@ Usage: PYTHONPATH=src python benchmarks/iadeep.py [--table FILE] [--data FOLDER]
 First the tuner on 50 random problems with known optimum, measured with 3 % noise; then streams of 300 jobs on 20
 devices (grounds/iadeep.py) at three arrival rates, every policy from the same start. `competitive`, which searches for
 long, has one stream only. Two processes; about six minutes. With --bounds only what nobody can be below: the mean
-completion time if every job had a device to itself at once, with its own batch and with its best one.
+completion time if every job had a device to itself at once, with its own batch and with its best one, and what the
+devices allow (grounds/iadeep_bound.py).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from grounds import iadeep as ground
+from grounds.iadeep_bound import Mixes, lower_bound, mixes_of
 from measured import RESULTS, ROOT, save
 
 from carpool.core.messages import Record
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.core.topology import Placement
 from carpool.policies.registry import POLICIES, parse_policy
 from carpool.policies.tuner import Tuner, batch_grid
 from carpool.sim.run import simulate
@@ -88,22 +89,24 @@ def _degradation(size: np.ndarray, a: float, b: float, noise: float) -> np.ndarr
 
 
 # ------------------------------------------------------------------------------------------------------------- bounds
-def bounds(table: Path, data: Path, seeds: int) -> list[dict[str, Any]]:
-    """For each seed; arrivals do not matter."""
+def bounds(table: Path, data: Path, seeds: int, loads: tuple[float, ...]) -> Iterator[list[dict[str, Any]]]:
+    """For each stream; what jobs need alone does not depend on arrivals."""
     world = ColocationWorld.load(table)
-    rows = []
-    for seed in range(seeds):
-        arrivals, _ = world.prepare(ground.jobs(world, seed, 1.0, data), ground.cluster())
-        rate, own, best = world.estimator().rate, [], []
-        for _, spec in arrivals:
-            sizes = batch_grid(*spec.batch_range, spec.batch_size, 25) if spec.batch_range else [spec.batch_size]
-            rates = [rate(spec, Placement(((ground.KIND, 1),), batch_size=size)).mean for size in (0, *sizes)]
-            assert spec.work is not None
-            own.append(spec.work / rates[0])
-            best.append(spec.work / max(rates))
-        rows.append({"seed": seed, "own_batch_s": round(mean(own), 1), "best_batch_s": round(mean(best), 1)})
-        print(f"seed {seed}: alone with the own batch {mean(own):.0f} s, with the best {mean(best):.0f} s", flush=True)
-    return rows
+    rows: list[dict[str, Any]] = []
+    mixes: Mixes | None = None
+    for load, seed in product(loads, range(seeds)):
+        arrivals, _ = world.prepare(ground.jobs(world, seed, load, data), ground.cluster())
+        mixes = mixes or mixes_of(world, [spec for _, spec in arrivals])
+        own = mean([spec.work or 0.0 for _, spec in arrivals])
+        best = mean([(spec.work or 0.0) / mixes.best[spec.model].rate for _, spec in arrivals])
+        least = lower_bound(arrivals, mixes)
+        rows.append({"load": load, "seed": seed, "own_batch_s": own, "best_batch_s": best, "least_s": least})
+        print(
+            f"load {load}, seed {seed}: alone with the own batch {own:.0f} s, with the best {best:.0f} s; "
+            f"on {ground.DEVICES} devices at least {least:.0f} s",
+            flush=True,
+        )
+        yield [{key: round(value, 1) for key, value in row.items()} for row in rows]
 
 
 # ------------------------------------------------------------------------------------------------------------ streams
@@ -246,7 +249,9 @@ def main() -> None:
     parser.add_argument("--bounds", action="store_true", help="only what nobody can be below")
     options = parser.parse_args()
     if options.bounds:
-        print(f"wrote {save('iadeep_bounds', bounds(options.table, options.data, options.seeds))}")
+        for found in bounds(options.table, options.data, options.seeds, tuple(options.loads)):
+            kept = save("iadeep_bounds", found)
+        print(f"wrote {kept}")
         return
     searched = tuner()
     for rows in streams(options.table, options.data, options.seeds, tuple(options.loads)):

@@ -41,6 +41,7 @@ class Fabric:
 
     def __init__(self, wires: Iterable[Wire]) -> None:
         self.wires = tuple(wires)
+        self.kinds = tuple(dict.fromkeys(wire.kind for wire in self.wires))  # of link, in order of first appearance
         self._beside: dict[str, list[tuple[str, Hop]]] = {}
         for number, wire in enumerate(self.wires):
             one, other = wire.ends
@@ -68,11 +69,6 @@ class Fabric:
             lone.append(min(linked))  # so that all can be reached
         wires += [Wire((name, "switch"), NETWORK) for name in lone] if len(lone) > 1 else []
         return cls(wires)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Kinds of link, in order of first appearance."""
-        return tuple(dict.fromkeys(wire.kind for wire in self.wires))
 
     def route(self, start: str, end: str) -> Route:
         """The links from one end to another; none when they are the same."""
