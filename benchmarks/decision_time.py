@@ -5,9 +5,10 @@
 Three kinds of devices; a third of the jobs are gangs of 1 to 8, the others elastic from 1 to 32 devices, with weights.
 All are submitted at once (the first decision deals everything out); then, decision after decision, one of them ends and
 another one comes. Then the same with what a live run believes: jobs for one of 64 devices of which nothing is known
-until they run and report, before every decision; and jobs for one to eight devices, of which there are four for each, so
-that jobs are measured on unlike numbers of them and places are compared over the links. Seconds are CPU time of the decision alone, with the cycle collector
-as a daemon has it. Exits with 1 when the largest takes longer than it may, be it the first or the worst.
+until they run and report, before every decision; and jobs for one to eight devices, of which there are four for each,
+so that jobs are measured on unlike numbers of them and places are compared over the links. Seconds are CPU time of the
+decision alone, with the cycle collector as a daemon has it. Exits with 1 when the largest takes longer than it may, be
+it the first or the worst.
 """
 
 from __future__ import annotations

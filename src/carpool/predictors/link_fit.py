@@ -41,9 +41,7 @@ def fit(steps: Steps, seconds: Floats, expected: Figures) -> Figures:
     for _ in range(_FITS):
         _, met = steps.met(found, steps.compute(found)[0])
         fit = _Fit(steps, sheet, found, met, np.log(seconds))
-        answer = least_squares(
-            fit.errors, sheet.flat(found), fit.slopes, loss="soft_l1", max_nfev=40, tr_solver="lsmr"
-        )
+        answer = least_squares(fit.errors, sheet.flat(found), fit.slopes, loss="soft_l1", max_nfev=40, tr_solver="lsmr")
         found = sheet.figures(answer.x)
         sheet.expect_alike(np.unique(steps.training[steps.layout.stage_member]), found)
     return found
