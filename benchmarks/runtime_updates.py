@@ -35,6 +35,10 @@ SETTLED = 30  # steps after which the division is decided, and was taken back wh
 NOISE = 0.02
 
 
+class Failed(Exception):
+    """A training that was to be timed has failed."""
+
+
 async def run(desk: Desk, folder: Path, name: str, options: argparse.Namespace) -> tuple[float, str, str]:
     """The median step in milliseconds, the digest, and what the job's story says of it."""
     notes = folder / name
@@ -51,7 +55,7 @@ async def run(desk: Desk, folder: Path, name: str, options: argparse.Namespace) 
         told = {step: min(seen[step])[:10] for step in sorted(seen)[:: max(1, len(seen) // 8)]}
         print(f"{name}: ranks apart from step {apart[0] if apart else 'never'}; digests {told}", flush=True)
     if digest.startswith("FAILED"):
-        raise SystemExit(f"{name}: {digest}")
+        raise Failed(f"{name}: {digest}")
     placed = [words for words in desk.stories.get(name, []) if "parameters" in words]
     return 1e3 * median_step_s(notes, SETTLED), digest, placed[-1] if placed else "every device updates all itself"
 
@@ -72,15 +76,22 @@ async def compare(desks: dict[Division, Desk], folder: Path, options: argparse.N
     patience = Patience(options.limit_s)
     for repeat in range(options.repeats):
         for way in Division if repeat % 2 else list(Division)[::-1]:
-            step_ms, digest, story = await run(desks[way], folder, f"{way}-{repeat}", options)
+            try:
+                step_ms, digest, story = await run(desks[way], folder, f"{way}-{repeat}", options)
+            except (Failed, TimeoutError) as error:
+                print(f"{way:>7}: {error!r}", flush=True)
+                continue
             steps_ms[way].append(step_ms)
             digests[way].append(digest)
             stories += [story] if way is Division.CHOSEN else []
             print(f"{way:>7}: median step {step_ms:7.1f} ms, {story}", flush=True)
-        results = judged(steps_ms, options) | judged_weights(digests) | {"chosen": stories}
-        save("runtime_updates", results)
+            if all(steps_ms.values()):
+                results = judged(steps_ms, options) | judged_weights(digests) | {"chosen": stories}
+                save("runtime_updates", results)
         if patience.is_over:
             break
+    if not results:
+        raise SystemExit("not every way was made")
     ratios = results["chosen_is_times_faster_than"]
     told = ", ".join(f"{ratio} x {way.value!r}" for way, ratio in ratios.items() if way is not Division.CHOSEN)
     print(f"the chosen one is as fast as {told}; weights the same: {results['same_weights']}", flush=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -29,6 +31,10 @@ class Spent:
 
     clock_s: float
     core_s: float
+
+
+class Unborn(Exception):
+    """A loop's process has ended."""
 
 
 Entry = Callable[[], carpool.Training]
@@ -62,6 +68,45 @@ def like_loop(entry: Entry, device: torch.device) -> Iterator[None]:
     return bare_loop(entry, device)
 
 
+def graphed_loop(entry: Entry, device: torch.device) -> Iterator[None]:
+    """The same on a GPU, as a user who knows CUDA graphs writes it: the whole step recorded once, then replayed."""
+    settle()
+    training = entry()
+    model, optimizer, batch_size = training.model.to(device), training.optimizer, training.batch_size
+    images, targets = (tensor.to(device) for tensor in training.dataset.tensors)
+    rows = torch.arange(batch_size, device=device)
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = True
+
+    def make() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(images.index_select(0, rows)), targets.index_select(0, rows))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            make()
+    torch.cuda.current_stream().wait_stream(aside)
+    optimizer.zero_grad()
+    recording = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recording):
+        loss = make()
+    for number in itertools.count():
+        start = number * batch_size % training.num_samples
+        if start == 0:
+            order = torch.randperm(training.num_samples, device=device)
+        rows.copy_(order[start : start + batch_size])
+        recording.replay()
+        if number % READ_EVERY == 0:
+            loss.item()
+        yield
+
+
 def trainer_loop(entry: Entry, device: torch.device) -> Iterator[None]:
     """Carpool's trainer without a worker around it."""
     keep_freed_memory()
@@ -71,7 +116,12 @@ def trainer_loop(entry: Entry, device: torch.device) -> Iterator[None]:
             yield
 
 
-LOOPS = {"bare": bare_loop, "like": like_loop, "trainer": trainer_loop}
+LOOPS = {"bare": bare_loop, "like": like_loop, "graphed": graphed_loop, "trainer": trainer_loop}
+
+
+def loops_on(device: str) -> list[str]:
+    """Those that a device can make."""
+    return [loop for loop in LOOPS if device == "cuda" or loop != "graphed"]
 
 
 def serve(loop: str, device: torch.device) -> int:
@@ -83,7 +133,10 @@ def serve(loop: str, device: torch.device) -> int:
     while name := sys.stdin.readline().strip():
         pid = os.fork()
         if not pid:
-            make_steps(LOOPS[loop](named(name), device), device)
+            try:
+                make_steps(LOOPS[loop](named(name), device), device)
+            except Exception:  # noqa: BLE001 - told, and the others go on without it
+                traceback.print_exc()
             os._exit(0)
         os.waitpid(pid, 0)
         print("ended", flush=True)
@@ -125,23 +178,31 @@ class Loop:
         self._in, self._out = self._process.stdin, self._process.stdout
 
     def await_ready(self) -> None:
-        """Return when it has started, or its training has begun or ended."""
-        if not self._out.readline():
-            raise SystemExit(f"{' '.join(self._command)} ended with {self._process.wait()}")
+        """Return when it has started."""
+        self._hear()
+
+    def is_born(self) -> bool:
+        """Whether the training that was begun makes steps now; false: it has failed."""
+        return self._hear() == "born"
 
     def begin(self, model: str) -> None:
-        """Begin a training in a new process, which reads what is said once `await_ready` has returned."""
+        """Begin a training in a new process, which makes steps once `is_born` has returned true."""
         self._say(model)
 
     async def make(self, steps: int) -> Spent:
         """Make steps of it."""
         self._say(steps)
-        return Spent(*map(float, self._out.readline().split()))
+        return Spent(*map(float, self._hear().split()))
 
     def end(self) -> None:
         """End that process."""
         self._say(0)
-        self.await_ready()
+        self._hear()
+
+    def _hear(self) -> str:
+        if not (said := self._out.readline()):
+            raise Unborn(f"{' '.join(self._command)} ended with {self._process.wait()}")
+        return said.strip()
 
     def _say(self, words: str | int) -> None:
         self._in.write(f"{words}\n")

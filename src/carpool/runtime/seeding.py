@@ -16,6 +16,7 @@ import torch
 from carpool.runtime.chance import derive
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_PRODUCTS = "MKL_CBWR"  # Intel's name for asking that a product on as many threads rounds alike every time
 _NOTHING = nullcontext()
 # The global generators that users draw from. Looked up here once: in a step caches are cold, and every look costs.
 _seed_python, _seed_torch = random.seed, torch.default_generator.manual_seed
@@ -90,6 +91,7 @@ def settle(*, deterministic: bool = True) -> list[str]:
     if _WORKSPACE not in os.environ and _cuda_started():
         notes.append(f"{_WORKSPACE} was not set before CUDA started: matrix products may differ from run to run")
     os.environ.setdefault(_WORKSPACE, ":4096:8")
+    os.environ.setdefault(_PRODUCTS, "AUTO")  # read at the first product; `benchmarks/runtime_bits.py` has the price
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Otherwise torch fills every new tensor with NaN, which costs time and only matters to programs that read garbage.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
