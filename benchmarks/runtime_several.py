@@ -29,12 +29,13 @@ async def measure(folder: Path, words: argparse.Namespace) -> None:
     ddp = runtime_ddp.parsed(words.ddp.split())
     updates = runtime_updates.parsed(words.updates.split())
     cases = runtime_ddp.cases_of(ddp, first=2 * len(unlike))
+    apart = unlike[0].apart if unlike else ()
     devices = [(each.fast, each.slow) for each in unlike]
     devices += [setup.cores for setup in runtime_ddp.setups(len(os.sched_getaffinity(0)))]
     with contextlib.ExitStack() as stack:
         runs = runtime_ddp.start_runs(folder, cases, stack) if words.ddp else {}
         desk, desks = await asyncio.gather(
-            Desk.open(folder / "state", devices[0], others=devices[1:], mark=new_mark(), patience_s=600.0),
+            Desk.open(folder / "state", devices[0], others=devices[1:], mark=new_mark(), patience_s=600.0, apart=apart),
             runtime_updates.open_desks(folder, updates) if words.updates else asyncio.sleep(0, {}),
         )
         try:

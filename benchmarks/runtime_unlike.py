@@ -8,10 +8,10 @@ products, or the CNN of examples/. It goes on for the whole comparison, and is t
 the workers saw them end, once the cut has settled. Taking turns every few seconds in one run, and comparing neighbours
 only, keeps what else the machine does out of the ratio. First each device makes steps alone: if the one is s times as
 fast as the other, (1 + s) / 2 is the most that balanced parts can gain, 1.5 for s = 2; 1.35 is asked for. Devices get
-one thread of each physical core where there are enough of these (trials/desk.py): two threads of one are not twice one.
-By default they have a quarter and an eighth of the cores: neighbours on a virtual machine that does not say which cores
-are two threads of one are then on different ones or share them within a device, and memory has room for both.
-On fewer than three cores the devices are alike and there is nothing to gain: that only shows that the script runs.
+one thread of each physical core where there are enough of these: two threads of one are not twice one. The kernel says
+which these are; where it does not, on a virtual machine, the cores themselves are asked (trials/physical.py). Devices
+have a quarter and an eighth of the cores by default, so that the memory bus has room for both. On fewer than three
+cores they are alike and there is nothing to gain: that only shows that the script runs.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 from measured import ROOT, Patience, save
 from trials.clocked import ENTRY, ends
 from trials.desk import Desk, JobEnded, dealt, new_mark, one_of_each
+from trials.physical import felt_apart
 
 from carpool.core.messages import AssignApplied, ProgressReported
 from carpool.runtime.actions import Cut
@@ -162,7 +163,7 @@ def judged(found: dict[str, list[dict[str, Any]]], cuts: Sequence[Cut], contest:
     return {
         "arguments": contest.arguments,
         "devices": f"cpu:1x{contest.options.fast},1x{contest.options.slow}",
-        "cores": [list(device.cores) for device in dealt((contest.options.fast, contest.options.slow))],
+        "cores": [list(device.cores) for device in contest.options.dealt],
         "steps_of_a_block": contest.options.block,
         "times_faster": round(statistics.median(ratios), 3),
         "times_faster_each": [round(each, 3) for each in ratios],
@@ -174,7 +175,9 @@ def judged(found: dict[str, list[dict[str, Any]]], cuts: Sequence[Cut], contest:
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     """What is asked for."""
-    cores = len(one_of_each(sorted(os.sched_getaffinity(0))))
+    found = sorted(os.sched_getaffinity(0))
+    apart = one_of_each(found)
+    cores = len(apart)
     slow = max(1, cores // 8)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     fast = 2 * slow if cores > 2 else slow
@@ -188,13 +191,18 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--channels", type=int, default=64 if cores >= 8 else 8, help="of the CNN")
     parser.add_argument("--width", type=int, default=1024 if cores >= 8 else 64, help="of the perceptron")
     parser.add_argument("--out", default="runtime_unlike", help="name of the result file, without .json")
-    parser.set_defaults(devices=(0, 1))
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    if apart == found and options.fast + options.slow <= len(found) // 2:
+        apart = list(felt_apart(tuple(found)))
+        print(f"cores that do not feel each other: {apart}", flush=True)
+    options.devices, options.apart, options.dealt = (0, 1), apart, dealt((options.fast, options.slow), apart)
+    return options
 
 
 async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """In an executor of its own."""
-    desk = await Desk.open(folder / "state", (options.fast, options.slow), mark=new_mark(), patience_s=600.0)
+    sizes = (options.fast, options.slow)
+    desk = await Desk.open(folder / "state", sizes, mark=new_mark(), patience_s=600.0, apart=options.apart)
     try:
         return await compare(desk, folder, options)
     finally:

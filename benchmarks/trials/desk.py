@@ -62,10 +62,11 @@ class Desk:
         mark: str,
         patience_s: float = 180.0,
         others: Sequence[Sequence[int]] = (),
+        apart: Sequence[int] = (),
         **options: Any,
     ) -> Desk:
         """Start an executor for devices with so many cores; ``others`` lie on the same cores once more."""
-        groups = [dealt(sizes) for sizes in (cores_of_devices, *others)]
+        groups = [dealt(sizes, apart) for sizes in (cores_of_devices, *others)]
         devices = [
             replace(device, id=place, name=f"cpu:{place}")
             for place, device in enumerate(device for group in groups for device in group)
@@ -190,14 +191,15 @@ def siblings(core: int) -> str:
     return listed.read_text(encoding="ascii").strip() if listed.exists() else str(core)
 
 
-def dealt(cores_of_devices: Sequence[int]) -> list[LocalDevice]:
+def dealt(cores_of_devices: Sequence[int], apart: Sequence[int] = ()) -> list[LocalDevice]:
     """Devices with so many of this machine's cores, one after another, shared where there are too few.
 
     Two threads of one core are not twice as fast as one: as long as there are cores enough, devices have one of each.
+    Which these are, the kernel says, or ``apart`` where it was found out otherwise.
     """
     cores = sorted(os.sched_getaffinity(0))
-    if sum(cores_of_devices) <= len(apart := one_of_each(cores)):
-        cores = apart
+    if sum(cores_of_devices) <= len(apart := apart or one_of_each(cores)):
+        cores = list(apart)
     devices, first = [], 0
     for place, size in enumerate(cores_of_devices):
         hand = sorted({cores[(first + offset) % len(cores)] for offset in range(size)})

@@ -12,8 +12,11 @@ from tests.runtime.echo import recorded
 from carpool.runtime.container import pack, unpack
 from carpool.runtime.digest import digest
 from carpool.runtime.goals import Stop
+from carpool.runtime.seeding import intra_op_threads
 from carpool.runtime.trainer import Trainer
-from carpool.runtime.update import settle_optimizer
+from carpool.runtime.update import _BY_ELEMENT, settle_optimizer
+
+CPU = torch.device("cpu")
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2),
@@ -128,19 +131,107 @@ def test_what_an_optimizer_remembers_from_its_making_goes_where_the_model_goes()
 def test_optimizers_take_one_form() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     adam = torch.optim.Adam([weight], fused=True)
-    settle_optimizer(adam, torch.device("cpu"))
+    settle_optimizer(adam, CPU)
     group = adam.param_groups[0]
     assert (group["foreach"], group["fused"], group["capturable"], group["lr"]) == (True, None, False, 0.001)
+    settle_optimizer(adam, CPU, fused=True)
+    assert (group["foreach"], group["fused"]) == (False, True)
     adam.param_groups[0] |= {"capturable": True, "lr": torch.tensor(0.5)}  # as it comes from a GPU
-    settle_optimizer(adam, torch.device("cpu"))
+    settle_optimizer(adam, CPU)
     assert (group["capturable"], group["lr"]) == (False, 0.5)
     assert isinstance(group["lr"], float)
+
+
+@pytest.mark.parametrize(
+    "weight", [torch.ones(2, 3).T, torch.ones(2, dtype=torch.complex64), torch.ones(2, dtype=torch.bfloat16)]
+)
+def test_only_plain_rows_of_numbers_are_updated_by_a_fused_kernel(weight: torch.Tensor) -> None:
+    adam = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(weight)])
+    settle_optimizer(adam, CPU, fused=True)
+    assert adam.param_groups[0]["fused"] is None
+
+
+def test_a_fused_adam_is_adam() -> None:
+    made = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(1000))
+        adam = torch.optim.Adam([weight], lr=0.1, weight_decay=0.1)
+        settle_optimizer(adam, CPU, fused=fused)
+        for _ in range(5):
+            weight.grad = torch.randn(1000)
+            adam.step()
+        made.append(weight.detach())
+    assert torch.allclose(made[0], made[1], rtol=1e-5, atol=1e-6)
+
+
+def test_steps_that_are_cut_into_parts_are_updated_by_fused_kernels(make_training: Any) -> None:
+    def forms(trainer: Trainer, *cuts: tuple[int, ...]) -> list[Any]:
+        found = []
+        for parts in cuts:
+            trainer.step(parts)
+            found.append(trainer.training.optimizer.param_groups[0]["fused"])
+        return found
+
+    assert forms(Trainer(make_training()), (), (20, 16), (1, 1), ()) == [None, True, True, None]
+    assert forms(Trainer(make_training(), exact=True), (), ()) == [None, None]
+    trainer, other = Trainer(make_training()), Trainer(make_training())
+    trainer.step((1, 1))
+    other.load_state_dict(trainer.state_dict())
+    assert forms(other, (1, 1)) == [True]
+
+
+@pytest.mark.parametrize("kind", sorted(_BY_ELEMENT, key=str))
+def test_what_treats_each_element_by_itself_does_not_hang_on_threads(kind: Any) -> None:
+    found = []
+    for threads in (1, 2, 3):
+        torch.manual_seed(0)
+        weights = [torch.nn.Parameter(torch.randn(size)) for size in (100_003, 70_001)]  # threads end within a row
+        optimizer = kind(weights, lr=0.01)
+        settle_optimizer(optimizer, CPU, fused=True)
+        for _ in range(3):
+            for weight in weights:
+                weight.grad = torch.randn_like(weight)
+            with intra_op_threads(threads):
+                optimizer.step()
+        found.append(torch.cat([weight.detach() for weight in weights]))
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+class Summing(torch.optim.SGD):
+    """An optimizer of a user's own, which may sum up anything."""
+
+    threads = 0
+
+    def step(self, closure: Any = None) -> Any:
+        Summing.threads = torch.get_num_threads()
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Summing])
+def test_ranks_with_unlike_threads_update_alike(make_training: Any, kind: Any) -> None:
+    learned = []
+    for threads in (1, 3, 4):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 50_003), torch.nn.Linear(50_003, 3))
+        training = make_training(model=model, optimizer=lambda p: kind(p, lr=0.1))
+        trainer = Trainer(replace(training, clip_norm=1e-3))
+        trainer.update.threads = 2
+        with intra_op_threads(1):
+            step = trainer.begin()
+            total = trainer.combine(step, trainer.contribute(step, range(1)))
+        with intra_op_threads(threads):
+            trainer.apply(step, total)
+            assert torch.get_num_threads() == threads
+        assert kind is torch.optim.SGD or Summing.threads == 2
+        learned.append(digest(model))
+    assert len(set(learned)) == 1
 
 
 def test_large_parameters_are_updated_one_by_one_on_a_cpu() -> None:
     for sizes, together in (([1 << 18, 64], False), ([64], True), ([1 << 18, *[1 << 16] * 5], True)):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(size)) for size in sizes], lr=0.1)
-        settle_optimizer(optimizer, torch.device("cpu"))
+        settle_optimizer(optimizer, CPU)
         assert optimizer.param_groups[0]["foreach"] is together
 
 

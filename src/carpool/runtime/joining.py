@@ -44,6 +44,7 @@ class Joiner:
         place = Place(said, owners, parts, None, Speedometer(said.probe))
         if self._norms is not None:
             self._norms.meeting = None
+        trainer.update.threads = place.threads if said.size > 1 and trainer.shards is None else None
         if said.size == 1:
             return place
         if said.reducer == "group":

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from carpool.runtime.exchange import Exchange, copying_s
 from carpool.runtime.meeting import Meeting
 from carpool.runtime.protocol import Proceed
 from carpool.runtime.reducer import Reducer
-from carpool.runtime.seeding import intra_op_threads
 from carpool.runtime.slots import Owners
 from carpool.runtime.speedometer import Speedometer
 from carpool.runtime.token import Token
 from carpool.runtime.trainer import Trainer
-
-_NOTHING = nullcontext()
 
 
 @dataclass(slots=True, eq=False)
@@ -45,9 +41,10 @@ class Place:
         """The parameters that it updates, and hands over to the others."""
         return range(*self.said.updates[self.said.rank])
 
-    def alike(self) -> AbstractContextManager[None]:
-        """Add up and update with as many threads as every other rank: their number may change the bits."""
-        return intra_op_threads(self.said.update_threads) if self.said.update_threads else _NOTHING
+    @property
+    def threads(self) -> int | None:
+        """As many as every other rank has, for what follows the pass: their number may change the bits; None: alone."""
+        return self.said.update_threads or None
 
     def starts(self) -> None:
         """Nothing of a step has been said to the device yet: return when it may be."""
@@ -73,6 +70,6 @@ class Place:
     def measure(self, trainer: Trainer, updated: Sequence[int]) -> None:
         """Note how long updating these parameters took, and how long copying what would be exchanged takes."""
         elements = sum(trainer.layout.parameters[index].numel() for index in updated)
-        self.update_s = trainer.update_s / elements if elements else 0.0
+        self.update_s = trainer.update.step_s / elements if elements else 0.0
         if not self.copy_s:
             self.copy_s = copying_s(trainer.layout, trainer.training.optimizer)

@@ -99,11 +99,15 @@ def settle(*, deterministic: bool = True) -> list[str]:
     return notes
 
 
-@contextmanager
-def intra_op_threads(count: int | None) -> Iterator[None]:
+def intra_op_threads(count: int | None) -> AbstractContextManager[None]:
     """Compute with this many threads inside each operation (the number changes the bits); ``None`` leaves it."""
+    return _NOTHING if count is None else _on_threads(count)
+
+
+@contextmanager
+def _on_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    if count is None or count == before:
+    if count == before:
         yield
         return
     torch.set_num_threads(count)

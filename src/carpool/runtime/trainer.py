@@ -43,7 +43,7 @@ from carpool.runtime.shards import (
 )
 from carpool.runtime.step_source import StepSource
 from carpool.runtime.training import Training, as_metrics
-from carpool.runtime.update import Update, settle_optimizer
+from carpool.runtime.update import Update
 
 DEFAULT_SHARDS = 8
 
@@ -91,7 +91,7 @@ class Trainer:
         self.layout = Layout(training.model, training.optimizer)
         self._passes = Passes(training, self.layout, seed, self._scale)
         self.notes += self._passes.samples.notes
-        self._update = Update(training, self.layout, self._scale)
+        self.update = Update(training, self.layout, self._scale)
         self.graphs: Graphs | None = None  # on a GPU, steps become CUDA graphs by themselves
         if graph and self.device.type == "cuda":
             self.graphs = self.recorded_by(CudaRecorder(self.device), loosely=not deterministic)
@@ -135,21 +135,18 @@ class Trainer:
     def apply(self, step: Step, total: Contribution, parameters: Collection[int] | None = None) -> Sums:
         """Update the weights of some of the layout's parameters (by default all) and the buffers.
 
-        ``total`` is only read: it may lie in memory that others read too.
+        ``total`` is only read: it may lie in memory that others read too. A step that is cut into parts rounds unlike
+        one that is not, so its optimizer may round as it likes; one on a single device rounds as in anybody's loop.
         """
         assert step.number == self.cursor.step, f"step {step.number} comes after step {self.cursor.step}"
         with self._bound():
             sums = self._check_finite(step, total)
-            self._update.load_buffers(total)
+            self.update.load_buffers(total)
+            self.update.settle(fused=self.shards is None and len(step.bounds) > 1)
             if sums.finite:
-                self._update.load_gradients(total, sums)
-                self._update.apply(parameters)
+                self.update.load_gradients(total, sums)
+                self.update.apply(parameters)
         return sums
-
-    @property
-    def update_s(self) -> float:
-        """Seconds that the optimizer's last step took."""
-        return self._update.step_s
 
     def is_whole(self, step: Step) -> bool:
         """Whether a process that is alone may make the step in one pass, without adding anything up."""
@@ -176,7 +173,8 @@ class Trainer:
         with self._bound():
             if not math.isfinite(loss):
                 raise self._diverged(step, loss)
-            make = self._update.make if self.graphs is None else self.graphs.make_update
+            self.update.settle(fused=False)
+            make = self.update.make if self.graphs is None else self.graphs.make_update
             make(then if self.progress.ends_with_update(step.draw, loss) else None)
         return Sums([], loss, finite=True, counted=False)
 
@@ -278,7 +276,7 @@ class Trainer:
                 thing.load_state_dict(state["state"][name])
         except (KeyError, RuntimeError, ValueError) as error:
             raise CheckpointError(f"the state does not fit this training: {error}") from error
-        settle_optimizer(training.optimizer, self.device)
+        self.update.settle_anew()
         if self.graphs is not None:
             self.graphs.forget()  # the optimizer remembers in other tensors now
         if training.schedule is not None:
@@ -318,7 +316,7 @@ class Trainer:
 
     def recorded_by(self, recorder: Recorder, *, loosely: bool = False) -> Graphs:
         """Graphs of this training's steps, made by a recorder."""
-        return Graphs(self._passes, self._update, self.layout, self.caveats, recorder, loosely=loosely)
+        return Graphs(self._passes, self.update, self.layout, self.caveats, recorder, loosely=loosely)
 
     def _bound(self) -> AbstractContextManager[object]:
         """Compute so that bits can be kept: what has no deterministic form is noted; exact on CPU means one thread."""

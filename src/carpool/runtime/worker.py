@@ -65,6 +65,7 @@ from carpool.runtime.publishing import Publisher
 from carpool.runtime.reducer import GivenUp, Reducer
 from carpool.runtime.residence import Residence
 from carpool.runtime.room import make_room, most_taken
+from carpool.runtime.seeding import intra_op_threads
 from carpool.runtime.token import Token, Tokens
 from carpool.runtime.trainer import Trainer
 
@@ -169,7 +170,7 @@ class Worker:
         sums = self._alone(step, place) if place.reducer is None else self._in_company(step, place, place.reducer)
         if sums is None:
             return
-        with place.alike():
+        with intra_op_threads(place.threads):
             done = trainer.advance(step, sums)
         self._lodger.settle()
         self._counter.set(done.step)
@@ -239,13 +240,12 @@ class Worker:
     def _update(self, step: Step, place: Place, reducer: Reducer) -> Sums | None:
         """New weights of the sum of all contributions; None if the step was given up while they were exchanged."""
         self._lodger.enter_wholly()
-        with place.alike():
-            total = reducer.total(step)
-            self._torn = True
-            if place.exchange is None:
-                sums = self._trainer.apply(step, total)
-                place.measure(self._trainer, range(len(self._trainer.layout.parameters)))
-                return sums
+        total = reducer.total(step)
+        self._torn = True
+        if place.exchange is None:
+            sums = self._trainer.apply(step, total)
+            place.measure(self._trainer, range(len(self._trainer.layout.parameters)))
+            return sums
         return self._update_and_exchange(step, place, total, place.exchange)
 
     def _update_and_exchange(self, step: Step, place: Place, total: Contribution, exchange: Exchange) -> Sums | None:
@@ -253,8 +253,7 @@ class Worker:
         exchange.lay_out()
         count = len(self._trainer.layout.parameters)
         mine = [index for index in range(count) if index in place.updates or index not in exchange.known]
-        with place.alike():
-            sums = self._trainer.apply(step, total, mine)
+        sums = self._trainer.apply(step, total, mine)
         place.measure(self._trainer, mine)
         exchange.give([index for index in place.updates if index in exchange.known])
         self._channel.send(Updated(place.said.formation, step.number))

@@ -1,0 +1,77 @@
+"""Which cores are two threads of one? Asked of the cores themselves, where a virtual machine's kernel does not know.
+
+Two threads of one core share the unit that takes square roots: together each gets half of what it gets alone. Cores of
+their own do not feel each other.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+SPELL_S = 0.03
+SHARED = 0.75  # of the rate alone: below it, two are taken to be of one core
+
+
+def roots(core: int, line: Connection) -> None:
+    """On one core: how many rows of square roots fit into each spell that begins at a given moment."""
+    os.sched_setaffinity(0, {core})
+    row = np.random.default_rng(0).random(4096, dtype=np.float32)
+    out = np.empty_like(row)
+    while begin := line.recv():
+        while time.monotonic() < begin:
+            pass
+        count, end = 0, begin + SPELL_S
+        while time.monotonic() < end:
+            for _ in range(8):
+                np.sqrt(row, out=out)
+            count += 8
+        line.send(count)
+
+
+@functools.cache
+def felt_apart(cores: tuple[int, ...]) -> tuple[int, ...]:
+    """The first thread of every physical core, by measuring; all of them where none feels another."""
+    context = get_context("fork")
+    lines: dict[int, Connection] = {}
+    started = []
+    for core in cores:
+        lines[core], theirs = context.Pipe()
+        started.append(context.Process(target=roots, args=(core, theirs), daemon=True))
+        started[-1].start()
+        theirs.close()
+
+    def counted(*on: int) -> list[int]:
+        begin = time.monotonic() + 0.002
+        for core in on:
+            lines[core].send(begin)
+        return [lines[core].recv() for core in on]
+
+    def most(*on: int) -> list[int]:  # what else the machine does only ever takes away
+        return [max(pair) for pair in zip(counted(*on), counted(*on), strict=True)]
+
+    alone = {core: most(core)[0] for core in cores}
+    firsts: list[int] = []
+    left = list(cores)
+    while left:
+        first = left.pop(0)
+        firsts.append(first)
+        for other in left:
+            if min(n / alone[core] for n, core in zip(most(first, other), (first, other), strict=True)) < SHARED:
+                left.remove(other)
+                break
+    for line in lines.values():
+        line.send(0.0)
+    for process in started:
+        process.join()
+    return tuple(firsts)
+
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    print(felt_apart(tuple(sorted(os.sched_getaffinity(0)))), f"{time.monotonic() - began:.1f} s")
