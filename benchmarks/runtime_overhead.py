@@ -225,17 +225,23 @@ def mirror_ms(training: carpool.Training) -> dict[str, float]:
     }
 
 
-def update_ms() -> dict[str, dict[str, float]]:
-    """An optimizer's step, one parameter after another and all at once: a million elements in few and in many."""
-    found = {}
+def update_ms() -> dict[str, dict[str, dict[str, float]]]:
+    """A step of two optimizers in each of their forms: a million elements in few and in many parameters."""
+    forms: dict[str, dict[str, bool]] = {
+        "one_by_one": {"foreach": False},
+        "all_at_once": {"foreach": True},
+        "fused": {"fused": True},
+    }
+    found: dict[str, dict[str, dict[str, float]]] = {"SGD": {}, "Adam": {}}
     for name, sizes in {"large": [256 * 896, 896 * 896, 8960], "small": [1024] * 1024}.items():
-        found[name] = {}
-        for way, together in (("one_by_one", False), ("all_at_once", True)):
+        for way, form in forms.items():
             weights = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
-            optimizer = torch.optim.SGD(weights, lr=0.01, momentum=0.9, foreach=together)
             for weight in weights:
                 weight.grad = torch.randn_like(weight)
-            found[name][way] = median_ms(optimizer.step, 50)
+            sgd = torch.optim.SGD(weights, lr=0.01, momentum=0.9, **form)
+            found["SGD"].setdefault(name, {})[way] = median_ms(sgd.step, 50)
+            adam = torch.optim.Adam(weights, lr=0.01, **form)
+            found["Adam"].setdefault(name, {})[way] = median_ms(adam.step, 50)
     return found
 
 
