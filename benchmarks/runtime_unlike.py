@@ -37,7 +37,7 @@ from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
 
 ASKED = 1.35
-SETTLING = {"equal": 3, "balanced": 10, "alone": 2}  # steps that are not timed
+SETTLING = {"equal": 3, "balanced": 3, "alone": 2}  # steps that are not timed; a cut goes back to the best one at once
 FOREVER = 10**6  # steps
 BATCHES = {"perceptron": 4096, "cnn": 96}  # so that a step is its passes, and little else
 ENTRIES = {"cnn": "examples/cifar10_cnn.py:cnn", "perceptron": "benchmarks/trials/wide.py:training"}
@@ -194,7 +194,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(words)
     if apart == found and options.fast + options.slow <= len(found) // 2:
         apart = list(felt_apart(tuple(found)))
-        print(f"cores that do not feel each other: {apart}", flush=True)
+        print(f"cores that do not feel each other, the quickest first: {apart}", flush=True)
     options.devices, options.apart, options.dealt = (0, 1), apart, dealt((options.fast, options.slow), apart)
     return options
 

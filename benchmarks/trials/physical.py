@@ -1,20 +1,23 @@
-"""Which cores are two threads of one? Asked of the cores themselves, where a virtual machine's kernel does not know.
+"""Which cores are two threads of one, and which are held up by others? Asked of the cores themselves.
 
-Two threads of one core share the unit that takes square roots: together each gets half of what it gets alone. Cores of
-their own do not feel each other.
+A virtual machine's kernel does not know. Two threads of one core share the unit that takes square roots: together each
+gets half of what it gets alone, while cores of their own do not feel each other. A core whose other thread another
+machine uses is slower than the rest.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import statistics
 import time
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 import numpy as np
 
-SPELL_S = 0.03
+SPELL_S = 0.025
+ROUNDS = 5
 SHARED = 0.75  # of the rate alone: below it, two are taken to be of one core
 
 
@@ -36,7 +39,7 @@ def roots(core: int, line: Connection) -> None:
 
 @functools.cache
 def felt_apart(cores: tuple[int, ...]) -> tuple[int, ...]:
-    """The first thread of every physical core, by measuring; all of them where none feels another."""
+    """The first thread of every physical core, the quickest first; all of them where none feels another."""
     context = get_context("fork")
     lines: dict[int, Connection] = {}
     started = []
@@ -55,9 +58,10 @@ def felt_apart(cores: tuple[int, ...]) -> tuple[int, ...]:
     def most(*on: int) -> list[int]:  # what else the machine does only ever takes away
         return [max(pair) for pair in zip(counted(*on), counted(*on), strict=True)]
 
-    alone = {core: most(core)[0] for core in cores}
+    rounds = [{core: counted(core)[0] for core in cores} for _ in range(ROUNDS)]
+    alone = {core: statistics.median(counts[core] for counts in rounds) for core in cores}
     firsts: list[int] = []
-    left = list(cores)
+    left = sorted(cores, key=lambda core: -alone[core])
     while left:
         first = left.pop(0)
         firsts.append(first)
