@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
-os.environ.setdefault("MKL_CBWR", "AUTO")  # as in workers: here some test may multiply before a trainer says so
 
 # No deadlines: how long an example takes says more about the machine than about the code.
 settings.register_profile(
