@@ -37,7 +37,7 @@ from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
 
 ASKED = 1.35
-SETTLING = {"equal": 3, "balanced": 3, "alone": 2}  # steps that are not timed; a cut goes back to the best one at once
+SETTLING = {"equal": 3, "balanced": 3, "alone": 2}  # steps that are not timed; a cut by order is left at once
 FOREVER = 10**6  # steps
 BATCHES = {"perceptron": 4096, "cnn": 96}  # so that a step is its passes, and little else
 ENTRIES = {"cnn": "examples/cifar10_cnn.py:cnn", "perceptron": "benchmarks/trials/wide.py:training"}

@@ -132,6 +132,22 @@ def test_an_order_for_other_parts_is_no_sign_that_dealing_by_speed_failed() -> N
     assert set(free[5]) == {(15, 15)}  # by what was measured in the order's time
 
 
+def test_parts_by_an_order_that_holds_no_more_are_left_at_once() -> None:
+    made = cutter()
+    now: Formation | None = None
+    held: list[tuple[int, ...]] = []
+    for step in range(3 * SETTLED):
+        wish = Wish(1 + step, BOTH, parts=(15, 15) if step in {2 * SETTLED, 2 * SETTLED + 1} else ())
+        shape = made.shape(wish, BOTH, step, by_token=False, now=now, is_new=True)
+        if now is None or shape != now.shape:
+            made.record(step, shape)
+            now = Formation(step, (1, 2), shape, step, 0.0)
+        held.append(shape.counts)
+        for seat, count, sample_s in zip(BOTH, shape.counts, (0.4, 0.1), strict=True):
+            made.measure(seat, Contributed(1, 0, sample_s * count, count))
+    assert held[2 * SETTLED - 1 :] == [(6, 24), (15, 15), (15, 15), *[(6, 24)] * (SETTLED - 2)]
+
+
 def test_parts_that_were_ordered_are_kept_to() -> None:
     wish = Wish(1, BOTH, parts=(29, 1))
     assert cutter().shape(wish, BOTH, 0, by_token=False, now=None, is_new=True).counts == (29, 1)

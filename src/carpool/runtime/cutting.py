@@ -104,7 +104,7 @@ class Cutter:
         traits = [self.trait(seat) for seat in where[0]]
         best = self._best.get(where)
         if not self._speeds.are_settled(traits, 2**best.failures if best is not None and best.counts == present else 1):
-            return present
+            return wanted if present == self._ordered else present  # an order that holds no more is left at once
         slowest_s = max(count / speed for count, speed in zip(present, speeds, strict=True))
         if best is None:
             best = self._best[where] = _Best(present, slowest_s)
