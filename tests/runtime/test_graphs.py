@@ -173,18 +173,23 @@ def test_an_optimizer_that_counts_in_python_is_not_recorded(make_training: Any) 
     assert echo.replays > 0  # passes are
 
 
-def test_resuming_lets_go_of_recordings(make_training: Any) -> None:
-    first, _, _ = recorded(make_training())
-    for _ in range(4):
+@pytest.mark.parametrize("steps", [0, 4])
+def test_a_state_is_loaded_under_recordings(make_training: Any, steps: int) -> None:
+    """They stay where the optimizer goes on remembering in the same tensors; at step 0 it remembers nothing."""
+    first, _, _ = recorded(make_training(batch_size=50))
+    for _ in range(steps):
         first.step()
-    second, echo, _ = recorded(make_training())
-    for _ in range(4):
+    second, echo, graphs = recorded(make_training(batch_size=50))
+    for _ in range(5):
         second.step()
+    assert graphs.is_settled
     second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert graphs.is_settled == (steps > 0)
     echo.replays = 0
-    second.step()
-    assert echo.replays == 0
-    first.step()
+    for _ in range(5):
+        first.step()
+        second.step()
+    assert (echo.replays > 0, echo.replays == 15) == (True, steps > 0)
     assert digest(first.training.model) == digest(second.training.model)
 
 

@@ -18,51 +18,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from carpool.runtime.flat import Layout
-from carpool.runtime.gathering import Gathering
 from carpool.runtime.passes import Passes, Step
 from carpool.runtime.proof import Settings, are_same, copies, host_chance, numbers_in, tensors_in
-from carpool.runtime.recorder import Recorder, Replay, why_not
+from carpool.runtime.recorder import Recorder, why_not
 from carpool.runtime.rows import put
 from carpool.runtime.seeding import Caveats
 from carpool.runtime.still import NotStill, Outline, fill, outline, still
+from carpool.runtime.takes import Take, TakenUpdate
 from carpool.runtime.update import Update
 
-_PROOFS = 2  # steps made both ways before a recording is trusted
 _MOST_OUTLINES = 4  # whole batches, last partial ones, and what a change of the batch size brings
 _MOST_MOVES = 8  # before any recording could be trusted
 _MOST_UPDATES = 32  # recordings of the update for settings that changed
-
-
-@dataclass(slots=True, eq=False)
-class _Update:
-    replay: Replay
-    settings: Settings
-    remembers: list[Tensor]  # held, because the recording has their addresses
-    proofs: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Take:
-    """The recordings for batches of one outline, and every tensor they touch."""
-
-    batch: Any
-    gathering: Gathering | None  # how the batch comes about, where that is recorded too
-    made: Tensor  # the loss on the device
-    loss: Tensor  # on the host
-    buffers: list[Tensor]
-    before: list[Tensor]  # buffers as they were before the pass
-    forward: Replay | None = None
-    backward: Replay | None = None
-    gradients: list[Tensor | None] = field(default_factory=list)
-    proofs: int = 0
-    update: _Update | None = None
 
 
 class Graphs:
@@ -85,9 +58,9 @@ class Graphs:
         self._recorder = recorder
         self._is_free = loosely
         self._optimizer = update.optimizer
-        self._takes: dict[Outline, _Take | None] = {}  # None: seen, not recorded yet
-        self._gathered: dict[int, _Take] = {}  # those that fetch their batches themselves, by their length
-        self._now: _Take | None = None  # whose gradients the next update takes
+        self._takes: dict[Outline, Take | None] = {}  # None: seen, not recorded yet
+        self._gathered: dict[int, Take] = {}  # those that fetch their batches themselves, by their length
+        self._now: Take | None = None  # whose gradients the next update takes
         self._addresses: list[int] = []
         self._moves = 0  # of weights or buffers, since a recording was trusted last
         self._settings: Settings | None = None
@@ -113,6 +86,12 @@ class Graphs:
         """Whether a whole step may stand queued on a device on which another process computes, not its head alone."""
         return not self._recorder.has_branches
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether a step like the last one would be replayed, as far as it ever will be."""
+        takes = [take for take in self._takes.values() if take is not None and take.is_proven]
+        return bool(self.refusal or any(take.is_proven_wholly for take in takes) or (takes and self.update_refusal))
+
     def take_news(self) -> list[str]:
         """What has not been told yet."""
         news, self.news = self.news, []
@@ -131,7 +110,7 @@ class Graphs:
             take = self._take_for(batch, step.num_samples)
             if take is None:
                 return self._passes.whole(batch, step.number)
-            if take.proofs < _PROOFS:
+            if not take.is_proven:
                 return self._prove_pass(take, batch, step)
             if take.gathering is None:
                 fill(take.batch, batch)
@@ -146,7 +125,7 @@ class Graphs:
             self._addresses = addresses
             self._moves += 1
 
-    def _take_for(self, batch: Any, count: int) -> _Take | None:
+    def _take_for(self, batch: Any, count: int) -> Take | None:
         """The take for such batches, if they shall be replayed or just now recorded."""
         if self.refusal:
             return None
@@ -169,7 +148,7 @@ class Graphs:
             self._tell(f"batches of more than {_MOST_OUTLINES} shapes: the later ones are not recorded as CUDA graphs")
         return None
 
-    def _new_take(self, batch: Any, key: Outline, count: int) -> _Take:
+    def _new_take(self, batch: Any, key: Outline, count: int) -> Take:
         buffers, device = self._layout.buffers(), self._layout.device
         made = torch.zeros((), dtype=torch.float64, device=device)
         loss = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
@@ -177,9 +156,9 @@ class Graphs:
         if gathering is not None and outline(gathering.batch) != key:
             gathering = None
         place = still(batch) if gathering is None else gathering.batch
-        return _Take(place, gathering, made, loss, buffers, copies(buffers))
+        return Take(place, gathering, made, loss, buffers, copies(buffers))
 
-    def _replay_pass(self, take: _Take, step: Step) -> float:
+    def _replay_pass(self, take: Take, step: Step) -> float:
         assert take.forward is not None
         assert take.backward is not None
         if take.gathering is not None:
@@ -198,7 +177,7 @@ class Graphs:
             self._now = None
         return loss
 
-    def _prove_pass(self, take: _Take, batch: Any, step: Step) -> float:
+    def _prove_pass(self, take: Take, batch: Any, step: Step) -> float:
         """Make the pass by the code, then by the recording from the same state; the code's result stands."""
         passes, layout = self._passes, self._layout
         kept, before = layout.buffers(), copies(layout.buffers())
@@ -223,7 +202,7 @@ class Graphs:
             passes.hang(wanted)
             return loss
         take.proofs += 1
-        if take.proofs == _PROOFS:
+        if take.is_proven:
             self._moves = 0
             if take.gathering is not None:
                 self._gathered[step.num_samples] = take
@@ -236,7 +215,7 @@ class Graphs:
 
     def _try_pass(
         self,
-        take: _Take,
+        take: Take,
         batch: Any,
         step: Step,
         before: list[Tensor],
@@ -265,7 +244,7 @@ class Graphs:
             return "recorded, it leaves other buffers"
         return ""
 
-    def _record_pass(self, take: _Take) -> None:
+    def _record_pass(self, take: Take) -> None:
         passes = self._passes
         made: list[Tensor] = []
 
@@ -300,7 +279,7 @@ class Graphs:
             self._update.make(then)
             return
         update = take.update
-        if update is not None and update.proofs >= _PROOFS and settings.hold(update.settings):
+        if update is not None and update.is_proven and settings.hold(update.settings):
             update.replay()
             if then is not None:
                 then()
@@ -309,11 +288,11 @@ class Graphs:
         else:
             self._prove_update(take, settings)
 
-    def _by_code(self, take: _Take, then: Callable[[], object] | None = None) -> None:
+    def _by_code(self, take: Take, then: Callable[[], object] | None = None) -> None:
         self._passes.hang(take.gradients)
         self._update.make(then)
 
-    def _prove_update(self, take: _Take, settings: Settings) -> None:
+    def _prove_update(self, take: Take, settings: Settings) -> None:
         """Make the update by the code, then by the recording from the same state; the code's result stands."""
         update, optimizer = self._update, self._optimizer
         remembered, numbers = tensors_in(optimizer), numbers_in(optimizer)
@@ -358,7 +337,7 @@ class Graphs:
         elif take.update is not None:
             take.update.proofs += 1
 
-    def _record_update(self, take: _Take, settings: Settings, remembered: list[Tensor]) -> None:
+    def _record_update(self, take: Take, settings: Settings, remembered: list[Tensor]) -> None:
         self._updates += 1
         if self._updates > _MOST_UPDATES:
             raise RuntimeError("the optimizer's settings change too often")
@@ -369,7 +348,7 @@ class Graphs:
             self._update.step()
 
         take.update = None
-        take.update = _Update(self._recorder.record(work), settings, remembered)
+        take.update = TakenUpdate(self._recorder.record(work), settings, remembered)
 
     @property
     def _compares_loosely(self) -> bool:

@@ -27,6 +27,7 @@ from carpool.runtime.errors import CheckpointError, Diverged
 from carpool.runtime.flat import Contribution, Layout, Sums
 from carpool.runtime.goals import Best, metric
 from carpool.runtime.graphs import Graphs
+from carpool.runtime.made_for import check_state, made_for
 from carpool.runtime.order import Cursor
 from carpool.runtime.passes import Gathered, Passes, Places, Step, Turn, add_contributions
 from carpool.runtime.precision import settle_training
@@ -102,14 +103,16 @@ class Trainer:
     def step(self, parts: tuple[int, ...] = ()) -> StepDone:
         """Make the next step alone, all its pieces one after another, and evaluate if that is due."""
         step = self.begin(parts)
-        if self.is_whole(step):
-            sums = self.apply_whole(step, self.pass_whole(step))
-        else:
-            sums = self.apply(step, self.combine(step, self.contribute(step, range(len(step.bounds)))))
-        done = self.advance(step, sums)
+        done = self.advance(step, self.make(step))
         if self.evaluation_due:
             self.record(self.evaluate())
         return done
+
+    def make(self, step: Step) -> Sums:
+        """New weights from all pieces of a step; it is not counted yet."""
+        if self.is_whole(step):
+            return self.apply_whole(step, self.pass_whole(step))
+        return self.apply(step, self.combine(step, self.contribute(step, range(len(step.bounds)))))
 
     def steps(self) -> Iterator[StepDone]:
         """Make steps until the training is over."""
@@ -265,20 +268,19 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where the state was taken."""
-        self._check_state(state)
+        check_state(state, self._made_for())
         training = self.training
         try:
             training.model.load_state_dict(state["model"])
             buffers = dict(training.model.named_buffers())
             for name, value in state["unsaved_buffers"].items():
                 buffers[name].copy_(value)
-            training.optimizer.load_state_dict(state["optimizer"])
+            is_same = self.update.load(state["optimizer"])
             for name, thing in training.state.items():
                 thing.load_state_dict(state["state"][name])
         except (KeyError, RuntimeError, ValueError) as error:
             raise CheckpointError(f"the state does not fit this training: {error}") from error
-        self.update.settle_anew()
-        if self.graphs is not None:
+        if self.graphs is not None and not is_same:
             self.graphs.forget()  # the optimizer remembers in other tensors now
         if training.schedule is not None:
             training.schedule.load_state_dict(state["schedule"])
@@ -290,28 +292,7 @@ class Trainer:
         self.caveats.operations[:] = state["caveats"]
 
     def _made_for(self) -> dict[str, Any]:
-        training = self.training
-        return {
-            "seed": self.seed,
-            "shards": self.shards,
-            "num_samples": training.num_samples,
-            "optimizer": type(training.optimizer).__name__,
-            "schedule": None if training.schedule is None else type(training.schedule).__name__,
-            "scaled": self._scale is not None,
-            "state": sorted(training.state),
-        }
-
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        schema = state.get("schema")
-        if schema != 1:
-            raise CheckpointError(f"the state has schema {schema!r}; this version of carpool reads 1")
-        for name, here in self._made_for().items():
-            there = state["made_for"].get(name)
-            if there != here:
-                raise CheckpointError(
-                    f"the state was made with {name} {there!r}; this training has {here!r}. "
-                    "Resume with the same, or start anew."
-                )
+        return made_for(self.training, seed=self.seed, shards=self.shards, scaled=self._scale is not None)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

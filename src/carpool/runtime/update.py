@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from carpool.runtime.flat import Contribution, Layout, Sums
+from carpool.runtime.proof import tensors_in
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.seeding import intra_op_threads
 from carpool.runtime.training import Training
@@ -77,6 +78,18 @@ def _may_fuse(group: Mapping[str, Any]) -> bool:
     return is_plain and not group["differentiable"]
 
 
+def _keep_tensors(now: dict[str, Any], old: Mapping[str, Any]) -> None:
+    """Have what was loaded in the tensors that were there before, where these are of its kind."""
+    for name, new in now.items():
+        place = old.get(name)
+        if isinstance(new, Tensor) and isinstance(place, Tensor) and _kind(place) == _kind(new):
+            now[name] = place.copy_(new)
+
+
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
 def _are_large(parameters: Sequence[Tensor]) -> bool:
     """Whether most elements lie in parameters that the next operation would not find in the cache any more.
 
@@ -130,6 +143,26 @@ class Update:
     def settle_anew(self) -> None:
         """Bring the optimizer into its form again, after a state was loaded."""
         settle_optimizer(self.optimizer, self._layout.device, fused=self._is_fused)
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> bool:
+        """Load a state into the tensors that the optimizer remembers in already; whether it remembers in just these.
+
+        Torch would replace them, and with their addresses every recording of a step would be void.
+        """
+        optimizer = self.optimizer
+        settings = [
+            {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+        ]
+        before = {parameter: dict(remembered) for parameter, remembered in optimizer.state.items()}
+        held = tensors_in(optimizer)
+        optimizer.load_state_dict(state)
+        self.settle_anew()
+        for group, old in zip(optimizer.param_groups, settings, strict=True):
+            _keep_tensors(group, old)
+        for parameter, remembered in optimizer.state.items():
+            _keep_tensors(remembered, before.get(parameter, {}))
+        return {id(tensor) for tensor in held} == {id(tensor) for tensor in tensors_in(optimizer)}
 
     @torch.no_grad()
     def load_gradients(self, total: Contribution, sums: Sums) -> None:
