@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -81,6 +81,7 @@ class Pretended:
     world: World
     id: int
     device: int
+    lane: int
     state: State = ()
     due: bool = False
     at: str = "new"  # new, resting, working, waiting (for Apply), exchanging, measuring, broken, done
@@ -325,9 +326,10 @@ class World:
     def do(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Start(worker, device):
-                    assert not any(w.device == device for w in self.living), "one worker of a job on a device"
-                    self.workers[worker] = Pretended(self, worker, device)
+                case Start(worker, device, _, lane):
+                    taken = [(w.device, w.lane) for w in self.living]
+                    assert (device, lane) not in taken, "one worker of a job on a lane of a device"
+                    self.workers[worker] = Pretended(self, worker, device, lane)
                 case Send(worker, message, beside):
                     self.send(self.workers[worker], message, beside)
                 case Kill(worker):
@@ -609,6 +611,51 @@ def test_newcomers_warm_up_aside() -> None:
     assert world.answers()[-1].generation == 1
     world.run()
     assert [fact.generation for fact in world.answers()] == [1, 2]
+
+
+def rehearsing(**more: Any) -> tuple[World, Load]:
+    """A job on a GPU that moves to another lane of it, and what its newcomer is told first."""
+    gpu = LocalDevice(0, "cuda:0", "gpu", (0,), memory_bytes=2 << 30, cuda=0)
+    world = World(Rules(has_lanes=True, mirror_s=0.5, **more))
+    world.team._devices = {**DEVICES, 0: gpu}
+    world.order(0)
+    (solo,) = world.living
+    while not world.team._safe.newest:
+        solo.act()
+        while solo.outbox:
+            message = solo.outbox.popleft()
+            said = replace(message, memory_bytes=7) if isinstance(message, Stepped) else message
+            world.do(world.team.said(world.at, solo.id, said))
+        world.tick()
+    world.wish = Wish(2, (Seat(0, 0.5),))
+    world.generation = 2
+    world.do(world.team.order(world.at, world.wish))
+    newcomer = world.living[-1]
+    newcomer.act()
+    world.hear(newcomer)
+    message = newcomer.inbox[0][0]
+    assert isinstance(message, Load)
+    return world, message
+
+
+def test_newcomers_on_a_gpu_rehearse_with_a_mirror_while_the_others_work() -> None:
+    world, told = rehearsing()
+    assert told.rehearses == 7
+    solo, newcomer = world.living
+    assert (solo.at, world.team.workers[newcomer.id].rehearses) == ("working", True)
+    world.run()
+    world.check_finish()
+
+
+def test_who_rehearses_is_sent_away_politely() -> None:
+    """It has work on the device, and who is killed then may take its neighbours along."""
+    world, _ = rehearsing()
+    newcomer = world.living[-1]
+    world.order(0)
+    assert newcomer.alive
+    assert newcomer.inbox[-1][0] == Leave()
+    world.run()
+    world.check_finish()
 
 
 def test_in_exact_mode_survivors_go_on_before_the_replacement_is_there() -> None:

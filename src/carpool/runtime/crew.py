@@ -44,6 +44,7 @@ class WorkerState:
     step: int = 0  # steps done, exact when at rest
     digest: str = ""  # of the final weights
     loads: str = ""  # the checkpoint it is reading
+    rehearses: bool = False  # makes steps that are undone, so it has work on the device
     writes: bool = False  # is here only to write a mirrored state to disk
     left_at: float = 0.0  # when it was sent away
 

@@ -35,7 +35,8 @@ def hear(team: TeamState, at: float, who: WorkerState, message: Message) -> None
         case Ready():
             _on_ready(team, who, message)
         case Loaded():
-            who.mode, who.holds, who.step, who.loads = Mode.STANDING, True, message.step, ""
+            who.mode, who.holds, who.step = Mode.STANDING, True, message.step
+            who.loads, who.rehearses = "", False
         case Contributed():
             _on_contributed(team, at, who, message)
         case Updated():

@@ -11,7 +11,9 @@ from carpool.runtime.faults import Faults
 from carpool.runtime.lodger import Lodger
 from carpool.runtime.mirror import read_mirror
 from carpool.runtime.mishap import broke, really
-from carpool.runtime.protocol import Broke, Message
+from carpool.runtime.protocol import Broke, Load, Message, Noted
+from carpool.runtime.rehearsal import rehearse
+from carpool.runtime.room import has_free
 from carpool.runtime.trainer import Trainer
 
 
@@ -47,8 +49,16 @@ class Keeper:
             self._say(broke(error, step))
         return None
 
+    def take_over(self, said: Load, fds: Sequence[int], is_called: Callable[[], bool]) -> None:
+        """Go on from a state, after a rehearsal with it where that was said and memory allows it."""
+        self._lodger.unsettle()
+        _take_over(self._trainer, fds, said.path)
+        if said.rehearses and self._lodger.stays and has_free(self._trainer.device, said.rehearses):
+            self._say(Noted(rehearse(self._trainer, is_called)))
+            _take_over(self._trainer, fds, said.path)
 
-def take_over(trainer: Trainer, fds: Sequence[int], path: str) -> None:
+
+def _take_over(trainer: Trainer, fds: Sequence[int], path: str) -> None:
     """Go on from a state in a memory file, or on disk; `CheckpointError` only where another process would fail too."""
     try:
         trainer.load_state_dict(read_mirror(fds[0])[1] if fds else load(Path(path)))

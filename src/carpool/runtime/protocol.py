@@ -59,6 +59,7 @@ class Load(Message):
     """Take over a state. Beside it: a memory file that a `Publish` filled, or none to read `path`."""
 
     path: str = ""  # a checkpoint on disk
+    rehearses: int = 0  # bytes that steps have taken so far: where they are free, some are made and undone; 0: none
 
 
 @dataclass(frozen=True, slots=True)

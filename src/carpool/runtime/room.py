@@ -18,6 +18,11 @@ def most_taken(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def has_free(device: torch.device, most: int) -> bool:
+    """Whether a GPU has so many bytes free, and half as many for those who need more just now."""
+    return device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 1.5 * most
+
+
 def make_room(trainer: Trainer) -> None:
     """Return to the device, or to the system, what is only held for later: recordings, and what allocators keep."""
     if trainer.graphs is not None:

@@ -83,10 +83,10 @@ class Safe:
         draft, self._publisher, self._draft, self._is_due = self._draft, None, None, False
         return [Drop(draft)]
 
-    def load(self, worker: int) -> Send:
-        """Hand the newest state to a worker."""
+    def load(self, worker: int, rehearses: int = 0) -> Send:
+        """Hand the newest state to a worker, which rehearses with it where that many bytes are given."""
         assert self.newest is not None
-        return Send(worker, Load(self.newest.path), self.newest.mirror)
+        return Send(worker, Load(self.newest.path, rehearses), self.newest.mirror)
 
     def is_damaged(self, path: str) -> bool:
         """A checkpoint cannot be used: go back to the one before it. False if there is none."""

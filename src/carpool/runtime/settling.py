@@ -88,11 +88,17 @@ def _steer(team: TeamState, formation: Formation) -> None:
 
 
 def _rehearse(team: TeamState) -> None:
-    """Let newcomers take over the last mirror aside: with memory and code in place the real one goes quicker."""
+    """Let newcomers take over the last mirror aside: with memory and code in place the real one goes quicker.
+
+    On a GPU where nobody takes turns they make steps with it too, which are undone: kernels are loaded and chosen, and
+    recordings made and proven, while the training goes on where it is.
+    """
     newest = team.safe.newest
     for worker in team.workers.values():
         if worker.mode is Mode.STANDING and not worker.holds and newest is not None and newest.mirror is not None:
-            team.load(worker)
+            is_alone = len(team.wish.seats) == 1 and not team.by_token and not team.splits.limits
+            on_gpu = team.devices[worker.device].cuda is not None
+            team.load(worker, team.memory_bytes if is_alone and on_gpu else 0)
 
 
 def _move_on(team: TeamState, at: float) -> None:

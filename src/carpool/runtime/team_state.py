@@ -176,17 +176,17 @@ class TeamState:
         self.workers[self.number] = WorkerState(self.number, device, lane, writes=writes)
         self.actions.append(Start(self.number, device, self.cutter.threads(seat), lane))
 
-    def load(self, worker: WorkerState) -> None:
-        """Hand the newest state to a worker."""
+    def load(self, worker: WorkerState, rehearses: int = 0) -> None:
+        """Hand the newest state to a worker, which rehearses with it where so many bytes are free."""
         newest = self.safe.newest
-        worker.mode, worker.loads = Mode.LOADING, newest.path if newest else ""
-        self.actions.append(self.safe.load(worker.id))
+        worker.mode, worker.loads, worker.rehearses = Mode.LOADING, newest.path if newest else "", rehearses > 0
+        self.actions.append(self.safe.load(worker.id, rehearses))
         if self.measured is not None and self.measured.step == self.safe.step:
             self.send(worker.id, self.measured)  # the state may have been taken before its evaluation
 
     def dismiss(self, at: float, worker: WorkerState) -> None:
         """Send a worker away: politely where it listens, by force where it has nothing to lose."""
-        if worker.mode is Mode.WARMING or worker.mode is Mode.LOADING:
+        if worker.mode is Mode.WARMING or (worker.mode is Mode.LOADING and not worker.rehearses):
             self.actions.append(Kill(worker.id))
         else:
             self.send(worker.id, Leave())

@@ -27,7 +27,7 @@ from carpool.runtime.faults import Faults
 from carpool.runtime.flat import Contribution, Sums
 from carpool.runtime.joining import Joiner
 from carpool.runtime.jointnorm import JointNorms
-from carpool.runtime.keeping import Keeper, take_over
+from carpool.runtime.keeping import Keeper
 from carpool.runtime.lodger import Lodger
 from carpool.runtime.mishap import broke, is_device, is_memory, really
 from carpool.runtime.noisemeter import NoiseMeter
@@ -319,8 +319,8 @@ class Worker:
                     self._finish(self._place, reason)
                 else:
                     self._halt()
-            case Load(path):
-                self._load(path, received.fds)
+            case Load() as said:
+                self._load(said, received.fds)
             case Spare():
                 make_room(self._trainer)
                 self._channel.send(Spared())
@@ -378,11 +378,10 @@ class Worker:
         self._trainer.await_device()
         self._channel.send(Halted(self._trainer.cursor.step))
 
-    def _load(self, path: str, fds: tuple[int, ...]) -> None:
+    def _load(self, said: Load, fds: tuple[int, ...]) -> None:
         self._place = None
         try:
-            self._lodger.unsettle()
-            take_over(self._trainer, fds, path)
+            self._keeper.take_over(said, fds, self._channel.poll)
         except CheckpointError as error:
             self._channel.send(Broke("input", str(error), self._trainer.cursor.step))
             return
