@@ -381,6 +381,19 @@ def test_jobs_that_never_report_are_believed_after_a_while() -> None:
     assert looks > 4
 
 
+def test_nobody_is_believed_whose_rate_is_a_guess() -> None:
+    """The first step may take long: what it finds out then is waited for, and does not count as a look."""
+    job = Job(JobSpec(JobId("a")), 0, 0.0, Phase.RUNNING, rate=7.0)
+    trial = Trial((job.id,), (Setting(0.5),), 0.0)
+    for _ in range(100):
+        trial = trial.seen([job], is_guess=True)
+    assert not trial.is_measured
+    for look in range(1, 4):
+        moved = Job(job.spec, 0, 0.0, Phase.RUNNING, done=40.0 * look, as_of=float(look))
+        trial = trial.seen([moved], is_guess=True)
+    assert trial.rates == (40.0,)
+
+
 def test_rates_that_never_settle_are_taken_in_the_end() -> None:
     wild = [1.2**look for look in range(30)]
     assert not looked_at(*wild[:11]).is_measured

@@ -177,8 +177,8 @@ class Competitive(Policy):
             return
         if at < trial.look_at and trial.marks:
             return
-        trial = trial.seen(residents)
         search = self._search(draft, device, residents)
+        trial = trial.seen(residents, is_guess=search.is_guess)
         is_first = trial.is_measured and not trial.is_overdue and len(trial.tried) < _PROBED
         unknown = search.unknown(trial.now) if is_first else []
         if unknown and not trial.has_probed:

@@ -15,8 +15,9 @@ _SPANS = (1, 2, 4)  # looks that a window may last
 _REMEMBERED = 2 * _SPANS[-1] + 1  # looks
 _STEADY = 0.08  # by how much two windows may differ in a rate that is believed: a mirror that is written costs 5 %
 _ALIKE = 0.01  # values that measuring cannot tell apart: the earlier vector is the plainer one
-_MOST_SILENT = 6  # looks at a vector of whose jobs nobody reports
-_MOST_LOOKS = 24  # at a vector whose rates do not settle, or whose jobs cannot be measured alone
+_MOST_SILENT = 6  # looks in a row at which nobody has reported
+_MOST_LOOKS = 24  # at a vector whose rates do not settle, or whose jobs cannot be measured alone, or not all report
+_MOST_AWAITED = 150  # looks in a row at which not all have reported, where nothing is believed of them
 
 
 class Tried(NamedTuple):
@@ -48,7 +49,8 @@ class Trial:
     corrections: Mapping[JobId, float] = field(default_factory=dict)
     marks: tuple[Marks, ...] = ()  # at the last looks
     rates: tuple[float, ...] = ()  # of the vector, once it is measured
-    looks: int = 0
+    looks: int = 0  # that ended a window, or since it was measured
+    waits: int = 0  # looks since then at which a job had not reported
     is_measured: bool = False  # `rates` are those of the vector
     has_probed: bool = False  # jobs of it were sent to be measured alone
 
@@ -71,22 +73,24 @@ class Trial:
         """Whether no further vector is to be measured."""
         return len(self.tried) >= tries
 
-    def seen(self, residents: Sequence[Job]) -> Trial:
+    def seen(self, residents: Sequence[Job], *, is_guess: bool = False) -> Trial:
         """After a look at the jobs: two windows in a row that agree, whatever their length, are a measurement.
 
         Windows last one look, two or four: when reports are heard of jitters, and short ones differ by that alone. None
-        ends before every job has reported: one that makes slow steps needs longer. Where nobody reports between orders,
-        the rates that are believed to hold have to do after a while.
+        ends before every job has reported: one that makes slow steps needs longer, and so does one whose first step is
+        to find out which kernels are fastest. Where nobody reports between orders, the rates that are believed to hold
+        have to do after a while, unless they are a guess.
         """
-        looked = replace(self, looks=self.looks + 1)
+        looked = replace(self, looks=self.looks + 1, waits=0)
         if self.is_measured:
             return looked
         now = tuple(Mark(job.done, job.as_of) for job in residents)
         has_moved = (
             [mark.at > then.at for mark, then in zip(now, self.marks[-1], strict=True)] if self.marks else [True]
         )
-        if not all(has_moved) and looked.looks < (_MOST_LOOKS if any(has_moved) else _MOST_SILENT):
-            return looked
+        most = _MOST_AWAITED if is_guess else _MOST_LOOKS if any(has_moved) else _MOST_SILENT
+        if not all(has_moved) and self.waits < most:
+            return replace(self, waits=self.waits + 1)
         marks = (*self.marks, now)[-_REMEMBERED:]
         for span in _SPANS:
             if len(marks) > 2 * span:
@@ -170,7 +174,7 @@ class Trials:
 
     def go_on(self, device: DeviceId, trial: Trial, vector: Vector, look_at: float) -> None:
         """The next vector is tried."""
-        anew = replace(trial, marks=(), rates=(), looks=0, is_measured=False, has_probed=False)
+        anew = replace(trial, marks=(), rates=(), looks=0, waits=0, is_measured=False, has_probed=False)
         self._trials[device] = replace(anew, now=vector, look_at=look_at)
 
     def keep(self, device: DeviceId, trial: Trial, look_at: float) -> None:
@@ -221,6 +225,7 @@ def _entry(trial: Trial) -> dict[str, Any]:
         "marks": [[list(mark) for mark in marks] for marks in trial.marks],
         "rates": list(trial.rates),
         "looks": trial.looks,
+        "waits": trial.waits,
         "is_measured": trial.is_measured,
         "has_probed": trial.has_probed,
     }
@@ -236,6 +241,7 @@ def _trial(entry: Mapping[str, Any]) -> Trial:
         _marks(entry.get("marks", ())),
         tuple(entry.get("rates", ())),
         entry.get("looks", 0),
+        entry.get("waits", 0),
         entry.get("is_measured", False),
         entry.get("has_probed", False),
     )
