@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--policy", default="competitive", help="of the live stage")
     parser.add_argument("--steady", type=float, default=4.0, help="seconds that settled shares are measured live")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for shares to settle live")
+    parser.add_argument("--keep", type=Path, help="folder to copy the journals of live runs to")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_sharing.json")
     options = parser.parse_args()
@@ -77,6 +78,7 @@ def _live(table: Table, whole: Mix, options: argparse.Namespace, *, on: bool) ->
             deterministic=on,
             steady_s=options.steady,
             limit_s=options.limit,
+            keep=options.keep,
         )
     except Exception as error:  # noqa: BLE001 - as above
         table.fail(f"live {whole.name}", error)

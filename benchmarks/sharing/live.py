@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,8 +50,12 @@ def live(
     deterministic: bool,
     steady_s: float,
     limit_s: float,
+    keep: Path | None = None,
 ) -> None:
-    """Run a mix until its shares are settled and for a while longer; the rates of that while."""
+    """Run a mix until its shares are settled and for a while longer; the rates of that while.
+
+    Journals are copied to the folder `keep`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         (work / "jobs.toml").write_text(job_file(whole, deterministic=deterministic), encoding="utf-8")
@@ -77,7 +82,18 @@ def live(
             if child.poll() is None:
                 child.kill()
                 child.communicate()
+            if keep is not None:
+                _keep(work, keep / f"{whole.name} {'equal bits' if deterministic else 'any bits'}")
         _write(table, whole, solo, work, kept, stdout, stderr, policy=policy, deterministic=deterministic)
+
+
+def _keep(work: Path, folder: Path) -> None:
+    """Copy what a run wrote of itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in [work / "journal", *(work / "state").rglob("story.jsonl"), *(work / "state").rglob("log")]:
+        if path.is_file():
+            name = path.name if path.name == "journal" else f"{path.parent.name} {path.name}"
+            shutil.copyfile(path, folder / name)
 
 
 def _settled(journal: Path, child: subprocess.Popen[str], until: float) -> float | None:
