@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -256,9 +257,9 @@ class Pretended:
 class World:
     """What an executor does, with every promise of the team checked on the way."""
 
-    def __init__(self, rules: Rules, **options: Any) -> None:
+    def __init__(self, rules: Rules, devices: Mapping[int, LocalDevice] = DEVICES, **options: Any) -> None:
         self.rules = rules
-        self.team = Team(JobId("a"), DEVICES, rules, **options)
+        self.team = Team(JobId("a"), devices, rules, **options)
         self.at = 0.0
         self.workers: dict[int, Pretended] = {}
         self.mirrors: dict[int, tuple[State, bool]] = {}
@@ -613,23 +614,46 @@ def test_newcomers_warm_up_aside() -> None:
     assert [fact.generation for fact in world.answers()] == [1, 2]
 
 
-def rehearsing(**more: Any) -> tuple[World, Load]:
-    """A job on a GPU that moves to another lane of it, and what its newcomer is told first."""
+def on_gpu() -> World:
+    """A job on a GPU with lanes that has reported, and of which there is a mirror."""
     gpu = LocalDevice(0, "cuda:0", "gpu", (0,), memory_bytes=2 << 30, cuda=0)
-    world = World(Rules(has_lanes=True, mirror_s=0.5, **more))
-    world.team._devices = {**DEVICES, 0: gpu}
-    world.order(0)
+    world = World(Rules(has_lanes=True, mirror_s=0.5), {0: gpu})
+    take_lane(world, 1.0)
     (solo,) = world.living
-    while not world.team._safe.newest:
+    while not world.mirrors:
         solo.act()
         while solo.outbox:
             message = solo.outbox.popleft()
             said = replace(message, memory_bytes=7) if isinstance(message, Stepped) else message
             world.do(world.team.said(world.at, solo.id, said))
         world.tick()
-    world.wish = Wish(2, (Seat(0, 0.5),))
-    world.generation = 2
+    return world
+
+
+def take_lane(world: World, fraction: float) -> None:
+    """Order another share of the GPU."""
+    world.generation += 1
+    world.wish = Wish(world.generation, (Seat(0, fraction),))
     world.do(world.team.order(world.at, world.wish))
+
+
+def change_lane(world: World, fraction: float) -> None:
+    """Have another share of the GPU, in so few steps that the training is not over yet."""
+    take_lane(world, fraction)
+    for _ in range(40):
+        if world.answers()[-1].generation == world.generation and not any(worker.inbox for worker in world.living):
+            return
+        for worker in world.living:
+            if worker.at != "working" or worker.inbox:
+                worker.act()
+            world.hear(worker)
+    raise AssertionError("stuck")
+
+
+def rehearsing() -> tuple[World, Load]:
+    """A job on a GPU that moves to another lane of it, and what its newcomer is told first."""
+    world = on_gpu()
+    take_lane(world, 0.5)
     newcomer = world.living[-1]
     newcomer.act()
     world.hear(newcomer)
@@ -638,11 +662,38 @@ def rehearsing(**more: Any) -> tuple[World, Load]:
     return world, message
 
 
+def test_who_left_a_lane_stands_by_until_the_next_one_does() -> None:
+    world = on_gpu()
+    lanes = []
+    for fraction in (0.5, 1.0, 0.5, 0.4, 0.5):
+        change_lane(world, fraction)
+        lanes.append(sorted((w.lane, w.at) for w in world.living if w.alive))
+    assert lanes[0] == lanes[2] == [(50, "working"), (100, "resting")]
+    assert lanes[1] == [(50, "resting"), (100, "working")]
+    assert lanes[3] == [(40, "working"), (50, "resting")]
+    assert lanes[4] == [(40, "resting"), (50, "working")]
+    assert len(world.workers) == 3, "none was started twice"
+    world.run()
+    world.check_finish()
+
+
+def test_nobody_stands_by_for_long() -> None:
+    world = on_gpu()
+    change_lane(world, 0.5)
+    first, second = world.living
+    world.tick(29.0)
+    assert not first.inbox
+    world.tick(2.0)
+    assert first.inbox[0][0] == Leave()
+    first.act()
+    world.hear(first)
+    assert world.living == [second]
+
+
 def test_newcomers_on_a_gpu_rehearse_with_a_mirror_while_the_others_work() -> None:
     world, told = rehearsing()
     assert told.rehearses == 7
-    solo, newcomer = world.living
-    assert (solo.at, world.team.workers[newcomer.id].rehearses) == ("working", True)
+    assert [worker.at for worker in world.living] == ["working", "resting"]
     world.run()
     world.check_finish()
 

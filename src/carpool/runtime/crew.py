@@ -47,6 +47,7 @@ class WorkerState:
     rehearses: bool = False  # makes steps that are undone, so it has work on the device
     writes: bool = False  # is here only to write a mirrored state to disk
     left_at: float = 0.0  # when it was sent away
+    reserve_until: float = 0.0  # stands by on a lane that may be wanted again soon; 0: it does not
 
     @property
     def berth(self) -> Berth:

@@ -13,12 +13,16 @@ There is no plan that could be interrupted: every time it looks at what is there
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from carpool.runtime.actions import Action, Segment, Write
 from carpool.runtime.crew import AT_REST, Formation, Mode, Seat, Shape, WorkerState, owners_of
 from carpool.runtime.dealing import segment_bytes
 from carpool.runtime.parting import end, withdraw
 from carpool.runtime.protocol import Halt, Proceed, Spare
 from carpool.runtime.team_state import TeamState
+
+_RESERVE_S = 30.0  # for which the worker on a lane that was left stands by: longer than another one is tried
 
 
 def settled(team: TeamState, at: float) -> list[Action]:
@@ -65,7 +69,7 @@ def _staff(team: TeamState, at: float) -> None:
     wished = {team.berth(seat) for seat in seats}
     for worker in list(team.workers.values()):
         is_member = team.formation is None or worker.id in team.formation.members
-        is_needed = worker.writes or (worker.holds and is_member)
+        is_needed = worker.writes or (worker.holds and is_member) or _is_in_reserve(team, at, worker)
         if not is_needed and worker.berth not in wished and worker.mode is not Mode.LEAVING:
             team.dismiss(at, worker)
     taken = {worker.berth for worker in team.workers.values()}
@@ -168,11 +172,29 @@ def _proceed(team: TeamState, at: float, seated: list[WorkerState], step: int) -
     _tell_division(team, shape)
     _send_off(team, formation, seated)
     wished = team.wished
-    for worker in list(team.workers.values()):
-        if worker.berth not in wished and worker.mode in AT_REST:
-            team.dismiss(at, worker)
+    _part_with(team, at, [w for w in team.workers.values() if w.berth not in wished and w.mode in AT_REST])
     team.first_step = step if team.first_step is None else team.first_step
     team.safe.begin(at)
+
+
+def _part_with(team: TeamState, at: float, leaving: Sequence[WorkerState]) -> None:
+    """Send workers away, but for the one that just left a lane of a GPU for another: it stands by.
+
+    Whoever looks for the right share goes back to the best one in the end, and finds it as it was measured.
+    """
+    newest = [worker for worker in leaving if not worker.reserve_until]
+    for worker in newest:
+        worker.reserve_until = at + _RESERVE_S if worker.has_joined and worker.mode is Mode.STANDING else 0.0
+    for worker in leaving:
+        if (newest and worker not in newest) or not _is_in_reserve(team, at, worker):
+            team.dismiss(at, worker)
+
+
+def _is_in_reserve(team: TeamState, at: float, worker: WorkerState) -> bool:
+    """Whether a worker stands by, and may go on doing so: not for long, and not where memory is short."""
+    is_short = team.by_token or bool(team.splits.limits) or team.seclusion.is_second_try
+    seats = [seat.device for seat in team.wish.seats]
+    return at < worker.reserve_until and worker.device in seats and team.stopping is None and not is_short
 
 
 def _send_off(team: TeamState, formation: Formation, seated: list[WorkerState]) -> None:
@@ -198,7 +220,7 @@ def _send_off(team: TeamState, formation: Formation, seated: list[WorkerState]) 
             probe=team.seclusion.probe_of(team.wish),
         )
         team.send(worker.id, proceed, segment)
-        worker.mode, worker.holds, worker.has_joined = Mode.WORKING, True, True
+        worker.mode, worker.holds, worker.has_joined, worker.reserve_until = Mode.WORKING, True, True, 0.0
         team.losses.joined(worker.device)
 
 
@@ -239,7 +261,7 @@ def _answer(team: TeamState) -> None:
     if not team.answers.is_open(wish) or team.stopping is not None:
         return
     wished = team.wished
-    if any(worker.berth not in wished for worker in team.workers.values()):
+    if any(worker.berth not in wished and not worker.reserve_until for worker in team.workers.values()):
         return
     if not wish.seats:
         team.actions.append(team.answers.released(wish.generation, team.done))

@@ -190,7 +190,7 @@ class TeamState:
             self.actions.append(Kill(worker.id))
         else:
             self.send(worker.id, Leave())
-        worker.mode, worker.left_at = Mode.LEAVING, at
+        worker.mode, worker.left_at, worker.reserve_until = Mode.LEAVING, at, 0.0
 
     def kill(self, at: float, who: WorkerState, how: str, *, counts: bool = True) -> None:
         """End a worker by force; it counts as dead at once, though its device is free only when it has ended."""
