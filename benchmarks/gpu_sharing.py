@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from colocation.daemon import mps
 from measured import RESULTS
-from sharing.live import live
+from sharing.live import LiveRun
 from sharing.mixes import MANY, PAIRED, SKEWED, Mix, baselines, tiny
 from sharing.room import Room
 from sharing.stages import HAND, MAP, many, mapped, skewed, steps
@@ -58,30 +58,39 @@ def main() -> None:
                 print(f"{whole.name}: {spent}", flush=True)
                 table.facts |= room.facts
                 table.save()
-    for setting in options.deterministic.split(",") if "live" in stages else []:
-        for whole in _chosen("mixes", options.mixes, options.device):
-            _live(table, whole, options, on=setting == "true")
-            print(f"{whole.name}, live: {time.monotonic() - began:.0f} s", flush=True)
+    if "live" in stages:
+        _live(table, options, began)
 
 
-def _live(table: Table, whole: Mix, options: argparse.Namespace, *, on: bool) -> None:
-    """Through `carpool run`, once the seats are gone; against what was measured alone before."""
-    rows = [row for row in table.rows if row.get("mix") == whole.name and row.get("mode") == "alone, graph"]
-    found = [row["rates"] for row in rows if row["deterministic"] == on]
+def _live(table: Table, options: argparse.Namespace, began: float) -> None:
+    """Mixes through `carpool run`, once the seats are gone; against what was measured alone before."""
+    devices = "cuda:0" if options.device == "cuda" else "cpu:1"
+    runs = [
+        LiveRun(whole, policy=options.policy, devices=devices, deterministic=setting == "true")
+        for whole in _chosen("mixes", options.mixes, options.device)
+        for setting in options.deterministic.split(",")
+    ]
     try:
-        live(
-            table,
-            whole,
-            found[0] if found else [1.0] * len(whole.tasks),
-            policy=options.policy,
-            devices="cuda:0" if options.device == "cuda" else "cpu:1",
-            deterministic=on,
-            steady_s=options.steady,
-            limit_s=options.limit,
-            keep=options.keep,
-        )
-    except Exception as error:  # noqa: BLE001 - as above
-        table.fail(f"live {whole.name}", error)
+        for run, following in zip(runs, [*runs[1:], None], strict=True):
+            try:
+                run.start()
+                run.measure(table, options.steady, options.limit)
+                if following is not None:
+                    following.start()
+                run.finish(table, _solo(table, run))
+            except Exception as error:  # noqa: BLE001 - the others go on
+                table.fail(f"live {run.whole.name}", error)
+            print(f"{run.whole.name}, live: {time.monotonic() - began:.0f} s", flush=True)
+    finally:
+        for run in runs:
+            run.close(options.keep)
+
+
+def _solo(table: Table, run: LiveRun) -> list[float]:
+    """Rates alone as graphs, in this call; ones where they were not measured."""
+    rows = [row for row in table.rows if row.get("mix") == run.whole.name and row.get("mode") == "alone, graph"]
+    found = [row["rates"] for row in rows if row["deterministic"] == run.deterministic]
+    return found[0] if found else [1.0] * len(run.whole.tasks)
 
 
 def _chosen(stage: str, names: str, device: str) -> list[Mix]:

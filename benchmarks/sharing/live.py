@@ -40,51 +40,70 @@ def name(whole: Mix, place: int) -> str:
     return f"{whole.tasks[place].model.replace('_', '-')}-{place}"
 
 
-def live(
-    table: Table,
-    whole: Mix,
-    solo: Sequence[float],
-    *,
-    policy: str,
-    devices: str,
-    deterministic: bool,
-    steady_s: float,
-    limit_s: float,
-    keep: Path | None = None,
-) -> None:
-    """Run a mix until its shares are settled and for a while longer; the rates of that while.
+class LiveRun:
+    """A ``carpool run`` of one mix; `start` it as soon as the one before was interrupted, while that one still leaves.
 
-    Journals are copied to the folder `keep`.
+    What it does first, loading torch, is nothing to the GPU.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        (work / "jobs.toml").write_text(job_file(whole, deterministic=deterministic), encoding="utf-8")
-        command = [sys.executable, "-m", "carpool", "run", "jobs.toml", "--devices", devices, "--policy", policy]
+
+    def __init__(self, whole: Mix, *, policy: str, devices: str, deterministic: bool) -> None:
+        self.whole = whole
+        self.deterministic = deterministic
+        self._policy = policy
+        self._devices = devices
+        self._folder = tempfile.TemporaryDirectory()
+        self._work = Path(self._folder.name)
+        self._child: subprocess.Popen[str] | None = None
+        self._began = 0.0
+        self._kept: float | None = None
+
+    def start(self) -> None:
+        """Begin, unless it has."""
+        if self._child is not None:
+            return
+        work = self._work
+        (work / "jobs.toml").write_text(job_file(self.whole, deterministic=self.deterministic), encoding="utf-8")
+        command = [sys.executable, "-m", "carpool", "run", "jobs.toml"]
+        command += ["--devices", self._devices, "--policy", self._policy]
         command += ["--state", "state", "--journal", "journal", "--json"]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        child = subprocess.Popen(
+        self._child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=work, process_group=0
         )
-        began = time.monotonic()
+        self._began = time.monotonic()
+
+    def measure(self, table: Table, steady_s: float, limit_s: float) -> None:
+        """Let it run until its shares are settled and for a while longer, and interrupt it."""
+        assert self._child is not None
         try:
-            kept = _settled(work / "journal", child, began + limit_s)
-            if kept is not None:
+            self._kept = _settled(self._work / "journal", self._child, self._began + limit_s)
+            if self._kept is not None:
                 time.sleep(_LEAD_S + steady_s)
-            child.send_signal(signal.SIGINT)
+            self._child.send_signal(signal.SIGINT)
             time.sleep(0.2)
-            child.send_signal(signal.SIGINT)  # without checkpoints
-            stdout, stderr = child.communicate(timeout=30.0)
+            self._child.send_signal(signal.SIGINT)  # without checkpoints
         except (KeyboardInterrupt, SystemExit):  # no time left: tell how far it came
-            told = [[round(r["at"], 2), r["planned"]["reason"]] for r in _records(work / "journal") if "planned" in r]
-            table.note("live, cut short", {"mix": whole.name, "plans": told, "applied": _applied(work / "journal")})
+            records = _records(self._work / "journal")
+            told = [[round(r["at"], 2), r["planned"]["reason"]] for r in records if "planned" in r]
+            how = {"mix": self.whole.name, "plans": told, "applied": _applied(self._work / "journal")}
+            table.note("live, cut short", how)
             raise
-        finally:
-            if child.poll() is None:
-                child.kill()
-                child.communicate()
-            if keep is not None:
-                _keep(work, keep / f"{whole.name} {'equal bits' if deterministic else 'any bits'}")
-        _write(table, whole, solo, work, kept, stdout, stderr, policy=policy, deterministic=deterministic)
+
+    def finish(self, table: Table, solo: Sequence[float]) -> None:
+        """Wait for its end, and note the rates it held, against those alone."""
+        assert self._child is not None
+        stdout, stderr = self._child.communicate(timeout=30.0)
+        told = {"policy": self._policy, "deterministic": self.deterministic}
+        _write(table, self.whole, solo, self._work, self._kept, stdout, stderr, **told)
+
+    def close(self, keep: Path | None) -> None:
+        """End it whatever happened; what it wrote of itself goes to the folder `keep`."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()
+            self._child.communicate()
+        if keep is not None and self._child is not None:
+            _keep(self._work, keep / f"{self.whole.name} {'equal bits' if self.deterministic else 'any bits'}")
+        self._folder.cleanup()
 
 
 def _keep(work: Path, folder: Path) -> None:
