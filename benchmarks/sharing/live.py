@@ -55,6 +55,7 @@ class LiveRun:
         self._work = Path(self._folder.name)
         self._child: subprocess.Popen[str] | None = None
         self._began = 0.0
+        self._loaded_s = 0.0  # from its start until it had decided something
         self._kept: float | None = None
 
     def start(self) -> None:
@@ -76,6 +77,9 @@ class LiveRun:
         """Let it run until its shares are settled and for a while longer, and interrupt it."""
         assert self._child is not None
         try:
+            while not _records(self._work / "journal") and self._child.poll() is None:
+                time.sleep(_POLL_S)
+            self._loaded_s = time.monotonic() - self._began
             self._kept = _settled(self._work / "journal", self._child, self._began + limit_s)
             if self._kept is not None:
                 time.sleep(_LEAD_S + steady_s)
@@ -93,7 +97,7 @@ class LiveRun:
         """Wait for its end, and note the rates it held, against those alone."""
         assert self._child is not None
         stdout, stderr = self._child.communicate(timeout=30.0)
-        told = {"policy": self._policy, "deterministic": self.deterministic}
+        told = {"policy": self._policy, "deterministic": self.deterministic, "loaded_s": round(self._loaded_s, 2)}
         _write(table, self.whole, solo, self._work, self._kept, stdout, stderr, **told)
 
     def close(self, keep: Path | None) -> None:
