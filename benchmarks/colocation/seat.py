@@ -135,7 +135,7 @@ class _Runner:
         if deterministic is not None:
             torch.use_deterministic_algorithms(deterministic, warn_only=True)
             torch.utils.deterministic.fill_uninitialized_memory = False
-            torch.backends.cudnn.benchmark = not deterministic
+            torch.backends.cudnn.benchmark = False  # as carpool leaves it, too
         if self._device != "cuda":
             self._built = build(task, self._device)
             self._launch = self._built.step

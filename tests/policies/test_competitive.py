@@ -394,6 +394,17 @@ def test_nobody_is_believed_whose_rate_is_a_guess() -> None:
     assert trial.rates == (40.0,)
 
 
+def test_a_few_slow_first_steps_are_no_rate() -> None:
+    """Steps that are made twice to prove a recording are alike, and say nothing of those that follow."""
+    spec = JobSpec(JobId("a"))
+    trial = Trial((spec.id,), (Setting(0.5),), 0.0)
+    for look, done in enumerate((0.0, 1.0, 2.0, 3.0, 40.0, 80.0, 120.0)):
+        job = Job(spec, 0, 0.0, Phase.RUNNING, done=done, as_of=float(look))
+        trial = trial.seen([job], is_guess=True)
+        assert trial.is_measured == (look == 6), look
+    assert trial.rates == (40.0,)
+
+
 def test_rates_that_never_settle_are_taken_in_the_end() -> None:
     wild = [1.2**look for look in range(30)]
     assert not looked_at(*wild[:11]).is_measured

@@ -73,6 +73,17 @@ if threads == 2:
     assert sorted(said.splitlines()) in (with_mkl, without)
 
 
+@pytest.mark.parametrize("tries_kernels", [False, True])
+def test_what_an_entry_asks_of_cudnn_stands_where_bits_are_not_promised(
+    monkeypatch: pytest.MonkeyPatch, tries_kernels: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", tries_kernels)
+    assert settle(deterministic=False) == ["deterministic = false: equal bits are not promised"]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark == tries_kernels
+    settle()
+
+
 def test_settling_too_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

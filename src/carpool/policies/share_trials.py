@@ -17,6 +17,7 @@ _STEADY = 0.08  # by how much two windows may differ in a rate that is believed:
 _ALIKE = 0.01  # values that measuring cannot tell apart: the earlier vector is the plainer one
 _MOST_SILENT = 6  # looks in a row at which nobody has reported
 _MOST_LOOKS = 24  # at a vector whose rates do not settle, or whose jobs cannot be measured alone, or not all report
+_FEWEST_STEPS = 4  # of each job in a window, where nothing is believed of them: the first few are not like the others
 _MOST_AWAITED = 150  # looks in a row at which not all have reported, where nothing is believed of them
 
 
@@ -78,16 +79,16 @@ class Trial:
 
         Windows last one look, two or four: when reports are heard of jitters, and short ones differ by that alone. None
         ends before every job has reported: one that makes slow steps needs longer, and so does one whose first step is
-        to find out which kernels are fastest. Where nobody reports between orders, the rates that are believed to hold
+        to load its kernels. Where nobody reports between orders, the rates that are believed to hold
         have to do after a while, unless they are a guess.
         """
         looked = replace(self, looks=self.looks + 1, waits=0)
         if self.is_measured:
             return looked
         now = tuple(Mark(job.done, job.as_of) for job in residents)
-        has_moved = (
-            [mark.at > then.at for mark, then in zip(now, self.marks[-1], strict=True)] if self.marks else [True]
-        )
+        fewest = _FEWEST_STEPS if is_guess else 0
+        last = self.marks[-1] if self.marks else ()
+        has_moved = [new.at > old.at and new.done >= old.done + fewest for new, old in zip(now, last, strict=False)]
         most = _MOST_AWAITED if is_guess else _MOST_LOOKS if any(has_moved) else _MOST_SILENT
         if not all(has_moved) and self.waits < most:
             return replace(self, waits=self.waits + 1)

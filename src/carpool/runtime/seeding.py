@@ -81,11 +81,12 @@ def settle(*, deterministic: bool = True, threads: int = 1) -> list[str]:
     """Deny torch the freedoms that change bits from run to run; what could not be denied any more, in words.
 
     Operations without a deterministic form still run and are collected by `Caveats`. Not `deterministic` leaves torch
-    every freedom: the fastest kernels, found by trying them. No operation will have more than so many ``threads``.
+    the freedoms it takes by itself. Trying out the kernels of every convolution is none of them: beside neighbours that
+    takes 10 to 28 s in every new process (`benchmarks/gpu_sharing.py`), for a few percent. An entry may ask for it.
+    No operation will have more than so many ``threads``.
     """
     if not deterministic:
         torch.use_deterministic_algorithms(False)
-        torch.backends.cudnn.benchmark = True
         return ["deterministic = false: equal bits are not promised"]
     notes = []
     if _WORKSPACE not in os.environ and _cuda_started():
