@@ -36,7 +36,8 @@ def compare(found: Mapping[str, Row]) -> dict[str, Any] | None:
         return None
     count = len(alone["rates"])
     best = max(equal, key=lambda row: row["sum"])
-    live = [row for mode, row in found.items() if mode.startswith("carpool run") and row.get("is_settled")]
+    settled = [row for mode, row in found.items() if mode.startswith("carpool run") and row.get("is_settled")]
+    live = [row for row in settled if row.get("call") == alone.get("call")]  # rates alone move from call to call
     chosen = live[-1] if live else None
     bases = {
         "one after another, eager": [rate / count for rate in eager["rates"]],
