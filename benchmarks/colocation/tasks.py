@@ -31,7 +31,8 @@ class Task:
         return self.batch * (3 * self.image**2 * 4 + 8) if self.is_fed else 0
 
 
-def _task(label: str, batch: int) -> Task:
+def labelled(label: str, batch: int) -> Task:
+    """A training by what it is called in the table."""
     if label == "resnet18-imagenet":
         return Task("resnet18", batch, label, {"stem": "imagenet", "classes": 1000}, image=224, is_fed=True)
     if label == "mlp-fed":  # hardly any arithmetic for each byte that comes over PCIe
@@ -58,7 +59,7 @@ _WAVES: tuple[tuple[tuple[str, int], ...], ...] = (
         ("mlp-fed", 64), ("resnet18-imagenet", 128), ("yolo", 32), ("resnet18", 128), ("vgg16", 512), ("ncf", 1024),
     ),
 )  # fmt: skip
-WAVES: tuple[tuple[Task, ...], ...] = tuple(tuple(_task(*named) for named in wave) for wave in _WAVES)
+WAVES: tuple[tuple[Task, ...], ...] = tuple(tuple(labelled(*named) for named in wave) for wave in _WAVES)
 
 # Standard neighbours: what a training does to them and they to it says how it uses memory and arithmetic.
 PROBES = (Task("probe-copy", 0), Task("probe-matmul", 0))

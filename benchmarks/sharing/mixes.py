@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from colocation.tasks import Task
+from colocation.tasks import Task, labelled
 from sharing.room import PLAIN, Guest, Room
 from sharing.table import Table
 
@@ -69,6 +69,10 @@ SKEWED = (
         *(("vgg16", 512), ("mobilenet_v3", 32), ("shufflenet_v2", 32), ("squeezenet", 32)),
         *(("ncf", 1024), ("shufflenet_v2", 64)),
     ),
+    # one that the host link holds up: it takes every multiprocessor it may have, and needs a third of them
+    Mix("LSTM+fed", (Task("lstm", 32), labelled("mlp-fed", 256))),
+    Mix("D121+fed", (task("densenet121", 128), labelled("mlp-fed", 256))),
+    Mix("S@512+fed", (task("squeezenet", 512), labelled("mlp-fed", 256))),
 )
 MANY = (
     mix("8 x R18", *[("resnet18", 128)] * 8),

@@ -11,7 +11,7 @@ from sharing.mixes import PAIRED, Mix, alone, each_once, equal_rows, levels_for,
 from sharing.room import Room
 from sharing.table import Table, fair
 
-HAND = ((60, 33), (60, 100), (50, 100))  # for the large training and for each small one, in percent
+HAND = ((60, 33), (80, 33), (60, 100), (50, 100))  # for the large training and for each small one, in percent
 _CROWD = (20, 25, 33)  # percent for each of many
 _MAPPED = (20, 33, 40, 50, 60, 80, 100)
 
