@@ -211,6 +211,18 @@ def test_an_unreadable_database_is_set_aside_and_built_anew(folder: Path, opened
     assert "Records 1–12 were missing in the database; the log had them." in store.findings.tell()
 
 
+def test_a_database_whose_head_says_read_only_is_set_aside_and_built_anew(
+    settled: Path, tmp_path: Path, opened: Opening
+) -> None:
+    folder = Path(shutil.copytree(settled, tmp_path / "store"))
+    flip(folder / DATABASE, 18, 2)  # the version of the format that is written: a higher one may only be read
+    store = opened(folder)
+    assert records_in(store) == EXPECTED
+    assert store.findings.set_aside == folder / f"{DATABASE}.damaged-1"
+    store.record(submission(13))
+    store.commit()
+
+
 def test_a_missing_log_is_written_anew(folder: Path, opened: Opening) -> None:
     (folder / LOG).unlink()
     store = opened(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
@@ -34,6 +35,7 @@ class Database:
     """Lines and balances in SQLite, in write-ahead mode; nothing is durable before `commit` has returned."""
 
     def __init__(self, path: Path, migrations: tuple[str, ...] = MIGRATIONS) -> None:
+        self._path = path
         self._migrations = migrations
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
@@ -68,6 +70,19 @@ class Database:
         return self._connection.execute(_TABLES).fetchall() == expected and self._connection.execute(
             "PRAGMA quick_check"
         ).fetchall() == [(b"ok",)]
+
+    @property
+    def is_locked_by_damage(self) -> bool:
+        """Whether SQLite refuses to write to a file that may be written to: one altered bit of its head can say so."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute(f"PRAGMA user_version = {self.version}")
+        except sqlite3.OperationalError as error:
+            return error.sqlite_errorcode == sqlite3.SQLITE_READONLY and os.access(self._path, os.W_OK)
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        return False
 
     def lines(self) -> Iterator[LogLine]:
         """Every line in order that is one by its form; sound or not."""

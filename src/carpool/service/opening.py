@@ -114,7 +114,7 @@ def _is_readable(database: Database, reading: LogReading, rows: dict[int, LogLin
     for line in database.lines():
         if line.is_sound:
             rows[line.number] = line
-    return database.version <= len(MIGRATIONS) and database.is_sound
+    return database.version <= len(MIGRATIONS) and database.is_sound and not database.is_locked_by_damage
 
 
 def _refuse_newer(database: Database, reading: LogReading) -> None:
