@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import warnings
 from collections import namedtuple
 from typing import Any
@@ -52,25 +50,6 @@ def test_settling(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.is_deterministic_algorithms_warn_only_enabled()
     assert not torch.backends.cudnn.benchmark
     assert not torch.isnan(torch.empty(1000)).all(), "new tensors are not filled"
-
-
-def test_products_on_several_threads_round_alike_and_nobody_else_is_told() -> None:
-    script = """
-import ctypes, os, pathlib, torch
-from carpool.runtime.seeding import settle
-library = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-threads = 2 if os.fork() else 1
-settle(threads=threads)
-mode = library.mkl_serv_cbwr_get(-1) if hasattr(library, "mkl_serv_cbwr_get") else 0
-print(threads, mode, "MKL_CBWR" in os.environ)
-if threads == 2:
-    os.wait()
-"""
-    environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
-    command = [sys.executable, "-c", script]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    with_mkl, without = ["1 1 False", "2 2 False"], ["1 0 False", "2 0 False"]  # 1: MKL_CBWR_OFF, 2: MKL_CBWR_AUTO
-    assert sorted(said.splitlines()) in (with_mkl, without)
 
 
 @pytest.mark.parametrize("tries_kernels", [False, True])

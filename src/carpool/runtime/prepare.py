@@ -47,8 +47,7 @@ def settle_in(begin: Begin, program: Program, fds: tuple[int, ...]) -> None:
     torch.set_num_threads(begin.threads)
     os.environ.update(program.environment)
     os.environ.update(begin.environment)
-    threads = 1 if program.exact else len(begin.cores)
-    settle(deterministic=program.deterministic, threads=threads)  # before anything starts CUDA or multiplies
+    settle(deterministic=program.deterministic)  # before anything starts CUDA
     if program.folder:
         os.chdir(program.folder)
         sys.path.insert(0, program.folder)

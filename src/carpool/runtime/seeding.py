@@ -16,7 +16,6 @@ import torch
 from carpool.runtime.chance import derive
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-_PRODUCTS = "MKL_CBWR"  # Intel's name for asking that a product on as many threads rounds alike every time
 _NOTHING = nullcontext()
 # The global generators that users draw from. Looked up here once: in a step caches are cold, and every look costs.
 _seed_python, _seed_torch = random.seed, torch.default_generator.manual_seed
@@ -77,13 +76,12 @@ def _cuda_started() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def settle(*, deterministic: bool = True, threads: int = 1) -> list[str]:
+def settle(*, deterministic: bool = True) -> list[str]:
     """Deny torch the freedoms that change bits from run to run; what could not be denied any more, in words.
 
     Operations without a deterministic form still run and are collected by `Caveats`. Not `deterministic` leaves torch
     the freedoms it takes by itself. Trying out the kernels of every convolution is none of them: beside neighbours that
     takes 10 to 28 s in every new process (`benchmarks/gpu_sharing.py`), for a few percent. An entry may ask for it.
-    No operation will have more than so many ``threads``.
     """
     if not deterministic:
         torch.use_deterministic_algorithms(False)
@@ -92,27 +90,11 @@ def settle(*, deterministic: bool = True, threads: int = 1) -> list[str]:
     if _WORKSPACE not in os.environ and _cuda_started():
         notes.append(f"{_WORKSPACE} was not set before CUDA started: matrix products may differ from run to run")
     os.environ.setdefault(_WORKSPACE, ":4096:8")
-    if threads > 1:
-        _settle_products()
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Otherwise torch fills every new tensor with NaN, which costs time and only matters to programs that read garbage.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     return notes
-
-
-def _settle_products() -> None:
-    """Ask MKL for products that round alike every time; on one thread it has no choice in what order it adds.
-
-    It reads what it is asked at the process's first product, which is made here, so that nothing is left in the
-    environment of what this process starts. Where one was made before, MKL stays as it is. `benchmarks/runtime_bits.py`
-    has the price.
-    """
-    if _PRODUCTS in os.environ:
-        return
-    os.environ[_PRODUCTS] = "AUTO"
-    torch.mm(torch.zeros(64, 64), torch.zeros(64, 64))
-    del os.environ[_PRODUCTS]
 
 
 def intra_op_threads(count: int | None) -> AbstractContextManager[None]:

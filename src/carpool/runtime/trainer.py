@@ -83,8 +83,7 @@ class Trainer:
         self.limits: Limits = ()  # on the samples of a pass, where more did not fit into memory
         self.cursor = Cursor()
         self.progress = Progress(training)
-        # freedoms that torch could not be denied, for the job's story
-        self.notes = settle(deterministic=deterministic, threads=1 if exact else torch.get_num_threads())
+        self.notes = settle(deterministic=deterministic)  # freedoms that torch could not be denied, for the job's story
         self.caveats = Caveats()  # operations without a deterministic form, for the job's story
         self._source = StepSource(training, seed, self.shards)
         self._source.check(self.batch_size, self.cursor.offset)

@@ -52,7 +52,7 @@ def plain_loop(
 
     Without ``shards`` it is what default mode on one device must equal.
     """
-    settle(threads=1 if shards is not None else torch.get_num_threads())
+    settle()
     where = torch.device(device)
     settle_training(training, where)
     with intra_op_threads(1 if shards is not None and where.type == "cpu" else None):
