@@ -94,6 +94,43 @@ class _Rows:
         for here in on_hop.values():
             self.met += [(one, other) for whose, one in here for theirs, other in here if whose != theirs]
 
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """Members, devices, stages, loads, and loads that meet, so far."""
+        return len(self.runners), len(self.devices), len(self.stages), len(self.loads), len(self.met)
+
+    def layout(
+        self,
+        runners: tuple[Runner, ...],
+        member: _Picked,
+        device: _Picked,
+        stage: _Picked,
+        load: _Picked,
+        meeting: _Picked,
+    ) -> Layout:
+        """The arrays of some of the rows, those of each group as often as it was picked."""
+        devices = np.array(self.devices, np.float64).reshape(-1, 3)
+        staged = np.array(self.stages, np.float64).reshape(-1, 3)
+        loads = np.array(self.loads, np.float64).reshape(-1, 4)
+        met = np.array(self.met, np.intp).reshape(-1, 2)
+        return Layout(
+            runners,
+            device.of_others(devices[:, 0].astype(np.intp), member),
+            devices[device.rows, 1].astype(np.intp),
+            devices[device.rows, 2],
+            stage.of_others(staged[:, 0].astype(np.intp), member),
+            staged[stage.rows, 1].astype(np.intp),
+            staged[stage.rows, 2],
+            np.array(self.hops, np.float64).reshape(-1, len(self.link_kinds))[stage.rows],
+            load.of_others(loads[:, 0].astype(np.intp), stage),
+            loads[load.rows, 1].astype(np.intp),
+            loads[load.rows, 2],
+            loads[load.rows, 3],
+            stage.of_others(np.array(self.firsts, np.intp), load),
+            meeting.of_others(met[:, 0], load),
+            meeting.of_others(met[:, 1], load),
+            np.array(self.spread, np.float64).reshape(-1, 4)[member.rows],
+        )
+
     def _add_stage(
         self, member: int, stream: int, walked: Walked, on_hop: dict[Hop, list[tuple[tuple[int, int], int]]]
     ) -> None:
@@ -115,33 +152,48 @@ class _Rows:
 
 
 def lay_out(fabric: Fabric, kinds: Sequence[str], groups: Sequence[Group]) -> Layout:
-    """The arrays of groups on a fabric with devices of certain kinds."""
+    """The arrays of groups on a fabric with devices of certain kinds.
+
+    Groups that are alike but for their models are looked at once, since plans ask for many jobs in the same places.
+    """
     rows = _Rows(fabric, kinds)
     walks: dict[object, list[tuple[int, Walked]]] = {}
+    places: dict[object, int] = {}
+    of: list[int] = []
+    sizes = [rows.sizes()]
     for group in groups:
-        rows.add(group, walks)
-    devices = np.array(rows.devices, np.float64).reshape(-1, 3)
-    staged = np.array(rows.stages, np.float64).reshape(-1, 3)
-    loads = np.array(rows.loads, np.float64).reshape(-1, 4)
-    met = np.array(rows.met, np.intp).reshape(-1, 2)
-    return Layout(
-        tuple(rows.runners),
-        devices[:, 0].astype(np.intp),
-        devices[:, 1].astype(np.intp),
-        devices[:, 2],
-        staged[:, 0].astype(np.intp),
-        staged[:, 1].astype(np.intp),
-        staged[:, 2],
-        np.array(rows.hops, np.float64).reshape(-1, len(rows.link_kinds)),
-        loads[:, 0].astype(np.intp),
-        loads[:, 1].astype(np.intp),
-        loads[:, 2],
-        loads[:, 3],
-        np.array(rows.firsts, np.intp),
-        met[:, 0],
-        met[:, 1],
-        np.array(rows.spread, np.float64).reshape(-1, 4),
-    )
+        place = places.setdefault(tuple([_shape(runner) for runner in group]), len(places))
+        if place == len(sizes) - 1:
+            rows.add(group, walks)
+            sizes.append(rows.sizes())
+        of.append(place)
+    bounds, which = np.array(sizes, np.intp), np.array(of, np.intp)
+    picked = [_Picked.of(bounds[:, column], which) for column in range(bounds.shape[1])]
+    return rows.layout(tuple([runner for group in groups for runner in group]), *picked)
+
+
+def _shape(runner: Runner) -> tuple[object, ...]:
+    """All of a runner that its rows depend on."""
+    return runner.devices, runner.kinds, runner.samples, runner.input_bytes > 0.0, runner.exchange
+
+
+class _Picked(NamedTuple):
+    """Rows of unlike groups, over again for each group that is like one of them."""
+
+    rows: Ints
+    counts: Ints  # [group]
+    shift: Ints  # [group] how much further down its rows are than those of the one it is like
+
+    @classmethod
+    def of(cls, bounds: Ints, which: Ints) -> _Picked:
+        """From where the rows of unlike groups begin and end, and which of them each group is like."""
+        counts = np.diff(bounds)[which]
+        shift = np.cumsum(counts) - counts - bounds[which]
+        return cls(np.arange(counts.sum()) - np.repeat(shift, counts), counts, shift)
+
+    def of_others(self, numbers: Ints, others: _Picked) -> Ints:
+        """Numbers of other rows that these rows name."""
+        return np.asarray(numbers[self.rows] + np.repeat(others.shift, self.counts))
 
 
 def _walks(fabric: Fabric, runner: Runner, known: dict[object, list[tuple[int, Walked]]]) -> list[tuple[int, Walked]]:

@@ -13,6 +13,7 @@ from scipy.sparse import csr_array
 
 from carpool.predictors.layout import Floats, Ints
 from carpool.predictors.link_speeds import Figures, Steps
+from carpool.predictors.own_figures import Keyed, Lookup, OwnFigures
 
 _ERROR = 0.05  # relative error of a measured step that counts as usual
 _FITS = 3  # rounds of fitting, and of what members of a group do to each other
@@ -65,8 +66,8 @@ class _Sheet:
 
     names: tuple[str, ...]
     starts: dict[str, int]
-    own: dict[tuple[int, int], int]
-    batch: dict[tuple[int, float], int]
+    own: Keyed[tuple[int, int]]
+    batch: Keyed[tuple[int, float]]
     expected: Floats
     far: Floats
     reach: Floats
@@ -76,14 +77,13 @@ class _Sheet:
         names = tuple(_FAR)
         sizes = [len(getattr(figures, name)) for name in names]
         *firsts, end = accumulate(sizes, initial=0)
-        own_keys = list(dict.fromkeys(steps.own_keys))
-        often = [key for key, count in Counter(steps.batch_keys).items() if count >= _OFTEN]
-        own = {key: end + place for place, key in enumerate(own_keys)}
-        batch = {key: end + len(own) + place for place, key in enumerate(often)}
+        own = Keyed(steps.own_keys)
+        batch = Keyed([key for key, count in Counter(steps.batch_keys).items() if count >= _OFTEN])
         expected = np.concatenate([getattr(figures, name) for name in names] + [np.zeros(len(own) + len(batch))])
         far = np.repeat([_FAR[name] for name in names], sizes)
         far = np.concatenate([far, np.full(len(own), _OWN_FAR), np.full(len(batch), _BATCH_FAR)])
-        return cls(names, dict(zip(names, firsts, strict=True)), own, batch, expected, far, figures.reach)
+        starts = dict(zip([*names, "own", "batch"], [*firsts, end, end + len(own)], strict=True))
+        return cls(names, starts, own, batch, expected, far, figures.reach)
 
     def expect_alike(self, transferring: Ints, found: Figures) -> None:
         """A training of which no transfer was seen is expected to hide as much of them as the others do."""
@@ -93,15 +93,15 @@ class _Sheet:
 
     def flat(self, figures: Figures) -> Floats:
         """Figures as a row."""
-        more = [figures.own.get(key, 0.0) for key in self.own] + [figures.batch.get(key, 0.0) for key in self.batch]
-        return np.concatenate([*[getattr(figures, name) for name in self.names], np.array(more)])
+        own, batch = Lookup(list(self.own.places)), Lookup(list(self.batch.places))
+        shared = [getattr(figures, name) for name in self.names]
+        return np.concatenate([*shared, own(figures.own), batch(figures.batch)])
 
     def figures(self, row: Floats) -> Figures:
         """A row as figures."""
-        ends = [*list(self.starts.values())[1:], len(row) - len(self.own) - len(self.batch)]
+        ends = [*list(self.starts.values())[1:], len(row)]
         parts = {name: row[first:end] for (name, first), end in zip(self.starts.items(), ends, strict=True)}
-        own = {key: float(row[place]) for key, place in self.own.items()}
-        batch = {key: float(row[place]) for key, place in self.batch.items()}
+        own, batch = OwnFigures(self.own, parts.pop("own")), OwnFigures(self.batch, parts.pop("batch"))
         return Figures(**parts, reach=self.reach, own=own, batch=batch)
 
 
@@ -116,6 +116,9 @@ class _Fit:
         self._sheet = sheet
         self._met = met
         self._measured = measured
+        own, batch = sheet.own.places, sheet.batch.places
+        self._own: Ints = np.array([own[key] for key in steps.own_keys], np.intp)  # [device]
+        self._batch: Ints = np.array([batch.get(key, _NO_FIGURE) for key in steps.batch_keys], np.intp)
 
     def errors(self, row: Floats) -> Floats:
         """One for each member, then one for each figure that is not as expected."""
@@ -156,11 +159,10 @@ class _Fit:
         found.add(sheet.starts["fixed"] + steps.training, slope * fixed / (fixed + samples))
         found.add(sheet.starts["per_sample"] + steps.training, slope * samples / (fixed + samples))
         found.add(sheet.starts["slowness"] + layout.device_kind[slowest], slope)
-        devices = slowest.tolist()
-        found.add(np.array([sheet.own[steps.own_keys[device]] for device in devices], np.intp), slope)
-        batch = np.array([sheet.batch.get(steps.batch_keys[device], _NO_FIGURE) for device in devices], np.intp)
+        found.add(sheet.starts["own"] + self._own[slowest], slope)
+        batch = self._batch[slowest]
         has = batch != _NO_FIGURE
-        found.add(batch[has], slope[has], has)
+        found.add(sheet.starts["batch"] + batch[has], slope[has], has)
 
 
 class _Slopes:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from carpool.predictors.fabric import Fabric
 from carpool.predictors.layout import GRADIENTS, INPUT, Floats, Ints, Layout
+from carpool.predictors.own_figures import Lookup, OwnFigures
 
 _SOFT = 0.2  # of S: how much is seen of transfers that are just hidden
 _SHARP = 6.0  # of the maximum over kinds of link
@@ -30,8 +31,6 @@ _BUS, _NETWORK, _LATENCY, _BYTES = (
     np.log(1e8),
 )  # expected of what nobody has measured
 _HIDDEN = 0.0  # log odds of the part of computing behind which transfers can hide
-
-_Key = TypeVar("_Key")
 
 
 @dataclass(slots=True)
@@ -47,8 +46,8 @@ class Figures:
     crowding: Floats  # [4] powers of devices, places, most and fewest at a place: what the walk leaves out, for all
     bytes: Floats  # [training] gradients, where they are not declared
     reach: Floats = field(default_factory=lambda: np.array([[0.0] * 4, [np.inf] * 4]))  # least and most spread seen
-    own: dict[tuple[int, int], float] = field(default_factory=dict)  # [training, device kind] its own slowness
-    batch: dict[tuple[int, float], float] = field(default_factory=dict)  # [training, samples] its own time
+    own: OwnFigures[tuple[int, int]] = field(default_factory=OwnFigures.none)  # [training, device kind] slowness
+    batch: OwnFigures[tuple[int, float]] = field(default_factory=OwnFigures.none)  # [training, samples] time
 
     @classmethod
     def expected(cls, fabric: Fabric, num_kinds: int, num_trainings: int) -> Figures:
@@ -108,7 +107,7 @@ class Steps:
         training = self.training[layout.device_member].tolist()
         self.own_keys: list[tuple[int, int]] = list(zip(training, layout.device_kind.tolist(), strict=True))
         self.batch_keys: list[tuple[int, float]] = list(zip(training, layout.device_samples.tolist(), strict=True))
-        self._own, self._batch = _unlike(self.own_keys), _unlike(self.batch_keys)
+        self._own, self._batch = Lookup(self.own_keys), Lookup(self.batch_keys, between=True)
 
     @property
     def most_samples(self) -> Floats:
@@ -128,8 +127,7 @@ class Steps:
         """Seconds of computing of each member, and its slowest device."""
         layout, training = self.layout, self.training[self.layout.device_member]
         base = np.exp(figures.fixed[training]) + np.exp(figures.per_sample[training]) * layout.device_samples
-        own = np.array([figures.own.get(key, 0.0) for key in self._own[0]])[self._own[1]]
-        batch = np.array([_between(figures.batch, key) for key in self._batch[0]])[self._batch[1]]
+        own, batch = self._own(figures.own), self._batch(figures.batch)
         seconds = base * np.exp(figures.slowness[layout.device_kind] + own + batch)
         return self._slowest(seconds)
 
@@ -197,21 +195,3 @@ class Steps:
         compute, _ = self.compute(figures)
         total, met = self.met(figures, compute)
         return compute, self.transfers(figures, met).gradients, total
-
-
-def _between(known: dict[tuple[int, float], float], key: tuple[int, float]) -> float:
-    """What is known of a batch, or between the nearest ones that are known."""
-    found = known.get(key)
-    if found is not None:
-        return found
-    sizes = sorted([samples for training, samples in known if training == key[0]])
-    if not sizes or not sizes[0] < key[1] < sizes[-1]:
-        return 0.0
-    values = [known[key[0], samples] for samples in sizes]
-    return float(np.interp(np.log(key[1]), np.log(sizes), values))
-
-
-def _unlike(keys: Sequence[_Key]) -> tuple[list[_Key], Ints]:
-    """The unlike ones among keys, and which of them each is."""
-    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    return list(places), np.array([places[key] for key in keys], np.intp)

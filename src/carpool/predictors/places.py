@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from carpool.core.estimates import Estimate
@@ -37,17 +37,21 @@ class Places:
         self.cluster = cluster
         self._throughput = Throughput(Fabric.of(cluster))
         self._widths: dict[JobId, set[int]] = {}
-        self._steps: dict[tuple[JobId, Place], Estimate | None] = {}
+        self._batches: dict[JobId, set[int]] = {}  # that a job was measured with
+        self._like: dict[Place, Runner | None] = {}  # a job there, its name left out
+        self._steps: dict[JobId, dict[Place, Estimate | None]] = {}
+        self._asked: set[Groups] = set()
 
     def fit(self, measured: Iterable[tuple[JobId, Place, float]]) -> Places:
         """From scratch, to jobs in places and their steps per second."""
-        self._widths.clear()
-        self._steps.clear()
+        for known in (self._widths, self._batches, self._steps, self._asked):
+            known.clear()
         groups, seconds = [], []
         for job, place, rate in measured:
             runner = self._runner(job, place)
             if runner is not None:
                 self._widths.setdefault(job, set()).add(place.width)
+                self._batches.setdefault(job, set()).add(place.batch_size)
                 groups.append([runner])
                 seconds.append([1.0 / rate])
         self._throughput.fit(groups, seconds)
@@ -64,16 +68,43 @@ class Places:
         return Estimate(ratio, ratio * new.std / new.mean)
 
     def _step_s(self, job: JobId, place: Place) -> Estimate | None:
-        """Plans ask for the same places again and again."""
-        if (job, place) not in self._steps:
-            runner = self._runner(job, place)
-            self._steps[job, place] = None if runner is None else self._throughput.predict([[runner]])[0][0]
-        return self._steps[job, place]
+        """Plans ask for the same places again and again, and for what they ask of one job they ask of all."""
+        steps = self._steps.setdefault(job, {})
+        if place not in steps:
+            self._predict([(job, place), *self._others_there(place.groups)])
+        return steps[place]
+
+    def _others_there(self, groups: Groups) -> Iterator[tuple[JobId, Place]]:
+        """Each job of which places can be compared, on those devices with its batches; nobody the second time."""
+        if groups not in self._asked:
+            self._asked.add(groups)
+            for job, widths in self._widths.items():
+                if len(widths) > 1:
+                    yield from [(job, Place(groups, batch_size)) for batch_size in self._batches[job]]
+
+    def _predict(self, asked: Iterable[tuple[JobId, Place]]) -> None:
+        """Find the steps that are not known yet, all at once."""
+        runners: dict[tuple[JobId, Place], Runner] = {}
+        for job, place in asked:
+            steps = self._steps.setdefault(job, {})
+            if place not in steps:
+                steps[place] = None
+                if (runner := self._runner(job, place)) is not None:
+                    runners[job, place] = runner
+        found = self._throughput.predict([[runner] for runner in runners.values()]) if runners else []
+        for (job, place), (step,) in zip(runners, found, strict=True):
+            self._steps[job][place] = step
 
     def _runner(self, job: JobId, place: Place) -> Runner | None:
+        if place not in self._like:
+            self._like[place] = self._on_devices(place)
+        like = self._like[place]
+        return None if like is None else like._replace(model=job)
+
+    def _on_devices(self, place: Place) -> Runner | None:
         devices = stand_ins(self.cluster, place.groups)
         if devices is None:
             return None
         kinds = tuple([str(self.cluster.kind_of(device)) for device in devices])
         samples = max(1.0, (place.batch_size or _SAMPLES) / len(devices))
-        return Runner(job, devices, kinds, (samples,) * len(devices))
+        return Runner("", devices, kinds, (samples,) * len(devices))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from math import hypot
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +141,7 @@ class _Learned:
         """One for each member of each group."""
         if not any(groups):
             return []
-        strange = [self._is_strange(fabric, runner) for group in groups for runner in group]
+        strange = self._are_strange(fabric, [runner for group in groups for runner in group])
         known = [[self._like_known(runner) for runner in group] for group in groups]
         steps = self._steps(fabric, known)
         compute, sync, total = steps.parts(self._with_average)
@@ -154,19 +153,22 @@ class _Learned:
             if habit is not None:
                 shift[mine], apart = habit.predict(features[mine])
                 spread[mine] = np.clip(apart, _LEAST, 1.0)
-        found = []
-        for seconds, moved, wide, odd in zip(total, shift, spread, strange, strict=True):
-            mean = float(seconds * np.exp(moved))
-            found.append(Estimate(mean, mean * (hypot(_GUESSED, wide) if odd else float(wide))))
-        return found
+        means = total * np.exp(shift)
+        spreads = means * np.where(strange, np.hypot(_GUESSED, spread), spread)
+        return [Estimate(mean, apart) for mean, apart in zip(means.tolist(), spreads.tolist(), strict=True)]
 
     # ------------------------------------------------------------------------------------------------------ strangers
-    def _is_strange(self, fabric: Fabric, runner: Runner) -> bool:
+    def _are_strange(self, fabric: Fabric, runners: Sequence[Runner]) -> list[bool]:
         """Whether nothing was seen of the training, of a kind of its devices, or of a kind of link between them."""
-        if runner.model not in self._trainings or not set(runner.kinds) <= set(self._kinds):
+        places = dict.fromkeys((runner.devices, runner.kinds) for runner in runners)
+        strange = {place: self._is_strange(fabric, *place) for place in places}
+        return [each.model not in self._trainings or strange[each.devices, each.kinds] for each in runners]
+
+    def _is_strange(self, fabric: Fabric, devices: Sequence[int], kinds: Sequence[str]) -> bool:
+        if not set(kinds) <= set(self._kinds):
             return True
-        first = str(runner.devices[0])
-        used = {fabric.wires[hop.wire].kind for other in runner.devices for hop in fabric.route(first, str(other))}
+        first = str(devices[0])
+        used = {fabric.wires[hop.wire].kind for other in devices for hop in fabric.route(first, str(other))}
         return not used <= self._links
 
     def _like_known(self, runner: Runner) -> Runner:
