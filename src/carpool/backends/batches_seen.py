@@ -63,4 +63,7 @@ class BatchesSeen:
         self._seen.pop(job, None)
 
     def _of(self, job: JobId) -> JobSeen:
-        return self._seen.setdefault(job, JobSeen())
+        seen = self._seen.get(job)
+        if seen is None:
+            seen = self._seen[job] = JobSeen()
+        return seen

@@ -14,6 +14,7 @@ from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.belief import Belief, ProfileBelief
+from carpool.predictors.fabric import Groups
 from carpool.predictors.learning import Aim, LossCurves
 from carpool.predictors.moves_seen import MovesSeen
 from carpool.predictors.places import Place, Places
@@ -30,7 +31,7 @@ _FIXED = 0.5  # part of a step's time that does not grow with its batch, until m
 _REMEMBERED = 200  # jobs that are over: what was measured of them still tells how places compare
 _PROBED = 0.02  # spread of what a probe measured, relative to it
 
-_Key = tuple[JobId, tuple[tuple[Kind, int], ...], float, int, bool]  # …, share, batch size, beside others
+_Key = tuple[JobId, Groups, float, int, bool]  # …, share, batch size, beside others
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ class Live:
         self.curves = LossCurves()  # of jobs that end at a loss, when they will
         self.moves = MovesSeen()  # what changes of devices have cost
         self._speeds = dict(speeds or {})
+        self._wholes: dict[Groups, tuple[float, int]] = {}  # mean speed and number of the devices of a place
         self._profiles = dict(profiles or {})
         self._rates: dict[_Key, Measured] = {}
         self._of_job: dict[JobId, list[_Key]] = {}
@@ -131,10 +133,9 @@ class Live:
         known = self._rates.get(key)
         if known is not None:
             return Estimate(known.mean, known.spread)
-        first = self.first_belief(spec, placement).rate
         near = self._nearest(key)
         if near is None:
-            return first
+            return self.first_belief(spec, placement).rate
         step = self._step_time(key)
         if step is not None:
             return Estimate(1.0 / step.mean, step.std / step.mean**2)
@@ -144,6 +145,7 @@ class Live:
             if faster is not None:
                 guess = self._rates[near].mean * faster.mean
                 return Estimate(guess, guess * max(_LEAST, faster.std / faster.mean))
+        first = self.first_belief(spec, placement).rate
         there = self.first_belief(spec, Placement(groups, fraction, batch_size)).rate
         guess = self._rates[near].mean * first.mean / there.mean
         return Estimate(guess, guess * _UNSURE)
@@ -295,15 +297,21 @@ class Live:
             self._places = known, fitted
         return self._places[1]
 
-    def _relative(self, groups: tuple[tuple[Kind, int], ...], fraction: float) -> float:
+    def _relative(self, groups: Groups, fraction: float) -> float:
         """How fast a job is there, relative to one device of speed 1."""
-        count = sum(number for _, number in groups)
-        speed = sum(number * self._speeds.get(kind, 1.0) for kind, number in groups) / count
+        whole = self._wholes.get(groups)
+        if whole is None:
+            count = sum([number for _, number in groups])
+            speed = sum([number * self._speeds.get(kind, 1.0) for kind, number in groups]) / count
+            whole = self._wholes[groups] = speed, count
+        speed, count = whole
         return speed * fraction * count / (1.0 + _SERIAL * (count - 1))
 
     def _step_time(self, wanted: _Key) -> Estimate | None:
         """Seconds of a step by batch, T = a + b·m, where two batches or more were measured in the same place."""
-        alike = [key for key in self._of_job[wanted[0]] if (*key[:3], key[4]) == (*wanted[:3], wanted[4])]
+        if len(keys := self._of_job[wanted[0]]) < 2:
+            return None
+        alike = [key for key in keys if (*key[:3], key[4]) == (*wanted[:3], wanted[4])]
         if len(alike) < 2:
             return None
         return (
@@ -313,9 +321,12 @@ class Live:
     def _nearest(self, wanted: _Key) -> _Key | None:
         """The measurement whose prior is closest to the one asked for, then whose batch is; the newest of equals."""
         job, groups, fraction, batch_size, _ = wanted
+        keys = self._of_job.get(job, ())
+        if len(keys) < 2:
+            return keys[0] if keys else None
         speed = self._relative(groups, fraction)
         return min(
-            reversed(self._of_job.get(job, [])),
+            reversed(keys),
             key=lambda key: (abs(self._relative(key[1], key[2]) - speed), abs(key[3] - batch_size)),
             default=None,
         )
