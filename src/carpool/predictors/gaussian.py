@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import product
 from math import inf, sqrt
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+from carpool.predictors.one_thread import one_thread
 
 Floats = NDArray[np.float64]
 
@@ -31,7 +30,7 @@ class GaussianProcess:
 
     def fit(self, features: Floats, targets: Floats) -> GaussianProcess:
         """From scratch, to all rows."""
-        with _one_thread():
+        with one_thread():
             self._fit(features, targets)
         return self
 
@@ -56,21 +55,11 @@ class GaussianProcess:
 
     def predict(self, features: Floats) -> tuple[Floats, Floats]:
         """Mean and standard deviation of what a measurement would show."""
-        with _one_thread():
+        with one_thread():
             cross = _kernel((features - self.center_) / self.scale_, self.rows_, self.length_)
             explained = solve_triangular(self.factor_, cross.T, lower=True)
         left = np.maximum(1.0 + self.noise_ - (explained**2).sum(0), 1e-9)
         return self.mean_ + cross @ self.weights_, np.sqrt(self.variance_ * left)
-
-
-def _one_thread() -> Any:
-    """Matrices this small are no work for several threads: on a busy machine these cost ten times what they save."""
-    return _threads().limit(limits=1, user_api="blas")
-
-
-@cache
-def _threads() -> ThreadpoolController:
-    return ThreadpoolController()
 
 
 def _kernel(left: Floats, right: Floats, length: float) -> Floats:

@@ -13,6 +13,7 @@ from scipy.sparse import csr_array
 
 from carpool.predictors.layout import Floats, Ints
 from carpool.predictors.link_speeds import Figures, Steps
+from carpool.predictors.one_thread import one_thread
 from carpool.predictors.own_figures import Keyed, Lookup, OwnFigures
 
 _ERROR = 0.05  # relative error of a measured step that counts as usual
@@ -42,8 +43,7 @@ def fit(steps: Steps, seconds: Floats, expected: Figures) -> Figures:
     for _ in range(_FITS):
         _, met = steps.met(found, steps.compute(found)[0])
         fit = _Fit(steps, sheet, found, met, np.log(seconds))
-        answer = least_squares(fit.errors, sheet.flat(found), fit.slopes, loss="soft_l1", max_nfev=40, tr_solver="lsmr")
-        found = sheet.figures(answer.x)
+        found = sheet.figures(fit.solved(sheet.flat(found)))
         sheet.expect_alike(np.unique(steps.training[steps.layout.stage_member]), found)
     return found
 
@@ -119,6 +119,12 @@ class _Fit:
         own, batch = sheet.own.places, sheet.batch.places
         self._own: Ints = np.array([own[key] for key in steps.own_keys], np.intp)  # [device]
         self._batch: Ints = np.array([batch.get(key, _NO_FIGURE) for key in steps.batch_keys], np.intp)
+
+    def solved(self, row: Floats) -> Floats:
+        """The best row there is near one."""
+        with one_thread():
+            best = least_squares(self.errors, row, self.slopes, loss="soft_l1", max_nfev=40, tr_solver="lsmr")
+        return np.asarray(best.x)
 
     def errors(self, row: Floats) -> Floats:
         """One for each member, then one for each figure that is not as expected."""
