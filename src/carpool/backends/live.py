@@ -293,8 +293,10 @@ class Live:
         known = (self.cluster, _stage(self._settings))
         if self._places is None or self._places[0] != known:
             whole = [(key, measured.mean) for key, measured in self._rates.items() if key[2] == 1.0 and not key[4]]
-            fitted = Places(self.cluster).fit([(key[0], Place(key[1], key[3]), rate) for key, rate in whole])
-            self._places = known, fitted
+            places = None if self._places is None else self._places[1]
+            if places is None or places.cluster != self.cluster:
+                places = Places(self.cluster)  # the routes over its links are kept while it stays as it is
+            self._places = known, places.fit([(key[0], Place(key[1], key[3]), rate) for key, rate in whole])
         return self._places[1]
 
     def _relative(self, groups: Groups, fraction: float) -> float:
