@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,9 +122,13 @@ class _Fit:
         self._batch: Ints = np.array([batch.get(key, _NO_FIGURE) for key in steps.batch_keys], np.intp)
 
     def solved(self, row: Floats) -> Floats:
-        """The best row there is near one."""
+        """The best row there is near one.
+
+        Figures are measured by what they change: otherwise an iterative solver stops far from where an exact one ends.
+        """
+        how: dict[str, Any] = {"loss": "soft_l1", "max_nfev": 40, "tr_solver": "lsmr", "x_scale": "jac"}
         with one_thread():
-            best = least_squares(self.errors, row, self.slopes, loss="soft_l1", max_nfev=40, tr_solver="lsmr")
+            best = least_squares(self.errors, row, self.slopes, **how)
         return np.asarray(best.x)
 
     def errors(self, row: Floats) -> Floats:
