@@ -26,21 +26,22 @@ def port() -> int:
 
 
 @pytest.fixture
-def newcomer(tmp_path: Path, port: int) -> Iterator[Reader]:
+def newcomer(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Reader]:
     """Somebody with an empty folder and a home of their own, who has `carpool` on the path."""
+    place = tmp_path_factory.mktemp("new")  # a short name: the address of a socket has at most 107 bytes
     for name in ("bin", "home", "work"):
-        (tmp_path / name).mkdir()
-    command = tmp_path / "bin" / "carpool"
+        (place / name).mkdir()
+    command = place / "bin" / "carpool"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m carpool "$@"\n', encoding="utf-8")
     command.chmod(0o755)
     environment = {
-        "HOME": str(tmp_path / "home"),
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "HOME": str(place / "home"),
+        "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "CARPOOL_PORT": str(port),
         "COLUMNS": "120",
     }
-    session = Reader(tmp_path / "work", environment)
+    session = Reader(place / "work", environment)
     yield session
     session.close()
 
