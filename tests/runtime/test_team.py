@@ -62,6 +62,7 @@ from carpool.runtime.protocol import (
 )
 from carpool.runtime.shards import cut_into_passes, most_samples
 from carpool.runtime.team import Team
+from carpool.runtime.team_state import TeamState
 
 DEVICES = {
     i: LocalDevice(i, f"cpu:{i}", "cpu1" if i < 3 else "cpu2", (0,) if i < 3 else (0, 1), memory_bytes=2 << 30)
@@ -259,7 +260,7 @@ class World:
 
     def __init__(self, rules: Rules, devices: Mapping[int, LocalDevice] = DEVICES, **options: Any) -> None:
         self.rules = rules
-        self.team = Team(JobId("a"), devices, rules, **options)
+        self.team = Team(TeamState(JobId("a"), devices, rules, **options))
         self.at = 0.0
         self.workers: dict[int, Pretended] = {}
         self.mirrors: dict[int, tuple[State, bool]] = {}

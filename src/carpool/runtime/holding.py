@@ -15,6 +15,7 @@ from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.memory import new_memory
 from carpool.runtime.program import Program
 from carpool.runtime.team import Team
+from carpool.runtime.team_state import TeamState
 from carpool.runtime.wire import ExecutorOptions
 
 
@@ -46,7 +47,8 @@ class HeldTraining:
     ) -> HeldTraining:
         """A training without workers; with `resume` it goes on from what its folder holds."""
         kept, cuts, splits = (folder.kept(), folder.cuts(), folder.splits()) if resume else ([], [], [])
-        return cls(job, program, folder, Team(job, devices, rules, checkpoints=kept, cuts=cuts, splits=splits))
+        state = TeamState(job, devices, rules, checkpoints=kept, cuts=cuts, splits=splits)
+        return cls(job, program, folder, Team(state))
 
     def seat_on(self, device: int) -> Seat:
         """What was wished for it on a device."""

@@ -1,8 +1,8 @@
 """Steps that a newcomer makes and that are undone, while the training still goes on elsewhere.
 
-What is slow about the first steps of a process happens then: kernels are loaded (and, where bits are not promised,
-chosen by trying them), and the step is recorded and proven. All of it stays when the state is loaded anew, because that
-is copied to where it was. Neither the user's own hooks nor evaluations are called: nobody shall see such a step.
+What is slow about the first steps of a process happens then: kernels are loaded, and the step is recorded and proven.
+All of it stays when the state is loaded anew, because that is copied to where it was. Neither the user's own hooks nor
+evaluations are called: nobody shall see such a step.
 """
 
 from __future__ import annotations

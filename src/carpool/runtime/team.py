@@ -6,12 +6,8 @@ order is possible is taken (`settling.py`). After any fault the same rules look 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from carpool.core.model import JobId
-from carpool.runtime.actions import Action, Cut, Kill, Split
-from carpool.runtime.crew import Formation, KeptState, Mode, Rules, Wish
-from carpool.runtime.devices import LocalDevice
+from carpool.runtime.actions import Action, Kill
+from carpool.runtime.crew import Formation, Mode, Wish
 from carpool.runtime.hearing import hear
 from carpool.runtime.protocol import Message, Ready
 from carpool.runtime.settling import settled
@@ -21,17 +17,8 @@ from carpool.runtime.team_state import TeamState
 class Team:
     """One job's workers. Every event comes with its time and returns what is to be done, in order."""
 
-    def __init__(
-        self,
-        job: JobId,
-        devices: Mapping[int, LocalDevice],
-        rules: Rules,
-        *,
-        checkpoints: Sequence[KeptState] = (),  # to go on from, oldest first
-        cuts: Sequence[Cut] = (),  # that held when the job ran before
-        splits: Sequence[Split] = (),
-    ) -> None:
-        self._state = TeamState(job, devices, rules, checkpoints=checkpoints, cuts=cuts, splits=splits)
+    def __init__(self, state: TeamState) -> None:
+        self._state = state
 
     # -- what others may know -----------------------------------------------------------------------------------------
 
