@@ -23,7 +23,7 @@ from sharing.table import fair
 from carpool.core.estimates import Declared
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.policies.competitive import Competitive, contrasted
-from carpool.policies.share_search import ShareSearch, Tenant
+from carpool.policies.share_search import ShareSearch, Tenant, Vector
 from carpool.policies.slowdown import Shares, Slowdown, Solo, hunger
 
 Measured = Mapping[Shares, Sequence[float]]  # speeds relative to alone
@@ -92,11 +92,13 @@ def first_tries(vectors: Measured, hungers: Sequence[float]) -> tuple[Shares, Sh
     tenants = [Tenant(JobSpec(JobId(str(place)))) for place in range(len(hungers))]
     levels = tuple(sorted({share for vector in vectors for share in vector}))
     search = ShareSearch(Declared(), Kind("H200"), tenants, levels)
-    contrast = contrasted(search, hungers) or search.equal(1.0)
-    whole, moderate, more = (
-        tuple(setting.fraction for setting in vector) for vector in (search.equal(1.0), search.moderate(), contrast)
-    )
-    return whole, moderate, more
+    whole, moderate = (_shares(vector) for vector in (search.equal(1.0), search.moderate()))
+    contrast = contrasted(search, hungers, vectors[moderate]) if moderate in vectors else None
+    return whole, moderate, _shares(contrast) if contrast is not None else whole
+
+
+def _shares(vector: Vector) -> Shares:
+    return tuple(setting.fraction for setting in vector)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -15,7 +16,7 @@ from carpool.core.errors import InputError, UnknownName
 from carpool.core.estimates import Declared, Estimate, Estimator
 from carpool.core.model import DeviceId, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Placement
-from carpool.policies.competitive import Competitive
+from carpool.policies.competitive import Competitive, contrasted
 from carpool.policies.share_search import Setting, ShareSearch, Tenant, fair, raw
 from carpool.policies.share_trials import Mark, Trial, Trials, Tried
 from carpool.policies.slowdown import Slowdown
@@ -262,6 +263,64 @@ def test_unlike_shares_are_found_where_nothing_is_known() -> None:
     chosen = [float(part) / 100.0 for part in kept.split()[1].replace("%", "").split("/")]
     equal = max(_fair_of(law, (level,) * 3) for level in Competitive().levels)
     assert _fair_of(law, chosen) > 1.05 * equal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(PlainWorld):
+    """Two jobs: the second computes for `part` of each step with all it may have, and waits for its input otherwise."""
+
+    hunger: float
+    part: float
+
+    def speeds(self, first: float, second: float) -> tuple[float, float]:
+        """Relative to alone; where caps overlap while both compute, the first has what is left of it."""
+        kept = 1.0 if not second else min(1.0, second / self.part)
+        busy = min(1.0, kept * self.part / second) if second else 0.0
+        left = max(0.05, min(first, 1.0 - second))
+        made = [1.0 / (1.0 + self.hunger * (1.0 / share - 1.0)) for share in (first, left)] if first else [0.0, 0.0]
+        return (1.0 - busy) * made[0] + busy * made[1], kept
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        place = _number(spec)
+        shares = [0.0, 0.0]
+        shares[place] = placement.fraction
+        for other in placement.neighbours:
+            shares[_number(other.spec)] = other.fraction
+        return Pace(200.0 * self.speeds(*shares)[place])
+
+    def estimator(self) -> Estimator:
+        return Law().estimator()
+
+
+@pytest.mark.parametrize("hunger", [0.3, 0.5])
+def test_a_job_that_waits_for_its_input_is_capped_where_that_costs_it_nothing(hunger: float) -> None:
+    world = Waiting(hunger=hunger, part=0.3)
+    run = drive(Competitive(), Cluster.build([(1, 1, "H200")]), stream(2, 60_000.0), world, report_every_s=0.2)
+    kept = next(r.planned.reason for r in run.records if r.planned and "keeps" in r.planned.reason)
+    first, second = (float(part) / 100.0 for part in kept.split()[1].replace("%", "").split("/"))
+    assert second < first
+    equal = max(fair([1.0] * 2, world.speeds(level, level)) for level in Competitive().levels)
+    assert fair([1.0] * 2, world.speeds(first, second)) > 1.05 * equal
+
+
+@pytest.mark.parametrize(
+    ("hungers", "speeds", "wanted"),
+    [
+        ((0.5, 0.0), (0.6, 0.6), (0.8, 0.33)),  # far hungrier
+        ((0.07, 0.0), (0.52, 0.96), (0.8, 0.33)),  # loses far more
+        ((0.0, 0.07), (0.96, 0.52), (0.33, 0.8)),
+        ((0.1, 0.0), (0.6, 0.65), None),
+        ((0.0, 0.0), (0.96, 0.98), None),  # nobody loses what matters
+        ((0.44, 0.12, 0.1), (0.57, 0.55, 0.54), (0.6, 0.33, 0.33)),
+        ((0.07, 0.0, 0.0), (0.63, 0.61, 0.61), None),
+    ],
+)
+def test_a_contrast_is_for_the_job_that_equal_shares_hurt(
+    hungers: tuple[float, ...], speeds: tuple[float, ...], wanted: tuple[float, ...] | None
+) -> None:
+    search = ShareSearch(Contended(), KIND, tenants(*["light"] * len(hungers)), Competitive().levels)
+    found = contrasted(search, hungers, speeds)
+    assert wanted == (None if found is None else tuple(setting.fraction for setting in found))
 
 
 def _fair_of(law: Law, shares: Sequence[float]) -> float:

@@ -22,7 +22,9 @@ _LEAST = 1e-9
 _PATIENCE_S = 5.0  # between looks at orders that do not hold yet: when they do, the policy is asked anyway
 _PROBE_S = 0.3  # of steps beside others; alone they take less
 _FEWEST_STEPS, _MOST_STEPS = 4, 400  # of a probe
-_HUNGRY, _STANDS_OUT = 0.2, 1.5  # a hunger that matters, and how many times those of the others it must be
+_MATTERS = 0.2  # a hunger, or the time that a job's steps lose relative to alone
+_STANDS_OUT, _LOSES = 1.5, 2.0  # how many times those of the others that hunger must be, and that loss
+_ISOLATED = 3  # jobs among which a device is divided at least: half of it would be near moderate shares
 _PROBED = 2  # vectors of a mix under which its jobs are measured alone too, where that is not known
 
 
@@ -219,10 +221,10 @@ class Competitive(Policy):
             if moderate not in tried:
                 return moderate
             solos = search.solos(tried)
-            contrast = contrasted(search, [hunger(own) for own in solos])
+            known = {each.vector: each.speeds for each in trial.tried}
+            contrast = contrasted(search, [hunger(own) for own in solos], known[moderate])
             if contrast is not None and contrast not in tried and len(tried) == _PROBED:
                 return contrast
-            known = {each.vector: each.speeds for each in trial.tried}
             specs = [tenant.spec for tenant in search.tenants]
             search = replace(search, estimates=Taught(search.estimates, specs, known, solos))
         else:
@@ -260,19 +262,29 @@ def _fixed(job: Job) -> Setting | None:
     return Setting(job.lane[0]) if job.lane else None
 
 
-def contrasted(search: ShareSearch, hungers: Sequence[float]) -> Vector | None:
-    """A level above moderate for the one job that is far hungrier than the others, isolated shares for these.
+def contrasted(search: ShareSearch, hungers: Sequence[float], speeds: Sequence[float]) -> Vector | None:
+    """A level above moderate for the one job that equal shares hurt most, isolated ones for the others.
 
-    Equal shares cannot tell who takes from whom; this vector does. None where nobody stands out.
+    It is far hungrier than they are, or at moderate shares (`speeds`) it loses far more: to one that takes every
+    multiprocessor it may have without needing them, such as a job that waits for its input. Equal shares cannot tell
+    who takes from whom; this vector does. None where nobody stands out.
     """
-    hungriest = max(range(len(hungers)), key=lambda place: hungers[place])
-    others = [own for place, own in enumerate(hungers) if place != hungriest]
-    if hungers[hungriest] < max(_HUNGRY, _STANDS_OUT * sum(others) / len(others)):
+    losses = [1.0 / max(speed, _LEAST) - 1.0 for speed in speeds]
+    hurt = _standing_out(hungers, _STANDS_OUT)
+    hurt = _standing_out(losses, _LOSES) if hurt is None else hurt
+    if hurt is None:
         return None
-    isolated, level = search.moderate(1.0), search.moderate()[hungriest].fraction
+    isolated, level = search.moderate(1.0, _ISOLATED), search.moderate()[hurt].fraction
     more = min((above for above in search.levels if above > level), default=level)
-    own = search.tenants[hungriest].fixed or Setting(more)
-    return (*isolated[:hungriest], own, *isolated[hungriest + 1 :])
+    own = search.tenants[hurt].fixed or Setting(more)
+    return (*isolated[:hurt], own, *isolated[hurt + 1 :])
+
+
+def _standing_out(values: Sequence[float], times: float) -> int | None:
+    """The place of the one that matters and is so many times the mean of the others, if there is one."""
+    most = max(range(len(values)), key=lambda place: values[place])
+    others = [value for place, value in enumerate(values) if place != most]
+    return most if values[most] >= max(_MATTERS, times * sum(others) / len(others)) else None
 
 
 def _first_guess(search: ShareSearch, residents: Sequence[Job]) -> Vector:

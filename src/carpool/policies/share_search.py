@@ -187,9 +187,13 @@ class ShareSearch:
         """Everybody at one level, but for those whose setting is fixed."""
         return tuple(tenant.fixed or Setting(level) for tenant in self.tenants)
 
-    def moderate(self, virtual: float = _MODERATE) -> Vector:
-        """The largest equal shares that sum to at most `virtual`: at one and a half, sharing is usually best."""
-        fitting = [level for level in self.levels if level * len(self.tenants) <= virtual + _LEAST]
+    def moderate(self, virtual: float = _MODERATE, fewest: int = 1) -> Vector:
+        """The largest equal shares of which as many as there are jobs, or `fewest`, sum to at most `virtual`.
+
+        At one and a half, sharing is usually best.
+        """
+        count = max(fewest, len(self.tenants))
+        fitting = [level for level in self.levels if level * count <= virtual + _LEAST]
         return self.equal(max(fitting, default=self.levels[0]))
 
     def _near(self, vector: Vector) -> list[Vector]:
