@@ -1,6 +1,6 @@
 """One GPU shared by several trainings: alone, sliced in time, isolated, at equal and at unlike shares, many at once.
 
-Usage: PYTHONPATH=src python benchmarks/gpu_sharing.py [--stages mixes,steps,skewed,many,map,live] [--seconds 1]
+Usage: PYTHONPATH=src python benchmarks/gpu_sharing.py [--stages mixes,steps,skewed,many,map,live,fed] [--seconds 1]
 Every training is a process at a share it keeps, all resident; rows are windows of a second in which some of them run.
 The measure is Σ rate / (rate alone as a graph): one after another with graphs is 1.00. Needs a GPU and NVIDIA's MPS;
 `--device cpu` tries the benchmark out with tiny nets. Rows are written to the file as they come.
@@ -15,13 +15,14 @@ from pathlib import Path
 import torch
 from colocation.daemon import mps
 from measured import RESULTS
-from sharing.live import LiveRun
-from sharing.mixes import MANY, PAIRED, SKEWED, Mix, baselines, tiny
+from sharing.live import WALK, LiveRun, compared
+from sharing.mixes import FED, MANY, PAIRED, SKEWED, Mix, baselines, tiny
 from sharing.room import Room
 from sharing.stages import HAND, MAP, many, mapped, skewed, steps
 from sharing.table import Table
 
-STAGES = ("mixes", "steps", "skewed", "many", "map", "live")
+STAGES = ("mixes", "steps", "skewed", "many", "map", "live", "fed")
+LIVE = ("live", "fed")  # through `carpool run`
 
 
 def main() -> None:
@@ -37,6 +38,8 @@ def main() -> None:
         "--hand", default="", help="shares of the large and of each small training, such as 50/100,60/33"
     )
     parser.add_argument("--policy", default="competitive", help="of the live stage")
+    parser.add_argument("--walk", default="0.33/0.4/0.5/0.6/0.8/1.0", help="equal shares of the fed stage")
+    parser.add_argument("--hold", type=float, default=3.0, help="seconds that each of them is held")
     parser.add_argument("--steady", type=float, default=4.0, help="seconds that settled shares are measured live")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for shares to settle live")
     parser.add_argument("--keep", type=Path, help="folder to copy the journals of live runs to")
@@ -48,7 +51,7 @@ def main() -> None:
     began = time.monotonic()
     stages = options.stages.split(",")
     with mps() as environment, Room(environment, options.device) as room:
-        for stage in (stage for stage in stages if stage != "live"):
+        for stage in (stage for stage in stages if stage not in LIVE):
             for whole in _chosen(stage, options.mixes, options.device):
                 try:
                     _measure(stage, table, room, whole, options)
@@ -58,18 +61,29 @@ def main() -> None:
                 print(f"{whole.name}: {spent}", flush=True)
                 table.facts |= room.facts
                 table.save()
-    if "live" in stages:
-        _live(table, options, began)
+    for stage in (stage for stage in stages if stage in LIVE):
+        _live(table, _runs(stage, options), options, began)
+    for whole in FED if "fed" in stages else ():
+        compared(table, whole.name)
 
 
-def _live(table: Table, options: argparse.Namespace, began: float) -> None:
-    """Mixes through `carpool run`, once the seats are gone; against what was measured alone before."""
+def _runs(stage: str, options: argparse.Namespace) -> list[LiveRun]:
+    """Mixes through `carpool run`, by the policy; those with fed trainings also at one equal share after the other."""
     devices = "cuda:0" if options.device == "cuda" else "cpu:1"
-    runs = [
-        LiveRun(whole, policy=options.policy, devices=devices, deterministic=setting == "true")
-        for whole in _chosen("mixes", options.mixes, options.device)
-        for setting in options.deterministic.split(",")
+    walk = f"{WALK}:Walk:levels={options.walk}:hold_s={options.hold}"
+    policies, settings = [options.policy], options.deterministic.split(",")
+    if stage == "fed":
+        policies, settings = [*policies, walk], settings[:1]
+    return [
+        LiveRun(whole, policy=policy, devices=devices, deterministic=setting == "true")
+        for whole in _chosen("fed" if stage == "fed" else "mixes", options.mixes, options.device)
+        for setting in settings
+        for policy in policies
     ]
+
+
+def _live(table: Table, runs: list[LiveRun], options: argparse.Namespace, began: float) -> None:
+    """One run after the other, once the seats are gone; against what was measured alone before."""
     try:
         for run, following in zip(runs, [*runs[1:], None], strict=True):
             try:
@@ -87,14 +101,16 @@ def _live(table: Table, options: argparse.Namespace, began: float) -> None:
 
 
 def _solo(table: Table, run: LiveRun) -> list[float]:
-    """Rates alone as graphs, in this call; ones where they were not measured."""
-    rows = [row for row in table.rows if row.get("mix") == run.whole.name and row.get("mode") == "alone, graph"]
-    found = [row["rates"] for row in rows if row["deterministic"] == run.deterministic]
-    return found[0] if found else [1.0] * len(run.whole.tasks)
+    """Rates alone as graphs, in this call: on seats, else as an earlier run of the mix probed; empty without either."""
+    rows = [row for row in table.rows if row.get("mix") == run.whole.name]
+    rows = [row for row in rows if row.get("deterministic", run.deterministic) == run.deterministic]
+    seats = [row["rates"] for row in rows if row.get("mode") == "alone, graph" and row["stage"] == "mixes"]
+    probes = [row["alone_by_probe"] for row in rows if all(row.get("alone_by_probe", [0.0]))]
+    return (seats or probes or [[]])[0]
 
 
 def _chosen(stage: str, names: str, device: str) -> list[Mix]:
-    every = {"mixes": PAIRED, "steps": PAIRED, "skewed": SKEWED, "many": MANY, "map": MAP}[stage]
+    every = {"mixes": PAIRED, "steps": PAIRED, "skewed": (*SKEWED, *FED), "many": MANY, "map": MAP, "fed": FED}[stage]
     found = [whole for whole in every if not names or whole.name.startswith(tuple(names.split(",")))]
     return found if device == "cuda" else [tiny(whole) for whole in found]
 

@@ -126,6 +126,7 @@ class _Runner:
         gc.collect()
         if self._device == "cuda":
             torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(1.0)
         return {}
 
     def load(self, task: Task, deterministic: bool | None = None) -> dict[str, Any]:
@@ -209,11 +210,25 @@ class _Runner:
         return measure(self._trainer, self._new_trainer(task, deterministic=True), steps)
 
     def _new_trainer(self, task: Task, deterministic: bool) -> Any:
+        import torch
+
+        from carpool.runtime.footprint import limit_memory
         from carpool.runtime.trainer import Trainer
         from carpool.runtime.zoo.trainings import training
 
-        made = training(task.model, task.batch, steps=1_000_000_000, seed=0, channels_last=True, **task.sizes)
-        return Trainer(replace(made, precision="tf32"), device=self._device, deterministic=deterministic)
+        if task.entry:
+            from sharing import fed
+
+            if task.entry == "gathered":
+                limit_memory(
+                    fed.MEMORY_BYTES, torch.device(self._device)
+                )  # as its job says, so that data stays outside
+            made = getattr(fed, task.entry)(task.batch, steps=1_000_000_000, **task.sizes)
+        else:
+            made = training(task.model, task.batch, steps=1_000_000_000, seed=0, **task.sizes)
+        return Trainer(
+            replace(made, precision="tf32", channels_last=True), device=self._device, deterministic=deterministic
+        )
 
     def _capture(self, built: Built) -> str:
         """Why the step could not be captured; nothing if it could."""

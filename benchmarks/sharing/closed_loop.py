@@ -74,7 +74,7 @@ class RoomWorld(PlainWorld):
         if now not in self.known:
             batches = [batch or task.batch for (_, batch), task in zip(now, self.mix.tasks, strict=True)]
             tasks = [replace(task, batch=batch) for task, batch in zip(self.mix.tasks, batches, strict=True)]
-            whole = Mix(self.mix.name, tuple(tasks))
+            whole = replace(self.mix, tasks=tuple(tasks))
             guests = [guest for guest in whole.at(*[share for share, _ in now]) if guest.share]
             self.room.seat(guests)
             rates = iter(self.room.run(guests, self.seconds if len(guests) > 1 else self.seconds / 2))

@@ -1,4 +1,4 @@
-"""The same mixes through ``carpool run``: shares chosen by itself, and the rates it holds afterwards."""
+"""The same mixes through ``carpool run``: shares chosen by itself or walked through, and the rates held at them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from colocation.tasks import Task
 from measured import ROOT
+from sharing import fed, journal
 from sharing.mixes import Mix
-from sharing.table import Table
+from sharing.table import Table, fair, total
 
+WALK = Path(__file__).with_name("walk.py")
 _FOREVER = 10_000_000  # steps
 _POLL_S = 0.1
 _LEAD_S = 0.5  # after the last change, before rates count
@@ -30,9 +33,16 @@ def job_file(whole: Mix, *, deterministic: bool, graph: bool = True) -> str:
     for place, task in enumerate(whole.tasks):
         args = {"batch_size": task.batch, "steps": _FOREVER, **task.sizes}
         words = ", ".join(f"{key} = {json.dumps(value)}" for key, value in args.items())
-        tables.append(f'[[job]]\nname = "{name(whole, place)}"\nentry = "carpool.runtime.zoo.trainings:{task.model}"\n')
-        tables[-1] += f"args = {{ {words} }}\n"
+        tables.append(f'[[job]]\nname = "{name(whole, place)}"\n{_entry(task)}args = {{ {words} }}\n')
     return "\n".join(tables)
+
+
+def _entry(task: Task) -> str:
+    """What a job runs; one whose data is gathered may have less memory than would hold it."""
+    if task.entry:
+        memory = f"memory = {fed.MEMORY_BYTES}\n" if task.entry == "gathered" else ""
+        return f'entry = "{fed.__file__}:{task.entry}"\n{memory}'
+    return f'entry = "carpool.runtime.zoo.trainings:{task.model}"\n'
 
 
 def name(whole: Mix, place: int) -> str:
@@ -49,7 +59,7 @@ class LiveRun:
     def __init__(self, whole: Mix, *, policy: str, devices: str, deterministic: bool) -> None:
         self.whole = whole
         self.deterministic = deterministic
-        self._policy = policy
+        self.policy = policy
         self._devices = devices
         self._folder = tempfile.TemporaryDirectory()
         self._work = Path(self._folder.name)
@@ -58,6 +68,11 @@ class LiveRun:
         self._loaded_s = 0.0  # from its start until it had decided something
         self._kept: float | None = None
 
+    @property
+    def is_walk(self) -> bool:
+        """Whether shares are given to it, one after the other, instead of chosen by it."""
+        return self.policy.startswith(str(WALK))
+
     def start(self) -> None:
         """Begin, unless it has."""
         if self._child is not None:
@@ -65,7 +80,7 @@ class LiveRun:
         work = self._work
         (work / "jobs.toml").write_text(job_file(self.whole, deterministic=self.deterministic), encoding="utf-8")
         command = [sys.executable, "-m", "carpool", "run", "jobs.toml"]
-        command += ["--devices", self._devices, "--policy", self._policy]
+        command += ["--devices", self._devices, "--policy", self.policy]
         command += ["--state", "state", "--journal", "journal", "--json"]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         self._child = subprocess.Popen(
@@ -77,28 +92,37 @@ class LiveRun:
         """Let it run until its shares are settled and for a while longer, and interrupt it."""
         assert self._child is not None
         try:
-            while not _records(self._work / "journal") and self._child.poll() is None:
+            while not self._records() and self._child.poll() is None:
                 time.sleep(_POLL_S)
             self._loaded_s = time.monotonic() - self._began
-            self._kept = _settled(self._work / "journal", self._child, self._began + limit_s)
-            if self._kept is not None:
+            while self._kept is None and self._child.poll() is None and time.monotonic() < self._began + limit_s:
+                time.sleep(_POLL_S)
+                self._kept = journal.settled_at(self._records())
+            if self._kept is not None and not self.is_walk:
                 time.sleep(_LEAD_S + steady_s)
             self._child.send_signal(signal.SIGINT)
             time.sleep(0.2)
             self._child.send_signal(signal.SIGINT)  # without checkpoints
         except (KeyboardInterrupt, SystemExit):  # no time left: tell how far it came
-            records = _records(self._work / "journal")
-            told = [[round(r["at"], 2), r["planned"]["reason"]] for r in records if "planned" in r]
-            how = {"mix": self.whole.name, "plans": told, "applied": _applied(self._work / "journal")}
-            table.note("live, cut short", how)
+            records = self._records()
+            how = {"plans": journal.plans(records), "applied": journal.applied(records)}
+            table.note("live, cut short", {"mix": self.whole.name, **how})
             raise
 
     def finish(self, table: Table, solo: Sequence[float]) -> None:
-        """Wait for its end, and note the rates it held, against those alone."""
+        """Wait for its end, and note the rates it held, against those alone; where these are not given, its probes'."""
         assert self._child is not None
         stdout, stderr = self._child.communicate(timeout=30.0)
-        told = {"policy": self._policy, "deterministic": self.deterministic, "loaded_s": round(self._loaded_s, 2)}
-        _write(table, self.whole, solo, self._work, self._kept, stdout, stderr, **told)
+        records = self._records()
+        told: dict[str, Any] = {"deterministic": self.deterministic, "loaded_s": round(self._loaded_s, 2)}
+        told |= {"plans": journal.plans(records), "applied": journal.applied(records), "stories": self._stories()}
+        told["is_settled"] = self._kept is not None
+        if self._kept is None:
+            print(f"{self.whole.name}: not settled. {told['plans'][-3:]} {stderr[-200:]}", flush=True)
+        if self.is_walk:
+            self._write_walk(table, solo, records, told)
+        else:
+            self._write_choice(table, solo, records, stdout, stderr, told)
 
     def close(self, keep: Path | None) -> None:
         """End it whatever happened; what it wrote of itself goes to the folder `keep`."""
@@ -106,8 +130,73 @@ class LiveRun:
             self._child.kill()
             self._child.communicate()
         if keep is not None and self._child is not None:
-            _keep(self._work, keep / f"{self.whole.name} {'equal bits' if self.deterministic else 'any bits'}")
+            words = [self.whole.name, "equal bits" if self.deterministic else "any bits", *["walk"] * self.is_walk]
+            _keep(self._work, keep / " ".join(words))
         self._folder.cleanup()
+
+    # --------------------------------------------------------------------------------------------------------- inside
+    def _records(self) -> journal.Records:
+        return journal.read(self._work / "journal")
+
+    def _stories(self) -> dict[str, list[str]]:
+        return {
+            path.parent.name: [json.loads(line)["what"] for line in path.read_text(encoding="utf-8").splitlines()]
+            for path in (self._work / "state").rglob("story.jsonl")
+        }
+
+    def _rates(self, records: journal.Records, *span: float) -> list[float]:
+        """Samples per second of each job from one instant to another."""
+        tasks = enumerate(self.whole.tasks)
+        return [journal.rate(records, name(self.whole, place), *span) * task.batch for place, task in tasks]
+
+    def _write_walk(self, table: Table, solo: Sequence[float], records: journal.Records, told: dict[str, Any]) -> None:
+        for share, since, until in journal.held(records):
+            rates = self._rates(records, since + _LEAD_S, until)
+            more = {"share": share, "seconds": round(until - since - _LEAD_S, 2), "deterministic": self.deterministic}
+            table.add("live", self.whole.name, f"carpool run, {share} % each", rates, solo or None, **more)
+        table.note("live, walk", {"mix": self.whole.name, **told})
+
+    def _write_choice(
+        self,
+        table: Table,
+        solo: Sequence[float],
+        records: journal.Records,
+        stdout: str,
+        stderr: str,
+        told: dict[str, Any],
+    ) -> None:
+        try:
+            jobs = {job["name"]: job for job in json.loads(stdout)["jobs"]}
+        except (json.JSONDecodeError, KeyError):
+            table.fail(f"live {self.whole.name}", RuntimeError(f"no JSON: {stderr[-400:]}"))
+            return
+        kept = self._kept
+        if kept is None:
+            kept = max((record["at"] for record in records), default=0.0) - 3.0
+        rates = self._rates(records, kept + _LEAD_S)
+        names = [name(self.whole, place) for place in range(len(self.whole.tasks))]
+        shares = [jobs[job]["allocations"][-1]["fractions"][0] if jobs[job]["allocations"] else 0.0 for job in names]
+        probes = journal.probed(records)
+        own = [probes.get(job, 0.0) * task.batch for job, task in zip(names, self.whole.tasks, strict=True)]
+        known = own if all(own) else None
+        told |= {"policy": self.policy, "shares": [round(100 * share) for share in shares]}
+        told |= {"alone_by_probe": [round(rate, 1) for rate in own], "settled_s": round(kept, 2)}
+        told["measuring_s"] = round(journal.measuring_s(records), 2)
+        words = "/".join(str(share) for share in told["shares"])
+        table.add("live", self.whole.name, f"carpool run, {self.policy}: {words} %", rates, solo or known, **told)
+        if solo and known:
+            print(f"{'':12} of its own rates alone: Σ {total(rates, own):.3f}", flush=True)
+
+
+def compared(table: Table, mix: str) -> None:
+    """How far the shares that a run chose are ahead of the best equal ones in the fair measure, both live."""
+    rows = [row for row in table.rows if row.get("mix") == mix and row["stage"] == "live" and all(row["rates"])]
+    chosen = next((row for row in rows if "policy" in row), None)
+    equal = [row for row in rows if "share" in row]
+    if chosen is not None and equal:
+        ahead, best = min((fair(chosen["rates"], row["rates"]) - 1.0, row["share"]) for row in equal)
+        told = {"chosen": chosen["shares"], "best_equal": best, "ahead": round(ahead, 4)}
+        table.note("live, compared", {"mix": mix, **told})
 
 
 def _keep(work: Path, folder: Path) -> None:
@@ -117,121 +206,3 @@ def _keep(work: Path, folder: Path) -> None:
         if path.is_file():
             name = path.name if path.name == "journal" else f"{path.parent.name} {path.name}"
             shutil.copyfile(path, folder / name)
-
-
-def _settled(journal: Path, child: subprocess.Popen[str], until: float) -> float | None:
-    """When the policy settled for shares that then came to hold, in the run's own seconds; None if it did not."""
-    kept: float | None = None
-    while child.poll() is None and time.monotonic() < until:
-        time.sleep(_POLL_S)
-        records = _records(journal)
-        for record in records:
-            if "keeps" in record.get("planned", {}).get("reason", ""):
-                kept = record["at"]
-        if kept is not None:
-            orders = {change["job"] for r in records if r["at"] == kept for change in r["planned"].get("changes", ())}
-            applied = {
-                fact["job"]
-                for r in records
-                if r["at"] >= kept
-                for fact in r.get("facts", ())
-                if fact["fact"] == "AssignApplied"
-            }
-            if orders <= applied:
-                return max(r["at"] for r in records if r["at"] >= kept)
-    return None
-
-
-def _applied(journal: Path) -> list[list[Any]]:
-    """When which job came to hold what was ordered."""
-    found = [(r["at"], fact) for r in _records(journal) for fact in r.get("facts", ())]
-    return [[round(at, 2), fact["job"]] for at, fact in found if fact["fact"] == "AssignApplied"]
-
-
-def _records(journal: Path) -> list[dict[str, Any]]:
-    """The records so far; the last line may be half written."""
-    try:
-        lines = journal.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines[1:]:
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return found
-
-
-def _write(
-    table: Table,
-    whole: Mix,
-    solo: Sequence[float],
-    work: Path,
-    kept: float | None,
-    stdout: str,
-    stderr: str,
-    **more: Any,
-) -> None:
-    records = _records(work / "journal")
-    plans = [[round(r["at"], 2), r["planned"]["reason"]] for r in records if r.get("planned", {}).get("reason")]
-    stories = {
-        path.parent.name: [json.loads(line)["what"] for line in path.read_text(encoding="utf-8").splitlines()]
-        for path in (work / "state").rglob("story.jsonl")
-    }
-    told = {**more, "plans": plans, "applied": _applied(work / "journal"), "stories": stories}
-    try:
-        jobs = {job["name"]: job for job in json.loads(stdout)["jobs"]}
-    except (json.JSONDecodeError, KeyError):
-        table.fail(f"live {whole.name}", RuntimeError(f"no JSON: {stderr[-400:]}"))
-        return
-    names = [name(whole, place) for place in range(len(whole.tasks))]
-    told["is_settled"] = kept is not None
-    if kept is None:
-        print(f"{whole.name}: not settled. {plans[-3:]} {stderr[-200:]}", flush=True)
-        kept = max((record["at"] for record in records), default=0.0) - 3.0
-    rates = [_rate(records, job, kept + _LEAD_S) * task.batch for job, task in zip(names, whole.tasks, strict=True)]
-    probes = {fact["job"]: fact["rate"] for r in records for fact in r.get("facts", ()) if fact.get("alone")}
-    shares = [jobs[job]["allocations"][-1]["fractions"][0] if jobs[job]["allocations"] else 0.0 for job in names]
-    own = [probes.get(job, 0.0) * task.batch for job, task in zip(names, whole.tasks, strict=True)]
-    told |= {"shares": [round(100 * share) for share in shares], "alone_by_probe": [round(rate, 1) for rate in own]}
-    told |= {"settled_s": round(kept, 2), "measuring_s": round(_measuring_s(records), 2)}
-    words = "/".join(str(share) for share in told["shares"])
-    table.add("live", whole.name, f"carpool run, {more['policy']}: {words} %", rates, solo, **told)
-    if all(own):
-        print(
-            f"{'':12} of its own rates alone: Σ {sum(r / o for r, o in zip(rates, own, strict=True)):.3f}", flush=True
-        )
-
-
-def _measuring_s(records: Sequence[dict[str, Any]]) -> float:
-    """Seconds in which all jobs ran as ordered and were looked at, until shares were settled."""
-    total, since = 0.0, None
-    pending: set[str] = set()
-    for record in records:
-        for fact in record.get("facts", ()):
-            if fact["fact"] == "AssignApplied":
-                pending.discard(fact["job"])
-                since = record["at"] if not pending else since
-        planned = record.get("planned") or {}
-        changes = {change["job"] for change in planned.get("changes", ())}
-        if since is not None and (changes or "keeps" in planned.get("reason", "")):
-            total += record["at"] - since
-            since = None
-        pending |= changes
-        if "keeps" in planned.get("reason", ""):
-            break
-    return total
-
-
-def _rate(records: Sequence[dict[str, Any]], job: str, since: float) -> float:
-    """Steps per second from one instant on."""
-    points = [
-        (record["at"], fact["done"])
-        for record in records
-        for fact in record.get("facts", ())
-        if fact["fact"] == "ProgressReported" and fact["job"] == job and record["at"] >= since
-    ]
-    if len(points) < 2:
-        return 0.0
-    return float((points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0]))

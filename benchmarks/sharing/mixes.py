@@ -21,10 +21,12 @@ class Mix:
 
     name: str
     tasks: tuple[Task, ...]
+    ours: bool = False  # on seats too, steps are made and fed by carpool's trainer
 
     def at(self, *shares: int, ours: bool = False, moved: bool = False) -> list[Guest]:
         """Each at its share; one share is for all."""
         given = shares if len(shares) == len(self.tasks) else shares * len(self.tasks)
+        ours = ours or self.ours
         return [Guest(*each, place, ours, moved) for place, each in enumerate(zip(self.tasks, given, strict=True))]
 
 
@@ -41,15 +43,26 @@ def mix(name: str, *tasks: tuple[str, int]) -> Mix:
 
 def tiny(whole: Mix) -> Mix:
     """The same with nets and batches that a CPU can bear, to try the benchmark out."""
-    narrow = [
-        replace(each, batch=4, sizes={**each.sizes, **({"width": 0.1} if _takes_width(each.model) else {})})
-        for each in whole.tasks
-    ]
-    return Mix(whole.name, tuple(narrow))
+    return replace(whole, tasks=tuple(map(_narrow, whole.tasks)))
 
 
-def _takes_width(model: str) -> bool:
-    return model.startswith(("vgg", "resnet"))
+def _narrow(task: Task) -> Task:
+    if task.entry:
+        return replace(task, batch=4, sizes={"model": "cnn"} if task.entry == "augmented" else {"image": 32})
+    if task.is_fed:
+        return replace(task, batch=4, image=32, sizes={**task.sizes, "image": 32})
+    smaller = {"vgg": {"width": 0.1}, "res": {"width": 0.1}, "lst": {"hidden": 16}}
+    return replace(task, batch=4, sizes={**task.sizes, **smaller.get(task.model[:3], {})})
+
+
+def augmented(model: str, readers: int) -> Task:
+    """A net whose pictures are augmented on the host, sample by sample, by so many processes."""
+    return Task(model, 128, f"{model}-read-{readers}", {"model": model, "readers": readers}, entry="augmented")
+
+
+def gathered(hidden: int) -> Task:
+    """A perceptron whose pictures are gathered on the host."""
+    return Task("mlp", 256, f"mlp-gathered-{hidden}", {"hidden": hidden}, entry="gathered")
 
 
 PAIRED = (
@@ -73,6 +86,21 @@ SKEWED = (
     Mix("LSTM+fed", (Task("lstm", 32), labelled("mlp-fed", 256))),
     Mix("D121+fed", (task("densenet121", 128), labelled("mlp-fed", 256))),
     Mix("S@512+fed", (task("squeezenet", 512), labelled("mlp-fed", 256))),
+    Mix("LSTM@256+fed", (Task("lstm", 256), labelled("mlp-fed", 256))),
+    Mix("BERT@8+fed", (Task("bert_base", 8), labelled("mlp-fed", 256))),
+    Mix("R101@64+fed", (task("resnet101", 64), labelled("mlp-fed", 256))),
+    Mix("B-small@32+fed", (Task("bert_small", 32), labelled("mlp-fed", 256))),
+    Mix("V16@512+fed", (task("vgg16", 512), labelled("mlp-fed", 256))),
+)
+# The same with carpool's own input: waiting for it, the second computes for half of its time, with all it may have.
+FED = tuple(
+    Mix(f"{name}+{words}", (large, small), ours=True)
+    for words, small in (
+        ("R50-2", augmented("resnet50", 2)),
+        ("R50-3", augmented("resnet50", 3)),
+        ("mlp", gathered(384)),
+    )
+    for name, large in (("LSTM", Task("lstm", 32)), ("LSTM@256", Task("lstm", 256)), ("BERT@8", Task("bert_base", 8)))
 )
 MANY = (
     mix("8 x R18", *[("resnet18", 128)] * 8),

@@ -76,14 +76,14 @@ def skewed(
             shares = [large, *[small] * (len(whole.tasks) - 1)]
             rates = room.run(whole.at(*shares), seconds)
             table.add("skewed", whole.name, f"MPS {large}/{small} %, graph", rates, solo, shares=shares)
-    for batches in (False, True):
+    for batches in (False,) if whole.ours else (False, True):
         chosen = choose(room, whole, levels, seconds, batches=batches)
         if not chosen.shares:
             table.fail(f"skewed {whole.name}", RuntimeError("the policy gave the mix up"))
             continue
         words = "/".join(map(str, chosen.shares)) + " %"
         words += f", batches {'/'.join(map(str, chosen.batches))}" if batches else ", graph"
-        now = Mix(whole.name, tuple(map(_at_batch, whole.tasks, chosen.batches)))
+        now = replace(whole, tasks=tuple(map(_at_batch, whole.tasks, chosen.batches)))
         table.add(
             *("skewed", whole.name, f"chosen: {words}", chosen.rates, solo),
             shares=list(chosen.shares),

@@ -1,0 +1,121 @@
+"""What a run has written of itself: which shares held when, what was decided, and how far jobs came."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Records = Sequence[dict[str, Any]]
+
+
+class Held(NamedTuple):
+    """A share, in percent, that all jobs had from one instant to another, in the run's own seconds."""
+
+    share: int
+    since: float
+    until: float
+
+
+def read(journal: Path) -> Records:
+    """The records so far; the last line may be half written."""
+    try:
+        lines = journal.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines[1:]:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return found
+
+
+def plans(records: Records) -> list[list[Any]]:
+    """When what was decided."""
+    return [[round(record["at"], 2), _reason(record)] for record in records if _reason(record)]
+
+
+def applied(records: Records) -> list[list[Any]]:
+    """When which job came to hold what was ordered."""
+    return [[round(at, 2), fact["job"]] for at, fact in _facts(records, "AssignApplied")]
+
+
+def settled_at(records: Records) -> float | None:
+    """When the policy had settled for shares that then came to hold; None if it has not."""
+    kept = max((record["at"] for record in records if "keeps" in _reason(record)), default=None)
+    if kept is None:
+        return None
+    orders = {job for record in records if record["at"] == kept for job in _changed(record)}
+    holds = {fact["job"] for at, fact in _facts(records, "AssignApplied") if at >= kept}
+    return max(record["at"] for record in records if record["at"] >= kept) if orders <= holds else None
+
+
+def held(records: Records) -> list[Held]:
+    """The equal shares of a walk, each from when all jobs had it until the next was ordered."""
+    found = []
+    share: int | None = None
+    since: float | None = None
+    pending: set[str] = set()
+    for record in records:
+        for fact in record.get("facts", ()):
+            if fact["fact"] == "AssignApplied":
+                pending.discard(fact["job"])
+                since = record["at"] if not pending else since
+        words = re.match(r"holds (\d+)% each", _reason(record))
+        if (words or "keeps" in _reason(record)) and share is not None and since is not None:
+            found.append(Held(share, since, record["at"]))
+        if words:
+            share, since = int(words[1]), None
+        pending |= _changed(record)
+    return found
+
+
+def measuring_s(records: Records) -> float:
+    """Seconds in which all jobs ran as ordered and were looked at, until shares were settled."""
+    total, since = 0.0, None
+    pending: set[str] = set()
+    for record in records:
+        for fact in record.get("facts", ()):
+            if fact["fact"] == "AssignApplied":
+                pending.discard(fact["job"])
+                since = record["at"] if not pending else since
+        is_over = "keeps" in _reason(record)
+        if since is not None and (_changed(record) or is_over):
+            total += record["at"] - since
+            since = None
+        pending |= _changed(record)
+        if is_over:
+            break
+    return total
+
+
+def rate(records: Records, job: str, since: float, until: float = inf) -> float:
+    """Steps per second from one instant to another."""
+    reports = [(at, fact) for at, fact in _facts(records, "ProgressReported") if since <= at <= until]
+    points = [(at, fact["done"]) for at, fact in reports if fact["job"] == job]
+    if len(points) < 2:
+        return 0.0
+    return float((points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0]))
+
+
+def probed(records: Records) -> dict[str, float]:
+    """Steps per second of jobs alone, as they were probed first: before anything was tried, with the whole device."""
+    facts = [fact for record in records for fact in record.get("facts", ()) if fact.get("alone")]
+    return {fact["job"]: fact["rate"] for fact in reversed(facts)}
+
+
+def _facts(records: Records, kind: str) -> list[tuple[float, dict[str, Any]]]:
+    return [(record["at"], fact) for record in records for fact in record.get("facts", ()) if fact["fact"] == kind]
+
+
+def _reason(record: dict[str, Any]) -> str:
+    return str((record.get("planned") or {}).get("reason", ""))
+
+
+def _changed(record: dict[str, Any]) -> set[str]:
+    return {change["job"] for change in (record.get("planned") or {}).get("changes", ())}
