@@ -23,7 +23,7 @@ from sharing.table import fair
 from carpool.core.estimates import Declared
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.policies.competitive import Competitive, contrasted
-from carpool.policies.share_search import ShareSearch, Tenant, Vector
+from carpool.policies.share_search import Setting, ShareSearch, Tenant, Vector
 from carpool.policies.slowdown import Shares, Slowdown, Solo, hunger
 
 Measured = Mapping[Shares, Sequence[float]]  # speeds relative to alone
@@ -93,7 +93,8 @@ def first_tries(vectors: Measured, hungers: Sequence[float]) -> tuple[Shares, Sh
     levels = tuple(sorted({share for vector in vectors for share in vector}))
     search = ShareSearch(Declared(), Kind("H200"), tenants, levels)
     whole, moderate = (_shares(vector) for vector in (search.equal(1.0), search.moderate()))
-    contrast = contrasted(search, hungers, vectors[moderate]) if moderate in vectors else None
+    known = {tuple(map(Setting, each)): vectors[each] for each in (whole, moderate) if each in vectors}
+    contrast = contrasted(search, hungers, known) if moderate in vectors else None
     return whole, moderate, _shares(contrast) if contrast is not None else whole
 
 

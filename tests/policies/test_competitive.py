@@ -304,22 +304,26 @@ def test_a_job_that_waits_for_its_input_is_capped_where_that_costs_it_nothing(hu
 
 
 @pytest.mark.parametrize(
-    ("hungers", "speeds", "wanted"),
+    ("hungers", "whole", "moderate", "wanted"),
     [
-        ((0.5, 0.0), (0.6, 0.6), (0.8, 0.33)),  # far hungrier
-        ((0.07, 0.0), (0.52, 0.96), (0.8, 0.33)),  # loses far more
-        ((0.0, 0.07), (0.96, 0.52), (0.33, 0.8)),
-        ((0.1, 0.0), (0.6, 0.65), None),
-        ((0.0, 0.0), (0.96, 0.98), None),  # nobody loses what matters
-        ((0.44, 0.12, 0.1), (0.57, 0.55, 0.54), (0.6, 0.33, 0.33)),
-        ((0.07, 0.0, 0.0), (0.63, 0.61, 0.61), None),
+        ((0.5, 0.0), (0.5, 0.5), (0.6, 0.6), (0.8, 0.33)),  # far hungrier
+        ((0.5, 0.0), (0.7, 0.6), (0.6, 0.6), (1.0, 0.33)),  # and whole shares were better than moderate ones
+        ((0.07, 0.0), (0.5, 0.9), (0.52, 0.96), (0.8, 0.33)),  # loses far more
+        ((0.0, 0.07), (0.9, 0.5), (0.96, 0.52), (0.33, 0.8)),
+        ((0.1, 0.0), (0.6, 0.6), (0.6, 0.65), None),
+        ((0.0, 0.0), (0.9, 0.9), (0.96, 0.98), None),  # nobody loses what matters
+        ((0.44, 0.12, 0.1), (0.75, 0.42, 0.33), (0.57, 0.55, 0.54), (0.6, 0.33, 0.33)),
+        ((0.07, 0.0, 0.0), (0.68, 0.58, 0.58), (0.63, 0.61, 0.61), None),
     ],
 )
 def test_a_contrast_is_for_the_job_that_equal_shares_hurt(
-    hungers: tuple[float, ...], speeds: tuple[float, ...], wanted: tuple[float, ...] | None
+    hungers: tuple[float, ...],
+    whole: tuple[float, ...],
+    moderate: tuple[float, ...],
+    wanted: tuple[float, ...] | None,
 ) -> None:
     search = ShareSearch(Contended(), KIND, tenants(*["light"] * len(hungers)), Competitive().levels)
-    found = contrasted(search, hungers, speeds)
+    found = contrasted(search, hungers, {search.equal(1.0): whole, search.moderate(): moderate})
     assert wanted == (None if found is None else tuple(setting.fraction for setting in found))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -222,7 +222,7 @@ class Competitive(Policy):
                 return moderate
             solos = search.solos(tried)
             known = {each.vector: each.speeds for each in trial.tried}
-            contrast = contrasted(search, [hunger(own) for own in solos], known[moderate])
+            contrast = contrasted(search, [hunger(own) for own in solos], known)
             if contrast is not None and contrast not in tried and len(tried) == _PROBED:
                 return contrast
             specs = [tenant.spec for tenant in search.tenants]
@@ -262,19 +262,20 @@ def _fixed(job: Job) -> Setting | None:
     return Setting(job.lane[0]) if job.lane else None
 
 
-def contrasted(search: ShareSearch, hungers: Sequence[float], speeds: Sequence[float]) -> Vector | None:
-    """A level above moderate for the one job that equal shares hurt most, isolated ones for the others.
+def contrasted(search: ShareSearch, hungers: Sequence[float], tried: Mapping[Vector, Sequence[float]]) -> Vector | None:
+    """More than the best vector tried gives for the one job that equal shares hurt most, isolated ones for the others.
 
-    It is far hungrier than they are, or at moderate shares (`speeds`) it loses far more: to one that takes every
-    multiprocessor it may have without needing them, such as a job that waits for its input. Equal shares cannot tell
-    who takes from whom; this vector does. None where nobody stands out.
+    It is far hungrier than they are, or at moderate shares, which were tried, it loses far more: to one that takes
+    every multiprocessor it may have without needing them, such as a job that waits for its input. Equal shares cannot
+    tell who takes from whom; this vector does. None where nobody stands out.
     """
-    losses = [1.0 / max(speed, _LEAST) - 1.0 for speed in speeds]
+    losses = [1.0 / max(speed, _LEAST) - 1.0 for speed in tried[search.moderate()]]
     hurt = _standing_out(hungers, _STANDS_OUT)
     hurt = _standing_out(losses, _LOSES) if hurt is None else hurt
     if hurt is None:
         return None
-    isolated, level = search.moderate(1.0, _ISOLATED), search.moderate()[hurt].fraction
+    best = max(tried, key=lambda vector: search.value(tried[vector]))
+    isolated, level = search.moderate(1.0, _ISOLATED), best[hurt].fraction
     more = min((above for above in search.levels if above > level), default=level)
     own = search.tenants[hurt].fixed or Setting(more)
     return (*isolated[:hurt], own, *isolated[hurt + 1 :])
