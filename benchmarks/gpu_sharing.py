@@ -39,7 +39,9 @@ def main() -> None:
     )
     parser.add_argument("--policy", default="competitive", help="of the live stage")
     parser.add_argument("--walk", default="0.33/0.4/0.5/0.6/0.8/1.0", help="equal shares of the fed stage")
-    parser.add_argument("--hold", type=float, default=3.0, help="seconds that each of them is held")
+    parser.add_argument(
+        "--hold", type=float, default=3.0, help="seconds that each of them, and the chosen ones before, are held"
+    )
     parser.add_argument("--steady", type=float, default=4.0, help="seconds that settled shares are measured live")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for shares to settle live")
     parser.add_argument("--keep", type=Path, help="folder to copy the journals of live runs to")
@@ -68,17 +70,15 @@ def main() -> None:
 
 
 def _runs(stage: str, options: argparse.Namespace) -> list[LiveRun]:
-    """Mixes through `carpool run`, by the policy; those with fed trainings also at one equal share after the other."""
+    """Mixes through `carpool run`, by the policy; those with fed trainings then at one equal share after the other."""
     devices = "cuda:0" if options.device == "cuda" else "cpu:1"
-    walk = f"{WALK}:Walk:levels={options.walk}:hold_s={options.hold}"
-    policies, settings = [options.policy], options.deterministic.split(",")
+    policy, settings = options.policy, options.deterministic.split(",")
     if stage == "fed":
-        policies, settings = [*policies, walk], settings[:1]
+        policy, settings = f"{WALK}:Compared:walk={options.walk}:hold_s={options.hold}", settings[:1]
     return [
         LiveRun(whole, policy=policy, devices=devices, deterministic=setting == "true")
         for whole in _chosen("fed" if stage == "fed" else "mixes", options.mixes, options.device)
         for setting in settings
-        for policy in policies
     ]
 
 
@@ -101,12 +101,9 @@ def _live(table: Table, runs: list[LiveRun], options: argparse.Namespace, began:
 
 
 def _solo(table: Table, run: LiveRun) -> list[float]:
-    """Rates alone as graphs, in this call: on seats, else as an earlier run of the mix probed; empty without either."""
-    rows = [row for row in table.rows if row.get("mix") == run.whole.name]
-    rows = [row for row in rows if row.get("deterministic", run.deterministic) == run.deterministic]
-    seats = [row["rates"] for row in rows if row.get("mode") == "alone, graph" and row["stage"] == "mixes"]
-    probes = [row["alone_by_probe"] for row in rows if all(row.get("alone_by_probe", [0.0]))]
-    return (seats or probes or [[]])[0]
+    """Rates alone as graphs on seats, in this call; none where they were not measured."""
+    rows = [row for row in table.rows if row.get("mix") == run.whole.name and row.get("mode") == "alone, graph"]
+    return next((row["rates"] for row in rows if row.get("deterministic") == run.deterministic), [])
 
 
 def _chosen(stage: str, names: str, device: str) -> list[Mix]:

@@ -46,13 +46,27 @@ def applied(records: Records) -> list[list[Any]]:
 
 
 def settled_at(records: Records) -> float | None:
-    """When the policy had settled for shares that then came to hold; None if it has not."""
-    kept = max((record["at"] for record in records if "keeps" in _reason(record)), default=None)
-    if kept is None:
-        return None
-    orders = {job for record in records if record["at"] == kept for job in _changed(record)}
-    holds = {fact["job"] for at, fact in _facts(records, "AssignApplied") if at >= kept}
-    return max(record["at"] for record in records if record["at"] >= kept) if orders <= holds else None
+    """When the policy had settled for shares, and these had come to hold; None if it has not."""
+    pending: set[str] | None = None
+    for record in records:
+        done = {fact["job"] for fact in record.get("facts", ()) if fact["fact"] == "AssignApplied"}
+        if "keeps" in _reason(record):
+            pending = _changed(record)
+        elif pending is not None:
+            pending -= done
+        if pending is not None and not pending:
+            return float(record["at"])
+    return None
+
+
+def left_at(records: Records) -> float:
+    """When the shares that were chosen were given up for equal ones; infinite where they never were."""
+    return min((record["at"] for record in records if _reason(record).startswith("holds ")), default=inf)
+
+
+def is_walked(records: Records) -> bool:
+    """Whether all equal shares of a walk have been held."""
+    return any(_reason(record) == "walked through all" for record in records)
 
 
 def held(records: Records) -> list[Held]:
@@ -67,12 +81,22 @@ def held(records: Records) -> list[Held]:
                 pending.discard(fact["job"])
                 since = record["at"] if not pending else since
         words = re.match(r"holds (\d+)% each", _reason(record))
-        if (words or "keeps" in _reason(record)) and share is not None and since is not None:
+        if (words or _reason(record) == "walked through all") and share is not None and since is not None:
             found.append(Held(share, since, record["at"]))
         if words:
-            share, since = int(words[1]), None
+            share, since = int(words[1]), None if _changed(record) else record["at"]
         pending |= _changed(record)
     return found
+
+
+def shares(records: Records, jobs: Sequence[str], before: float = inf) -> list[int]:
+    """What jobs were ordered to have last, before an instant, in percent."""
+    found = dict.fromkeys(jobs, 0)
+    for record in records:
+        for change in (record.get("planned") or {}).get("changes", ()) if record["at"] < before else ():
+            given = (change.get("allocation") or {}).get("shares")
+            found[change["job"]] = round(100 * given[0][2]) if given else 0
+    return [found[job] for job in jobs]
 
 
 def measuring_s(records: Records) -> float:

@@ -70,7 +70,7 @@ class LiveRun:
 
     @property
     def is_walk(self) -> bool:
-        """Whether shares are given to it, one after the other, instead of chosen by it."""
+        """Whether equal shares follow on those that it chooses."""
         return self.policy.startswith(str(WALK))
 
     def start(self) -> None:
@@ -95,10 +95,12 @@ class LiveRun:
             while not self._records() and self._child.poll() is None:
                 time.sleep(_POLL_S)
             self._loaded_s = time.monotonic() - self._began
-            while self._kept is None and self._child.poll() is None and time.monotonic() < self._began + limit_s:
+            is_over = False
+            while not is_over and self._child.poll() is None and time.monotonic() < self._began + limit_s:
                 time.sleep(_POLL_S)
                 self._kept = journal.settled_at(self._records())
-            if self._kept is not None and not self.is_walk:
+                is_over = journal.is_walked(self._records()) if self.is_walk else self._kept is not None
+            if is_over and not self.is_walk:
                 time.sleep(_LEAD_S + steady_s)
             self._child.send_signal(signal.SIGINT)
             time.sleep(0.2)
@@ -112,17 +114,14 @@ class LiveRun:
     def finish(self, table: Table, solo: Sequence[float]) -> None:
         """Wait for its end, and note the rates it held, against those alone; where these are not given, its probes'."""
         assert self._child is not None
-        stdout, stderr = self._child.communicate(timeout=30.0)
+        _, stderr = self._child.communicate(timeout=30.0)
         records = self._records()
         told: dict[str, Any] = {"deterministic": self.deterministic, "loaded_s": round(self._loaded_s, 2)}
         told |= {"plans": journal.plans(records), "applied": journal.applied(records), "stories": self._stories()}
         told["is_settled"] = self._kept is not None
         if self._kept is None:
             print(f"{self.whole.name}: not settled. {told['plans'][-3:]} {stderr[-200:]}", flush=True)
-        if self.is_walk:
-            self._write_walk(table, solo, records, told)
-        else:
-            self._write_choice(table, solo, records, stdout, stderr, told)
+        self._write(table, solo, records, told)
 
     def close(self, keep: Path | None) -> None:
         """End it whatever happened; what it wrote of itself goes to the folder `keep`."""
@@ -130,8 +129,7 @@ class LiveRun:
             self._child.kill()
             self._child.communicate()
         if keep is not None and self._child is not None:
-            words = [self.whole.name, "equal bits" if self.deterministic else "any bits", *["walk"] * self.is_walk]
-            _keep(self._work, keep / " ".join(words))
+            _keep(self._work, keep / f"{self.whole.name} {'equal bits' if self.deterministic else 'any bits'}")
         self._folder.cleanup()
 
     # --------------------------------------------------------------------------------------------------------- inside
@@ -149,43 +147,29 @@ class LiveRun:
         tasks = enumerate(self.whole.tasks)
         return [journal.rate(records, name(self.whole, place), *span) * task.batch for place, task in tasks]
 
-    def _write_walk(self, table: Table, solo: Sequence[float], records: journal.Records, told: dict[str, Any]) -> None:
-        for share, since, until in journal.held(records):
-            rates = self._rates(records, since + _LEAD_S, until)
-            more = {"share": share, "seconds": round(until - since - _LEAD_S, 2), "deterministic": self.deterministic}
-            table.add("live", self.whole.name, f"carpool run, {share} % each", rates, solo or None, **more)
-        table.note("live, walk", {"mix": self.whole.name, **told})
-
-    def _write_choice(
-        self,
-        table: Table,
-        solo: Sequence[float],
-        records: journal.Records,
-        stdout: str,
-        stderr: str,
-        told: dict[str, Any],
-    ) -> None:
-        try:
-            jobs = {job["name"]: job for job in json.loads(stdout)["jobs"]}
-        except (json.JSONDecodeError, KeyError):
-            table.fail(f"live {self.whole.name}", RuntimeError(f"no JSON: {stderr[-400:]}"))
-            return
+    def _write(self, table: Table, solo: Sequence[float], records: journal.Records, told: dict[str, Any]) -> None:
+        """The chosen shares, then the equal ones if there were any."""
         kept = self._kept
         if kept is None:
             kept = max((record["at"] for record in records), default=0.0) - 3.0
-        rates = self._rates(records, kept + _LEAD_S)
+        left = journal.left_at(records)
+        rates = self._rates(records, kept + _LEAD_S, left)
         names = [name(self.whole, place) for place in range(len(self.whole.tasks))]
-        shares = [jobs[job]["allocations"][-1]["fractions"][0] if jobs[job]["allocations"] else 0.0 for job in names]
+        shares = journal.shares(records, names, left)
         probes = journal.probed(records)
         own = [probes.get(job, 0.0) * task.batch for job, task in zip(names, self.whole.tasks, strict=True)]
-        known = own if all(own) else None
-        told |= {"policy": self.policy, "shares": [round(100 * share) for share in shares]}
+        alone = solo or (own if all(own) else None)
+        told |= {"policy": "competitive" if self.is_walk else self.policy, "shares": shares}
         told |= {"alone_by_probe": [round(rate, 1) for rate in own], "settled_s": round(kept, 2)}
         told["measuring_s"] = round(journal.measuring_s(records), 2)
-        words = "/".join(str(share) for share in told["shares"])
-        table.add("live", self.whole.name, f"carpool run, {self.policy}: {words} %", rates, solo or known, **told)
-        if solo and known:
+        words = "/".join(str(share) for share in shares)
+        table.add("live", self.whole.name, f"carpool run, {told['policy']}: {words} %", rates, alone, **told)
+        if solo and all(own):
             print(f"{'':12} of its own rates alone: Σ {total(rates, own):.3f}", flush=True)
+        for share, since, until in journal.held(records):
+            rates = self._rates(records, since + _LEAD_S, until)
+            more = {"share": share, "seconds": round(until - since - _LEAD_S, 2), "deterministic": self.deterministic}
+            table.add("live", self.whole.name, f"carpool run, {share} % each", rates, alone, **more)
 
 
 def compared(table: Table, mix: str) -> None:

@@ -1,55 +1,56 @@
-"""A policy for measuring: all jobs on one device, at one equal share after another, each held for a while.
+"""A policy for measuring: shares are chosen by `competitive`, and once they are, equal ones are held in their stead.
 
-    carpool run jobs.toml --devices cuda:0 --policy benchmarks/sharing/walk.py:Walk:levels=0.33/0.5/1.0:hold_s=3
+    carpool run jobs.toml --devices cuda:0 --policy benchmarks/sharing/walk.py:Compared:walk=0.33/0.5/1.0:hold_s=3
 
-What is held is told in the reasons of its plans: ``holds 33% each``, and ``keeps`` after the last one.
+What is held is told in the reasons of its plans: ``keeps 80%/33% on local:0, measured 0.82`` as ever, then ``holds 33%
+each`` and so on, and ``walked through all`` in the end. Every level's time begins when all jobs run at it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 from carpool.core.draft import Draft
-from carpool.core.messages import AssignApplied
 from carpool.core.model import Allocation, DeviceId
-from carpool.core.policy import ARRIVALS_AND_ENDINGS, Cadence, Plan, Policy, Snapshot
+from carpool.core.policy import Plan, Snapshot
+from carpool.policies.competitive import Competitive
 
 _PATIENCE_S = 5.0  # between looks at orders that do not hold yet
 
 
 @dataclass(frozen=True, slots=True)
-class Walk(Policy):
-    """Equal shares, one level after the other; a level's time begins when all jobs run at it."""
+class Compared(Competitive):
+    """The chosen shares for `hold_s`, then equal ones, one level after the other."""
 
-    cadence: ClassVar[Cadence] = Cadence(ARRIVALS_AND_ENDINGS | {AssignApplied})
-    shares_devices: ClassVar[bool] = True
-    max_virtual: ClassVar[float] = 16.0
-
-    levels: tuple[float, ...] = (0.33, 0.4, 0.5, 0.6, 0.8, 1.0)
+    walk: tuple[float, ...] = (0.33, 0.4, 0.5, 0.6, 0.8, 1.0)
     hold_s: float = 3.0
 
     def plan(self, view: Snapshot) -> Plan:
-        """Begin with the first level, and go on to the next when one has been held for long enough."""
-        place, since = view.note if isinstance(view.note, (list, tuple)) else (-1, None)
+        """As `competitive` does until it keeps a vector; from then on the note is a place in the walk, and since when.
+
+        The place before the first level is that of the chosen shares.
+        """
+        if isinstance(view.note, (list, tuple)):
+            place, since = view.note
+            return self._go_on(view, place, since)
+        plan = Competitive.plan(self, view)
+        if "keeps" in plan.reason:
+            return replace(plan, note=[-1, None], wake_at=view.at + _PATIENCE_S)
+        return plan
+
+    def _go_on(self, view: Snapshot, place: int, since: float | None) -> Plan:
         draft = Draft(view)
-        waits = list(draft.waiting())
-        if place < 0 or waits:
-            return self._go_to(draft, max(place, 0))
         if any(job.is_starting for job in view.running()):
             return draft.finish("not all hold their share yet", wake_at=view.at + _PATIENCE_S, note=[place, None])
         if since is None:
             return draft.finish("all hold their share", wake_at=view.at + self.hold_s, note=[place, view.at])
-        if place >= len(self.levels):
+        if place >= len(self.walk):
             return Plan.NOTHING
         if view.at < since + self.hold_s:
-            return draft.finish("held", wake_at=since + self.hold_s, note=[place, since])
-        if place + 1 == len(self.levels):
-            return draft.finish("keeps the last share", note=[place + 1, since])
-        return self._go_to(draft, place + 1)
-
-    def _go_to(self, draft: Draft, place: int) -> Plan:
-        level = self.levels[place]
-        for job in [*draft.waiting(), *draft.view.running()]:
+            return draft.finish("shares are held", wake_at=since + self.hold_s, note=[place, since])
+        if place + 1 == len(self.walk):
+            return draft.finish("walked through all", note=[place + 1, since])
+        level = self.walk[place + 1]
+        for job in list(view.running()):
             draft.assign(job, Allocation.of(DeviceId(0), fraction=level))
-        return draft.finish(f"holds {level:.0%} each", wake_at=draft.view.at + _PATIENCE_S, note=[place, None])
+        return draft.finish(f"holds {level:.0%} each", wake_at=view.at + _PATIENCE_S, note=[place + 1, None])
