@@ -126,7 +126,6 @@ class _Runner:
         gc.collect()
         if self._device == "cuda":
             torch.cuda.empty_cache()
-            torch.cuda.set_per_process_memory_fraction(1.0)
         return {}
 
     def load(self, task: Task, deterministic: bool | None = None) -> dict[str, Any]:
@@ -210,25 +209,17 @@ class _Runner:
         return measure(self._trainer, self._new_trainer(task, deterministic=True), steps)
 
     def _new_trainer(self, task: Task, deterministic: bool) -> Any:
-        import torch
-
-        from carpool.runtime.footprint import limit_memory
         from carpool.runtime.trainer import Trainer
         from carpool.runtime.zoo.trainings import training
 
-        if task.entry:
-            from sharing import fed
+        if task.per_s:
+            from sharing.fed import delivered
 
-            if task.entry == "gathered":
-                limit_memory(
-                    fed.MEMORY_BYTES, torch.device(self._device)
-                )  # as its job says, so that data stays outside
-            made = getattr(fed, task.entry)(task.batch, steps=1_000_000_000, **task.sizes)
+            made = delivered(task.model, task.batch, steps=1_000_000_000, per_s=task.per_s, **task.sizes)
         else:
             made = training(task.model, task.batch, steps=1_000_000_000, seed=0, **task.sizes)
-        return Trainer(
-            replace(made, precision="tf32", channels_last=True), device=self._device, deterministic=deterministic
-        )
+        made = replace(made, precision="tf32", channels_last=True)
+        return Trainer(made, device=self._device, deterministic=deterministic)
 
     def _capture(self, built: Built) -> str:
         """Why the step could not be captured; nothing if it could."""

@@ -19,7 +19,7 @@ class Task:
     sizes: Mapping[str, Any] = field(default_factory=dict, compare=False)  # what the model takes
     image: int = 32
     is_fed: bool = False  # its batch comes from pinned host memory at every step, as from a data loader
-    entry: str = ""  # of sharing/fed.py, which takes the sizes: what carpool's own hands train instead of the zoo's
+    per_s: int = 0  # samples that a store delivers (sharing/fed.py); 0: as many as are wanted
 
     @property
     def name(self) -> str:

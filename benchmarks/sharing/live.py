@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from colocation.tasks import Task
 from measured import ROOT
 from sharing import fed, journal
 from sharing.mixes import Mix
@@ -31,18 +30,13 @@ def job_file(whole: Mix, *, deterministic: bool, graph: bool = True) -> str:
     switches = f"deterministic = {str(deterministic).lower()}\ngraph = {str(graph).lower()}\n"
     tables = ['[defaults]\nprecision = "tf32"\nchannels_last = true\ncheckpoint_every = "1h"\n' + switches]
     for place, task in enumerate(whole.tasks):
-        args = {"batch_size": task.batch, "steps": _FOREVER, **task.sizes}
+        args: dict[str, Any] = {"batch_size": task.batch, "steps": _FOREVER, **task.sizes}
+        entry = f"carpool.runtime.zoo.trainings:{task.model}"
+        if task.per_s:
+            entry, args = f"{fed.__file__}:delivered", {"model": task.model, "per_s": task.per_s, **args}
         words = ", ".join(f"{key} = {json.dumps(value)}" for key, value in args.items())
-        tables.append(f'[[job]]\nname = "{name(whole, place)}"\n{_entry(task)}args = {{ {words} }}\n')
+        tables.append(f'[[job]]\nname = "{name(whole, place)}"\nentry = "{entry}"\nargs = {{ {words} }}\n')
     return "\n".join(tables)
-
-
-def _entry(task: Task) -> str:
-    """What a job runs; one whose data is gathered may have less memory than would hold it."""
-    if task.entry:
-        memory = f"memory = {fed.MEMORY_BYTES}\n" if task.entry == "gathered" else ""
-        return f'entry = "{fed.__file__}:{task.entry}"\n{memory}'
-    return f'entry = "carpool.runtime.zoo.trainings:{task.model}"\n'
 
 
 def name(whole: Mix, place: int) -> str:

@@ -47,22 +47,10 @@ def tiny(whole: Mix) -> Mix:
 
 
 def _narrow(task: Task) -> Task:
-    if task.entry:
-        return replace(task, batch=4, sizes={"model": "cnn"} if task.entry == "augmented" else {"image": 32})
     if task.is_fed:
         return replace(task, batch=4, image=32, sizes={**task.sizes, "image": 32})
     smaller = {"vgg": {"width": 0.1}, "res": {"width": 0.1}, "lst": {"hidden": 16}}
     return replace(task, batch=4, sizes={**task.sizes, **smaller.get(task.model[:3], {})})
-
-
-def augmented(model: str, readers: int) -> Task:
-    """A net whose pictures are augmented on the host, sample by sample, by so many processes."""
-    return Task(model, 128, f"{model}-read-{readers}", {"model": model, "readers": readers}, entry="augmented")
-
-
-def gathered(hidden: int) -> Task:
-    """A perceptron whose pictures are gathered on the host."""
-    return Task("mlp", 256, f"mlp-gathered-{hidden}", {"hidden": hidden}, entry="gathered")
 
 
 PAIRED = (
@@ -86,21 +74,12 @@ SKEWED = (
     Mix("LSTM+fed", (Task("lstm", 32), labelled("mlp-fed", 256))),
     Mix("D121+fed", (task("densenet121", 128), labelled("mlp-fed", 256))),
     Mix("S@512+fed", (task("squeezenet", 512), labelled("mlp-fed", 256))),
-    Mix("LSTM@256+fed", (Task("lstm", 256), labelled("mlp-fed", 256))),
-    Mix("BERT@8+fed", (Task("bert_base", 8), labelled("mlp-fed", 256))),
-    Mix("R101@64+fed", (task("resnet101", 64), labelled("mlp-fed", 256))),
-    Mix("B-small@32+fed", (Task("bert_small", 32), labelled("mlp-fed", 256))),
-    Mix("V16@512+fed", (task("vgg16", 512), labelled("mlp-fed", 256))),
 )
-# The same with carpool's own input: waiting for it, the second computes for half of its time, with all it may have.
-FED = tuple(
-    Mix(f"{name}+{words}", (large, small), ours=True)
-    for words, small in (
-        ("R50-2", augmented("resnet50", 2)),
-        ("R50-3", augmented("resnet50", 3)),
-        ("mlp", gathered(384)),
-    )
-    for name, large in (("LSTM", Task("lstm", 32)), ("LSTM@256", Task("lstm", 256)), ("BERT@8", Task("bert_base", 8)))
+# The same through carpool's own input: the second takes the device for a third of the time, or a third of the device.
+FED = (
+    Mix("LSTM+R18 fed", (Task("lstm", 32), Task("resnet18", 512, per_s=12_000)), ours=True),
+    Mix("LSTM+R50 fed", (Task("lstm", 32), Task("resnet50", 128, per_s=2_900)), ours=True),
+    Mix("LSTM+M3 fed", (Task("lstm", 32), Task("mobilenet_v3", 512, per_s=21_000)), ours=True),
 )
 MANY = (
     mix("8 x R18", *[("resnet18", 128)] * 8),
