@@ -327,6 +327,22 @@ def test_a_contrast_is_for_the_job_that_equal_shares_hurt(
     assert wanted == (None if found is None else tuple(setting.fraction for setting in found))
 
 
+@given(st.data(), st.integers(2, 4))
+def test_a_contrast_favours_one_job_and_isolates_the_others(data: st.DataObject, count: int) -> None:
+    def drawn(low: float, high: float) -> list[float]:
+        return data.draw(st.lists(st.floats(low, high), min_size=count, max_size=count))
+
+    search = ShareSearch(Contended(), KIND, tenants(*["light"] * count), Competitive().levels)
+    tried = {search.equal(1.0): drawn(0.01, 1.0), search.moderate(): drawn(0.01, 1.0)}
+    found = contrasted(search, drawn(0.0, 2.0), tried)
+    if found is not None:
+        *others, most = sorted(setting.fraction for setting in found)
+        assert most > search.moderate()[0].fraction
+        assert len(set(others)) == 1
+        assert sum(others) < 1.0
+        assert others[0] <= 1.0 / 3.0
+
+
 def _fair_of(law: Law, shares: Sequence[float]) -> float:
     return fair([1.0] * 3, [law.speed(place, shares) for place in range(3)])
 
