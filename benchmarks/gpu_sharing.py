@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from math import inf
 from pathlib import Path
 
 import torch
@@ -44,6 +45,7 @@ def main() -> None:
     )
     parser.add_argument("--steady", type=float, default=4.0, help="seconds that settled shares are measured live")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for shares to settle live")
+    parser.add_argument("--until", type=float, default=inf, help="seconds after which no live run goes on")
     parser.add_argument("--keep", type=Path, help="folder to copy the journals of live runs to")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_sharing.json")
@@ -88,7 +90,7 @@ def _live(table: Table, runs: list[LiveRun], options: argparse.Namespace, began:
         for run, following in zip(runs, [*runs[1:], None], strict=True):
             try:
                 run.start()
-                run.measure(table, options.steady, options.limit)
+                run.measure(table, options.steady, options.limit, began + options.until)
                 if following is not None:
                     following.start()
                 run.finish(table, _solo(table, run))

@@ -82,15 +82,18 @@ class LiveRun:
         )
         self._began = time.monotonic()
 
-    def measure(self, table: Table, steady_s: float, limit_s: float) -> None:
-        """Let it run until its shares are settled and for a while longer, and interrupt it."""
+    def measure(self, table: Table, steady_s: float, limit_s: float, until: float) -> None:
+        """Let it run until its shares are settled and for a while longer, and interrupt it.
+
+        That is done anyhow once it has run for `limit_s`, or when the clock says `until`.
+        """
         assert self._child is not None
         try:
             while not self._records() and self._child.poll() is None:
                 time.sleep(_POLL_S)
             self._loaded_s = time.monotonic() - self._began
-            is_over = False
-            while not is_over and self._child.poll() is None and time.monotonic() < self._began + limit_s:
+            is_over, until = False, min(until, self._began + limit_s)
+            while not is_over and self._child.poll() is None and time.monotonic() < until:
                 time.sleep(_POLL_S)
                 self._kept = journal.settled_at(self._records())
                 is_over = journal.is_walked(self._records()) if self.is_walk else self._kept is not None
