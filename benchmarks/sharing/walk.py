@@ -34,9 +34,11 @@ class Compared(Competitive):
             place, since = view.note
             return self._go_on(view, place, since)
         plan = Competitive.plan(self, view)
-        if "keeps" in plan.reason:
+        if "keeps" not in plan.reason:
+            return plan
+        if plan.changes:
             return replace(plan, note=[-1, None], wake_at=view.at + _PATIENCE_S)
-        return plan
+        return replace(plan, note=[-1, view.at], wake_at=view.at + self.hold_s)
 
     def _go_on(self, view: Snapshot, place: int, since: float | None) -> Plan:
         draft = Draft(view)
