@@ -1,9 +1,11 @@
 """Do unlike devices share a step by their speeds? Balanced parts against equal parts, over the same number of steps.
 
     python benchmarks/runtime_unlike.py [--job perceptron --job cnn] [--pairs 6] [--block 12] [--fast 4] [--slow 2]
+    python benchmarks/runtime_unlike.py --exact --job cnn
 
-A job runs in default mode over one device with twice the cores of the other: a perceptron, whose steps are large
-products, or the CNN of examples/. It goes on for the whole comparison, and is told by turns to cut its steps equally
+A job runs over one device with twice the cores of the other: a perceptron, whose steps are large products, or the CNN
+of examples/. In default mode all cores of a device work on the same operation, one after another; in exact mode each
+has a shard of its own, and the weights must be the same whoever has how many: that is checked at the end. The job goes on for the whole comparison, and is told by turns to cut its steps equally
 (half of the batch each) and as in every run, by the measured speeds. Each time the same number of steps is timed, as
 the workers saw them end, once the cut has settled. Taking turns every few seconds in one run, and comparing neighbours
 only, keeps what else the machine does out of the ratio. First each device makes steps alone: if the one is s times as
@@ -19,10 +21,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,6 @@ from trials.desk import Desk, JobEnded, dealt, new_mark, one_of_each
 from trials.physical import felt_apart
 
 from carpool.core.messages import AssignApplied, ProgressReported
-from carpool.runtime.actions import Cut
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
 
@@ -40,6 +42,8 @@ ASKED = 1.35
 SETTLING = {"equal": 3, "balanced": 3, "alone": 2}  # steps that are not timed; a cut by order is left at once
 FOREVER = 10**6  # steps
 BATCHES = {"perceptron": 4096, "cnn": 96}  # so that a step is its passes, and little else
+SHARD = {"perceptron": 128, "cnn": 8}  # samples of a shard in exact mode, for the same reason
+CHECKED = 6  # steps whose weights are compared
 ENTRIES = {"cnn": "examples/cifar10_cnn.py:cnn", "perceptron": "benchmarks/trials/wide.py:training"}
 
 
@@ -58,6 +62,17 @@ class Contest:
         return f"unlike-{self.options.out}-{self.job}"
 
     @property
+    def pieces(self) -> int:
+        """That are dealt in every step: samples, or shards."""
+        return int(self.options.shards) if self.options.exact else self.batch
+
+    @property
+    def program(self) -> Program:
+        """What the job runs, but for its entry."""
+        options = self.options
+        return Program(folder=str(self.folder), exact=options.exact, shards=options.shards if options.exact else 8)
+
+    @property
     def notes(self) -> Path:
         """Where the workers write down when steps ended."""
         return self.folder / self.name
@@ -65,7 +80,8 @@ class Contest:
     @property
     def batch(self) -> int:
         """Samples of a step."""
-        return int(self.options.batch or BATCHES[self.job])
+        options = self.options
+        return int(options.batch or (SHARD[self.job] * options.shards if options.exact else BATCHES[self.job]))
 
     @property
     def arguments(self) -> dict[str, int]:
@@ -74,18 +90,24 @@ class Contest:
         sizes = {"channels": options.channels} if self.job == "cnn" else {"width": options.width, "layers": 3}
         return {**sizes, "batch_size": self.batch, "samples": 4 * self.batch}
 
-    def introduce(self) -> None:
-        """Make the job known."""
-        self.notes.mkdir()
+    def introduce(self, name: str = "", steps: int = FOREVER) -> str:
+        """Make the job, or another one with the same training, known."""
+        name = name or self.name
+        (self.folder / name).mkdir()
         entry = f"{ROOT}/{ENTRIES[self.job]}"
-        clocked = {"entry": entry, "notes": str(self.notes), "steps": FOREVER, "args": self.arguments}
-        self.desk.introduce(self.name, Program(entry=ENTRY, args=clocked, folder=str(self.folder)))
+        clocked = {"entry": entry, "notes": str(self.folder / name), "steps": steps, "args": self.arguments}
+        self.desk.introduce(name, replace(self.program, entry=ENTRY, args=clocked))
+        return name
+
+    def parts(self, way: str) -> tuple[int, ...]:
+        """What is ordered of how steps are cut."""
+        half = self.pieces // 2
+        return (self.pieces - half, half) if way == "equal" else ()
 
     async def block(self, way: str, devices: Sequence[int], steps: int) -> dict[str, Any]:
         """Some steps cut in one way: how long they took, and how much of a step was not the longest pass."""
-        half = self.batch // 2
-        parts = (self.batch - half, half) if way == "equal" else ()
-        answer = await self.desk.answered(self.name, self.desk.assign(self.name, *devices, parts=parts))
+        order = self.desk.assign(self.name, *devices, parts=self.parts(way))
+        answer = await self.desk.answered(self.name, order)
         assert isinstance(answer, AssignApplied)
         first = int(answer.done) + SETTLING[way]
         await self.desk.step(self.name, first + steps)
@@ -108,6 +130,25 @@ class Contest:
             speeds.append(round(self.batch / (statistics.median(found["steps_ms"]) / 1e3), 1))
         return {"samples_per_s": speeds, "possible": round((1 + speeds[0] / speeds[1]) / 2, 3)}
 
+    async def digests(self) -> dict[str, str]:
+        """The weights after a few steps cut in either way, and on one device: in exact mode all the same."""
+        found = {}
+        for way in ("equal", "balanced", "alone"):
+            name = self.introduce(f"{self.name}-{way}", CHECKED)
+            self.desk.assign(
+                name, *(self.options.devices[1:] if way == "alone" else self.options.devices), parts=self.parts(way)
+            )
+            found[way] = await self.desk.end_of(name)
+        return found
+
+    def cuts(self) -> list[list[int]]:
+        """The steps from which something else was dealt to the devices, with what it was; of shards no steps are known."""
+        if not self.options.exact:
+            known = JobFolder(self.folder / "state", self.name).cuts()
+            return [[cut.step, *cut.parts] for cut in known]
+        told = [words for words in self.desk.stories.get(self.name, ()) if "shards" in words]
+        return [[int(number) for number in re.findall(r"cpu:\d+ (\d+)", words)] for words in told]
+
 
 async def compare(desk: Desk, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Both ways by turns, job by job."""
@@ -123,6 +164,13 @@ async def compare(desk: Desk, folder: Path, options: argparse.Namespace) -> dict
         try:
             await by_turns(contest, lambda found, job=job: keep(job, found))  # type: ignore[misc]
             await desk.answered(contest.name, desk.release(contest.name))
+            if options.exact and job in results:
+                digests = await contest.digests()
+                results[job] |= {"digests": digests, "same_weights": len(set(digests.values())) == 1}
+                keep(job, results[job])
+                print(
+                    f"{job}: the same weights either way, and on one device: {results[job]['same_weights']}", flush=True
+                )
         except (JobEnded, TimeoutError) as error:
             print(f"{job}: {error!r}", flush=True)
         if job not in results:
@@ -143,12 +191,12 @@ async def by_turns(contest: Contest, keep: Callable[[dict[str, Any]], None]) -> 
     for _ in range(options.pairs):
         for way, blocks in found.items():
             blocks.append(await contest.block(way, options.devices, options.block))
-        cuts = JobFolder(contest.folder / "state", contest.name).cuts()
+        cuts = contest.cuts()
         keep({"alone": alone, **judged(found, cuts, contest)})
         equal, balanced = (blocks[-1] for blocks in found.values())
         print(
             f"equal {equal['taken_s']:7.2f} s, balanced {balanced['taken_s']:7.2f} s, "
-            f"{equal['taken_s'] / balanced['taken_s']:5.2f} x; parts {cuts[-1].parts}; beside the longest pass "
+            f"{equal['taken_s'] / balanced['taken_s']:5.2f} x; cut {cuts[-1] if cuts else None}; beside the longest pass "
             f"{equal['sync_ms']} and {balanced['sync_ms']} ms of a step",
             flush=True,
         )
@@ -156,7 +204,7 @@ async def by_turns(contest: Contest, keep: Callable[[dict[str, Any]], None]) -> 
             break
 
 
-def judged(found: dict[str, list[dict[str, Any]]], cuts: Sequence[Cut], contest: Contest) -> dict[str, Any]:
+def judged(found: dict[str, list[dict[str, Any]]], cuts: Sequence[Sequence[int]], contest: Contest) -> dict[str, Any]:
     """How many times faster balanced parts are, pair by pair."""
     pairs = zip(found["equal"], found["balanced"], strict=True)
     ratios = [equal["taken_s"] / balanced["taken_s"] for equal, balanced in pairs]
@@ -168,7 +216,8 @@ def judged(found: dict[str, list[dict[str, Any]]], cuts: Sequence[Cut], contest:
         "times_faster": round(statistics.median(ratios), 3),
         "times_faster_each": [round(each, 3) for each in ratios],
         "asked": ASKED,
-        "parts": [[cut.step, *cut.parts] for cut in cuts],
+        "exact": contest.options.exact,
+        "parts": cuts,
         "blocks": found,
     }
 
@@ -187,11 +236,14 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--block", type=int, default=12, help="steps that are timed each time")
     parser.add_argument("--limit-s", type=float, default=150.0, help="begin no pair of a job after so many seconds")
+    parser.add_argument("--exact", action="store_true", help="shards instead of samples, and equal weights")
+    parser.add_argument("--shards", type=int, default=64, help="of a step in exact mode, a power of two")
     parser.add_argument("--batch", type=int, default=0, help=f"samples of a step, instead of {BATCHES}")
-    parser.add_argument("--channels", type=int, default=64 if cores >= 8 else 8, help="of the CNN")
+    parser.add_argument("--channels", type=int, default=0, help="of the CNN: 64, 32 in exact mode, 8 on few cores")
     parser.add_argument("--width", type=int, default=1024 if cores >= 8 else 64, help="of the perceptron")
     parser.add_argument("--out", default="runtime_unlike", help="name of the result file, without .json")
     options = parser.parse_args(words)
+    options.channels = options.channels or (8 if cores < 8 else 32 if options.exact else 64)
     if apart == found and options.fast + options.slow <= len(found) // 2:
         apart = list(felt_apart(tuple(found)))
         print(f"cores that do not feel each other, the quickest first: {apart}", flush=True)
@@ -215,6 +267,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         results = asyncio.run(measure(Path(name), options))
     ratios = [each["times_faster"] for each in results.values()]
+    if not all(each.get("same_weights", True) for each in results.values()):
+        raise SystemExit(1)
     if options.fast == 2 * options.slow and min(ratios, default=0.0) < ASKED:
         raise SystemExit(1)
 

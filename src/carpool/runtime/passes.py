@@ -29,6 +29,7 @@ from carpool.runtime.undoing import Before
 
 Gathered = list[tuple[Subtree, Contribution | None]]  # subtrees with what they contribute; None: no samples
 Places = Mapping[Subtree, Contribution]  # where the contributions of subtrees shall lie
+Made = Mapping[int, Contribution]  # what pieces contribute; those without samples are missing
 _NOTHING = nullcontext()
 
 
@@ -97,20 +98,29 @@ class Passes:
             workers=training.workers,
         )
 
-    def contribute(self, step: Step, pieces: range, places: Places | None = None) -> Gathered:
+    def contribute(
+        self, step: Step, pieces: range, places: Places | None = None, made_of: Made | None = None
+    ) -> Gathered:
         """The maximal aligned subtrees of a range of pieces, each added up in tree order.
 
         ``places`` has, for each of these subtrees, where its sum shall lie: then nothing has to be copied there.
+        ``made_of`` has what pieces contribute, where they have been passed already; it is added into.
         """
-        self._before.take()
+        if made_of is None:
+            self.begin()
         gather: TreeAdder[Contribution] = TreeAdder(add_contributions)
         free = {} if places is None else {piece: places[node] for node in places for piece in node.shards}
         for piece in pieces:
-            made = self._piece(step, piece, free.get(piece))
+            place = free.get(piece)
+            made = self.piece(step, piece, place) if made_of is None else _moved(made_of.get(piece), place)
             if made is not None and piece in free:  # a subtree is added up into the first of its pieces
                 free = {other: place for other, place in free.items() if place is not free[piece]}
             gather.put(Subtree(0, piece), made)
         return gather.held
+
+    def begin(self) -> None:
+        """Remember the model as it is at the begin of a step: every piece starts from it."""
+        self._before.take()
 
     def fetch(self, step: Step) -> Any:
         """All samples of a step, on the device."""
@@ -198,7 +208,8 @@ class Passes:
                     "sparse=False."
                 )
 
-    def _piece(self, step: Step, piece: int, place: Contribution | None) -> Contribution | None:
+    def piece(self, step: Step, piece: int, place: Contribution | None = None) -> Contribution | None:
+        """What one piece contributes, in a given place or in a new one; nothing, where it has no samples."""
         start, end = step.bounds[piece]
         if start == end:
             return None
@@ -298,6 +309,15 @@ def add_contributions(left: Contribution, right: Contribution) -> Contribution:
     """Add the right subtree into the left one."""
     left += right
     return left
+
+
+def _moved(made: Contribution | None, place: Contribution | None) -> Contribution | None:
+    """A contribution where it shall lie."""
+    if made is None or place is None:
+        return made
+    place.values.copy_(made.values)
+    place.integers.copy_(made.integers)
+    return place
 
 
 def read_loss(result: Any) -> tuple[Tensor, Tensor | float | None]:

@@ -111,7 +111,7 @@ class _Reader:
 
     def ask(self, request: BatchRequest) -> bool:
         try:
-            _write(self._socket, pickle.dumps(tuple(request)))
+            write(self._socket, pickle.dumps(tuple(request)))
         except OSError:
             self.close()
             return False
@@ -119,7 +119,7 @@ class _Reader:
 
     def answer(self) -> tuple[Any] | None:
         """The batch in a tuple; ``None`` if it could not be read, and then this reader is gone."""
-        raw = _receive(self._socket)
+        raw = receive(self._socket)
         if raw is None:
             self.close()
             return None
@@ -140,11 +140,11 @@ def _serve(read: Read, end: socket.socket, parent: int) -> None:
         die_with(parent)
         call_oneself("carpool-reader")
         torch.set_num_threads(1)  # those of the parent are not here
-        while (raw := _receive(end)) is not None:
+        while (raw := receive(end)) is not None:
             epoch, samples = pickle.loads(raw)
             answer = _packed((read(epoch, samples),))
             with contextlib.suppress(BrokenPipeError):
-                _write(end, answer)
+                write(end, answer)
     except Exception:  # noqa: BLE001 - told here; the parent reads the batch itself and meets the same
         traceback.print_exc()
     finally:
@@ -171,12 +171,13 @@ def _packed(value: Any) -> bytes:
     return file.getvalue()
 
 
-def _write(end: socket.socket, content: bytes) -> None:
+def write(end: socket.socket, content: bytes) -> None:
+    """Send something whole."""
     end.sendall(_LENGTH.pack(len(content)))
     end.sendall(content)
 
 
-def _receive(end: socket.socket) -> bytearray | None:
+def receive(end: socket.socket) -> bytearray | None:
     """What was written; ``None`` if there is nobody any more."""
     head = _exactly(end, _LENGTH.size)
     return None if head is None else _exactly(end, _LENGTH.unpack(head)[0])

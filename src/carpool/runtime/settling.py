@@ -169,6 +169,7 @@ def _proceed(team: TeamState, at: float, seated: list[WorkerState], step: int) -
     team.formation = formation = Formation(team.number, tuple(w.id for w in seated), shape, step, at)
     if (cut := team.cutter.record(step, shape)) is not None:
         team.actions.append(Write(cut))
+    _tell_dealing(team, shape)
     _tell_division(team, shape)
     _send_off(team, formation, seated)
     wished = team.wished
@@ -239,6 +240,15 @@ def _segment(team: TeamState, owners: tuple[tuple[int, int], ...]) -> Segment:
 def _shape(team: TeamState, seats: tuple[Seat, ...], step: int, now: Formation | None) -> Shape:
     is_new = step >= team.losses.high
     return team.cutter.shape(team.wish, seats, step, by_token=team.by_token, now=now, is_new=is_new)
+
+
+def _tell_dealing(team: TeamState, shape: Shape) -> None:
+    """How many shards unlike devices have, when that has changed."""
+    if not team.rules.exact or len({team.cutter.trait(seat) for seat in shape.seats}) < 2 or shape.counts == team.dealt:
+        return
+    team.dealt = shape.counts
+    named = [f"{team.name(seat.device)} {count}" for seat, count in zip(shape.seats, shape.counts, strict=True)]
+    team.tell(f"shards of a step on each device: {', '.join(named)}")
 
 
 def _tell_division(team: TeamState, shape: Shape) -> None:

@@ -80,6 +80,7 @@ class TeamState:
         self.sparing: dict[int, bool] = {}  # workers asked to give memory back; whether they have
         self.segment: Segment | None = None  # of the last formation, for the next one: its pages are there already
         self.divided: Ranges = ()  # updates, in the last formation
+        self.dealt: tuple[int, ...] = ()  # shards of unlike devices, as last told
         self.measured: Measured | None = None  # the last evaluation
         # What others ask of it.
         self.by_token = False

@@ -23,6 +23,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from carpool.core.errors import InputError
+from carpool.runtime.beside import Beside
 from carpool.runtime.errors import CheckpointError, Diverged
 from carpool.runtime.flat import Contribution, Layout, Sums
 from carpool.runtime.goals import Best, metric
@@ -96,6 +97,9 @@ class Trainer:
         self.graphs: Graphs | None = None  # on a GPU, steps become CUDA graphs by themselves
         if graph and self.device.type == "cuda":
             self.graphs = self.recorded_by(CudaRecorder(self.device), loosely=not deterministic)
+        self.beside: Beside | None = None  # on cores, an exact job's shards may be passed on several at once
+        if exact and self.device.type == "cpu":
+            self.beside = Beside(self._passes, self.layout, shards, self._follow)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -126,7 +130,7 @@ class Trainer:
         """What a range of pieces contributes, as maximal aligned subtrees; the trainer stays as it was."""
         self._look_ahead(step, pieces)
         with self._bound():
-            return self._passes.contribute(step, pieces, places)
+            return (self.beside or self._passes).contribute(step, pieces, places)
 
     def combine(self, step: Step, gathered: Gathered) -> Contribution:
         """Add contributions of any owners, in tree order."""
@@ -185,16 +189,22 @@ class Trainer:
         """Count the step, once all weights are updated."""
         training = self.training
         self.cursor = step.draw.after
-        if self._scale is not None:
-            self._scale.passed() if sums.finite else self._scale.overflowed()
-        if sums.finite:
+        if self.beside is not None:
+            self.beside.show(self.cursor.step, updated=sums.finite)
+        if sums.finite and training.schedule is not None:
             every = training.schedule_every
-            if training.schedule is not None and (every == "step" or (every == "epoch" and step.draw.ends_epoch)):
+            if every == "step" or (every == "epoch" and step.draw.ends_epoch):
                 training.schedule.step()
-            if training.after_update is not None:
-                training.after_update(training.model, self.cursor.step)
+        self._follow(self.cursor.step, sums.finite)
         self.progress.stepped(step.draw, sums.loss)
         return StepDone(self.cursor.step, self.cursor.epoch, sums.loss, step.num_samples, not sums.finite)
+
+    def _follow(self, done: int, updated: bool) -> None:
+        """What comes after an update in every process that passes pieces."""
+        if self._scale is not None:
+            self._scale.passed() if updated else self._scale.overflowed()
+        if updated and self.training.after_update is not None:
+            self.training.after_update(self.training.model, done)
 
     def await_device(self) -> None:
         """Return when the device has made all that was launched on it: a GPU may still be at the last step."""
@@ -269,6 +279,8 @@ class Trainer:
         """Go on exactly where the state was taken."""
         check_state(state, self._made_for())
         training = self.training
+        if self.beside is not None:
+            self.beside.end()
         try:
             training.model.load_state_dict(state["model"])
             buffers = dict(training.model.named_buffers())

@@ -1,0 +1,245 @@
+"""Twins of a worker: copies of its process that pass shards beside it, one on each further core of its device.
+
+A shard of an exact job is passed on one thread, because the number of threads changes the bits. So a device with several
+cores passes several shards at once, each in a process of its own: generators are global to a process, and hooks of the
+user may keep state in it. Twins are forked, which makes them equal in everything; afterwards they follow: before the
+user's hook the new weights are shown to them, and they call the hook themselves. Whatever else changes a training (a
+state that is loaded) ends them, and new ones are forked when they are wanted.
+
+Shards are dealt one by one to whoever is free, so that a core that loses time to others passes fewer of them. Every
+shard's contribution lies in memory that all share; who made it does not show. A twin that fails, dies or hangs is ended,
+and what it owes is passed here, where an error of the user's code shows as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from carpool.runtime.deathbed import call_oneself, die_with
+from carpool.runtime.flat import Contribution, Layout
+from carpool.runtime.passes import Passes, Step
+from carpool.runtime.readers import receive, write
+from carpool.runtime.rows import put
+from carpool.runtime.slots import padded
+
+MOST_SHARDS = 4096  # whose tickets fit into a pipe
+_TICKET = struct.Struct("<i")
+_PATIENCE_S = 10.0  # and some times what the longest pass here took
+_TIMES = 20.0
+
+Follow = Callable[[int, bool], None]  # (steps done, whether the weights were updated): the user's hook
+
+
+class Twins:
+    """Some copies of this process, and the memory that they share with it."""
+
+    def __init__(self, passes: Passes, layout: Layout, shards: int, count: int, follow: Follow) -> None:
+        self._passes = passes
+        self._follow = follow
+        self._shown = _Shown(layout)
+        self._slots = _slots(layout, shards)
+        self._tickets = _Tickets()
+        self._news: tuple[int, bool] | None = None  # for the twins, before they pass anything
+        self._longest_s = 0.0
+        self._twins = [_Twin(self._serve) for _ in range(count)]
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._twins)
+
+    def show(self, done: int, *, updated: bool) -> None:
+        """So many steps are done: let the twins see the weights as they are now, before the user's hook."""
+        self._shown.put()
+        self._news = done, updated
+
+    def make(self, step: Step, pieces: range) -> dict[int, Contribution]:
+        """Pass some pieces of a step, all side by side; the contributions of those that hold samples."""
+        wanted = [piece for piece in pieces if len(range(*step.bounds[piece]))]
+        self._passes.begin()
+        try:
+            self._tickets.give_out(wanted)
+            asked = pickle.dumps((step, self._news))
+            for twin in list(self._twins):
+                self._keep(twin, twin.tell(asked))
+            made = set(self._pass_on(step))
+            until = time.monotonic() + _PATIENCE_S + _TIMES * self._longest_s
+            for twin in list(self._twins):
+                found = twin.answer(until - time.monotonic())
+                self._keep(twin, found is not None)
+                made.update(found or ())
+            for piece in sorted(set(wanted) - made):
+                self._passes.piece(step, piece, self._slots[piece])
+        except BaseException:
+            self.close()  # they may still be at this step
+            raise
+        self._news = None
+        return {piece: self._slots[piece] for piece in wanted}
+
+    def close(self) -> None:
+        """End them."""
+        while self._twins:
+            self._twins.pop().close()
+        self._tickets.close()
+
+    def _keep(self, twin: _Twin, is_well: bool) -> None:
+        if not is_well:
+            twin.close()
+            self._twins.remove(twin)
+
+    def _pass_on(self, step: Step) -> Iterator[int]:
+        """Pass one piece after another as long as there are any."""
+        for piece in self._tickets.left():
+            began = time.monotonic()
+            self._passes.piece(step, piece, self._slots[piece])
+            self._longest_s = max(self._longest_s, time.monotonic() - began)
+            yield piece
+
+    def _serve(self, end: socket.socket) -> None:
+        """In a twin: follow, and pass what there is, until nobody asks any more."""
+        self._twins = []  # those that were forked before this one are not its own
+        torch.set_num_threads(1)
+        while (raw := receive(end)) is not None:
+            step, news = pickle.loads(raw)
+            if news is not None:
+                self._shown.take()
+                self._follow(*news)
+            self._passes.begin()
+            made = list(self._pass_on(step))
+            with contextlib.suppress(BrokenPipeError):
+                write(end, pickle.dumps(made))
+
+
+class _Shown:
+    """Parameters and buffers of a model where its twins find them."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        tensors = self._tensors()
+        memory = mmap.mmap(-1, max(1, sum(padded(tensor.nbytes) for tensor in tensors)))
+        self._places, at = [], 0
+        for tensor in tensors:
+            flat = torch.empty(0, dtype=tensor.dtype)
+            if tensor.numel():
+                flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=at)
+            self._places.append(flat.view(tensor.shape))
+            at += padded(tensor.nbytes)
+
+    def put(self) -> None:
+        """Show them as they are."""
+        put(self._places, self._tensors())
+
+    def take(self) -> None:
+        """Make them as shown."""
+        put(self._tensors(), self._places)
+
+    def _tensors(self) -> list[Tensor]:
+        return [*(parameter.detach() for parameter in self._layout.model.parameters()), *self._layout.buffers()]
+
+
+class _Tickets:
+    """Numbers of pieces in a pipe: whoever takes one passes that piece, and nobody else does."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def give_out(self, pieces: list[int]) -> None:
+        """Let these be taken, in this order."""
+        os.write(self._writing, b"".join(map(_TICKET.pack, pieces)))
+
+    def left(self) -> Iterator[int]:
+        """Take one after another until there is none."""
+        while True:
+            try:
+                raw = os.read(self._reading, _TICKET.size)
+            except BlockingIOError:
+                return
+            yield _TICKET.unpack(raw)[0]
+
+    def close(self) -> None:
+        """Take no more."""
+        for fd in (self._reading, self._writing):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._reading = self._writing = -1
+
+
+class _Twin:
+    """One process, and this side of the socket to it."""
+
+    def __init__(self, serve: Callable[[socket.socket], None]) -> None:
+        self._socket, theirs = socket.socketpair()
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child has not
+            self._pid = os.fork()
+        if not self._pid:
+            self._socket.close()
+            _live(serve, theirs, parent)
+        theirs.close()
+
+    def tell(self, content: bytes) -> bool:
+        """Send it something; whether that was possible."""
+        try:
+            write(self._socket, content)
+        except OSError:
+            return False
+        return True
+
+    def answer(self, patience_s: float) -> list[int] | None:
+        """The pieces that it has passed; ``None`` if it is gone, or takes too long."""
+        if not select.select([self._socket], [], [], max(0.0, patience_s))[0]:
+            return None
+        raw = receive(self._socket)
+        return None if raw is None else list(pickle.loads(raw))
+
+    def close(self) -> None:
+        """End it, and wait until it has."""
+        self._socket.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+def _live(serve: Callable[[socket.socket], None], end: socket.socket, parent: int) -> NoReturn:
+    try:
+        die_with(parent)
+        call_oneself("carpool-twin")
+        serve(end)
+    except BaseException:  # noqa: BLE001 - told here; what it owes is passed by the parent, which meets the same
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _slots(layout: Layout, shards: int) -> list[Contribution]:
+    """A place for the contribution of every shard; what is never used takes no memory."""
+    model = layout.new()
+    values, integers = padded(model.values.nbytes), padded(model.integers.nbytes)
+    memory = mmap.mmap(-1, shards * (values + integers))
+
+    def slot(at: int) -> Contribution:
+        made = torch.frombuffer(memory, dtype=layout.dtype, count=layout.size, offset=at)
+        count = model.integers.numel()
+        whole = torch.frombuffer(memory, dtype=torch.int64, count=count, offset=at + values) if count else None
+        return Contribution(made, model.integers if whole is None else whole)
+
+    return [slot(shard * (values + integers)) for shard in range(shards)]
