@@ -4,16 +4,17 @@
     python benchmarks/runtime_unlike.py --exact --job cnn
 
 A job runs over one device with twice the cores of the other: a perceptron, whose steps are large products, or the CNN
-of examples/. In default mode all cores of a device work on the same operation, one after another; in exact mode each
-has a shard of its own, and the weights must be the same whoever has how many: that is checked at the end. The job goes on for the whole comparison, and is told by turns to cut its steps equally
-(half of the batch each) and as in every run, by the measured speeds. Each time the same number of steps is timed, as
-the workers saw them end, once the cut has settled. Taking turns every few seconds in one run, and comparing neighbours
-only, keeps what else the machine does out of the ratio. First each device makes steps alone: if the one is s times as
-fast as the other, (1 + s) / 2 is the most that balanced parts can gain, 1.5 for s = 2; 1.35 is asked for. Devices get
-one thread of each physical core where there are enough of these: two threads of one are not twice one. The kernel says
-which these are; where it does not, on a virtual machine, the cores themselves are asked (trials/physical.py). Devices
-have a quarter and an eighth of the cores by default, so that the memory bus has room for both. On fewer than three
-cores they are alike and there is nothing to gain: that only shows that the script runs.
+of examples/. In default mode all cores of a device work on one operation after another; in exact mode each core passes
+a shard of its own, and the weights must be the same whoever has how many: that is looked at in the end. The job goes on
+for the whole comparison, and is told by turns to cut its steps equally (half of the samples or shards each) and as in
+every run, by the measured speeds. Each time the same number of steps is timed, as the workers saw them end, once the
+cut has settled. Taking turns every few seconds in one run, and comparing neighbours only, keeps what else the machine
+does out of the ratio. First each device makes steps alone: if the one is s times as fast as the other, (1 + s) / 2 is
+the most that balanced parts can gain, 1.5 for s = 2; 1.35 is asked for. Devices get one thread of each physical core
+where there are enough of these: two threads of one are not twice one. The kernel says which these are; where it does
+not, on a virtual machine, the cores themselves are asked (trials/physical.py). Devices have a quarter and an eighth of
+the cores by default, so that the memory bus has room for both. On fewer than three cores they are alike and there is
+nothing to gain: that only shows that the script runs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SETTLING = {"equal": 3, "balanced": 3, "alone": 2}  # steps that are not timed; 
 FOREVER = 10**6  # steps
 BATCHES = {"perceptron": 4096, "cnn": 96}  # so that a step is its passes, and little else
 SHARD = {"perceptron": 128, "cnn": 8}  # samples of a shard in exact mode, for the same reason
-CHECKED = 6  # steps whose weights are compared
+CHECKED = 4  # steps whose weights are compared
 ENTRIES = {"cnn": "examples/cifar10_cnn.py:cnn", "perceptron": "benchmarks/trials/wide.py:training"}
 
 
@@ -135,14 +136,13 @@ class Contest:
         found = {}
         for way in ("equal", "balanced", "alone"):
             name = self.introduce(f"{self.name}-{way}", CHECKED)
-            self.desk.assign(
-                name, *(self.options.devices[1:] if way == "alone" else self.options.devices), parts=self.parts(way)
-            )
+            devices = self.options.devices[1:] if way == "alone" else self.options.devices
+            self.desk.assign(name, *devices, parts=self.parts(way))
             found[way] = await self.desk.end_of(name)
         return found
 
     def cuts(self) -> list[list[int]]:
-        """The steps from which something else was dealt to the devices, with what it was; of shards no steps are known."""
+        """What was dealt to the devices, each with the step from which it was; of shards that is not known."""
         if not self.options.exact:
             known = JobFolder(self.folder / "state", self.name).cuts()
             return [[cut.step, *cut.parts] for cut in known]
@@ -196,7 +196,7 @@ async def by_turns(contest: Contest, keep: Callable[[dict[str, Any]], None]) -> 
         equal, balanced = (blocks[-1] for blocks in found.values())
         print(
             f"equal {equal['taken_s']:7.2f} s, balanced {balanced['taken_s']:7.2f} s, "
-            f"{equal['taken_s'] / balanced['taken_s']:5.2f} x; cut {cuts[-1] if cuts else None}; beside the longest pass "
+            f"{equal['taken_s'] / balanced['taken_s']:5.2f} x; cut {cuts[-1:]}; beside the longest pass "
             f"{equal['sync_ms']} and {balanced['sync_ms']} ms of a step",
             flush=True,
         )

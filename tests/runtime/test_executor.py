@@ -42,7 +42,9 @@ T = TypeVar("T")
 F = TypeVar("F", AssignApplied, ReleaseApplied, ProgressReported, JobFinished, JobFailed)
 PATIENCE_S = 60.0
 CORES = sorted(os.sched_getaffinity(0))
-DEVICES = [LocalDevice(i, f"cpu:{i}", "cpu1", cores=(CORES[i % len(CORES)],)) for i in range(4)]
+SINGLES = [LocalDevice(i, f"cpu:{i}", "cpu1", cores=(CORES[i % len(CORES)],)) for i in range(4)]
+SEVERAL = LocalDevice(4, "cpu:4", "cpu3", cores=(CORES * 3)[:3])  # as if there were so many
+DEVICES = [*SINGLES, SEVERAL]
 
 ENTRY = """
 import dataclasses
@@ -266,6 +268,20 @@ def test_a_fault_in_company_changes_nothing(desk: Desk, run: Run[None], kind: st
         words = {"kill": "SIGKILL", "stop": "no sign of life", "memory": "ran out of memory"}[kind]
         assert words in desk.story(job)
         assert words in desk.story(mate)
+
+    run(go())
+
+
+def test_on_a_device_with_several_cores_shards_are_passed_side_by_side(desk: Desk, run: Run[None]) -> None:
+    async def go() -> None:
+        desk.introduce("wide", args={"epochs": 30, "step_s": 0.005}, faults=[{"step": 40, "kind": "kill", "rank": 1}])
+        desk.assign("wide", 4)
+        await desk.step("wide", 3)
+        assert list(desk.processes().values()).count("carpool-twin") == 2
+        desk.assign("wide", 0, 4)
+        assert (await desk.finished("wide")).digest == desk.expected(epochs=30)
+        assert "shards of a step on each device: cpu:0 2, cpu:4 6" in desk.story("wide")
+        assert "SIGKILL" in desk.story("wide")
 
     run(go())
 

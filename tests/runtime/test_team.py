@@ -574,6 +574,25 @@ def test_like_devices_get_like_parts_and_unlike_ones_what_their_speed_says() -> 
     assert list(unlike.formations.values())[-1][0].parts == (29, 7)
 
 
+def test_shards_of_unlike_devices_follow_their_speed_too() -> None:
+    world = started(True, 0, 3)
+    world.run()
+    owners = [made[0].owners for made in world.formations.values()]
+    assert owners[0] == ((0, 3), (3, 8))  # by their cores
+    assert owners[-1] == ((0, 7), (7, 8))  # measured: the second takes four times as long per sample
+    assert [words for words in world.stories if "shards" in words] == [
+        "shards of a step on each device: cpu:0 3, cpu:3 5",
+        "shards of a step on each device: cpu:0 7, cpu:3 1",
+    ]
+
+
+def test_equal_parts_of_an_exact_job_can_be_ordered() -> None:
+    world = World(patient(True))
+    world.order(0, 3, parts=(4, 4))
+    world.run()
+    assert {made[0].owners for made in world.formations.values()} == {((0, 4), (4, 8))}
+
+
 def test_an_order_given_twice_or_late_is_ignored() -> None:
     world = started(True, 0)
     assert world.team.order(0.0, Wish(1, (Seat(1),))) == []

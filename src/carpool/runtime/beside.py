@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from carpool.runtime.flat import Layout
 from carpool.runtime.passes import Gathered, Passes, Places, Step
-from carpool.runtime.seeding import intra_op_threads
 from carpool.runtime.twins import MOST_SHARDS, Follow, Twins
 
 
@@ -26,11 +25,14 @@ class Beside:
     def contribute(self, step: Step, pieces: range, places: Places | None) -> Gathered:
         """The maximal aligned subtrees of a range of pieces, each added up in tree order."""
         self._call(min(self.cores, self._shards) - 1)
-        if self._twins is None or len(pieces) == 1:
+        if not self._twins:
             return self._passes.contribute(step, pieces, places)
-        made = self._twins.make(step, pieces)
-        with intra_op_threads(1):  # adding treats each element by itself
-            return self._passes.contribute(step, pieces, places, made)
+        try:
+            made = self._twins.make(step, pieces)
+        except BaseException:
+            self.end()  # they may still be at this step
+            raise
+        return self._passes.contribute(step, pieces, places, made)
 
     def show(self, done: int, *, updated: bool) -> None:
         """So many steps are done; the user's hook has not been called yet."""

@@ -1,14 +1,14 @@
 """Twins of a worker: copies of its process that pass shards beside it, one on each further core of its device.
 
-A shard of an exact job is passed on one thread, because the number of threads changes the bits. So a device with several
-cores passes several shards at once, each in a process of its own: generators are global to a process, and hooks of the
-user may keep state in it. Twins are forked, which makes them equal in everything; afterwards they follow: before the
-user's hook the new weights are shown to them, and they call the hook themselves. Whatever else changes a training (a
-state that is loaded) ends them, and new ones are forked when they are wanted.
+A shard of an exact job is passed on one thread, because the number of threads changes the bits. So a device with
+several cores passes several shards at once, each in a process of its own: generators are global to a process, and hooks
+of the user may keep state in it. Twins are forked, which makes them equal in everything; afterwards they follow: the
+new weights are shown to them before the user's hook is called, and they call the hook themselves. Whatever else changes
+a training (a state that is loaded) ends them, and new ones are forked when they are wanted.
 
 Shards are dealt one by one to whoever is free, so that a core that loses time to others passes fewer of them. Every
-shard's contribution lies in memory that all share; who made it does not show. A twin that fails, dies or hangs is ended,
-and what it owes is passed here, where an error of the user's code shows as it is.
+shard's contribution lies in memory that all share; who made it does not show. A twin that fails, dies or hangs is
+ended, and what it owes is passed here, where an error of the user's code shows as it is.
 """
 
 from __future__ import annotations
@@ -72,22 +72,18 @@ class Twins:
         """Pass some pieces of a step, all side by side; the contributions of those that hold samples."""
         wanted = [piece for piece in pieces if len(range(*step.bounds[piece]))]
         self._passes.begin()
-        try:
-            self._tickets.give_out(wanted)
-            asked = pickle.dumps((step, self._news))
-            for twin in list(self._twins):
-                self._keep(twin, twin.tell(asked))
-            made = set(self._pass_on(step))
-            until = time.monotonic() + _PATIENCE_S + _TIMES * self._longest_s
-            for twin in list(self._twins):
-                found = twin.answer(until - time.monotonic())
-                self._keep(twin, found is not None)
-                made.update(found or ())
-            for piece in sorted(set(wanted) - made):
-                self._passes.piece(step, piece, self._slots[piece])
-        except BaseException:
-            self.close()  # they may still be at this step
-            raise
+        self._tickets.give_out(wanted)
+        asked = pickle.dumps((step, self._news))
+        for twin in list(self._twins):
+            self._keep(twin, twin.tell(asked))
+        made = set(self._pass_on(step))
+        until = time.monotonic() + _PATIENCE_S + _TIMES * self._longest_s
+        for twin in list(self._twins):
+            found = twin.answer(until - time.monotonic())
+            self._keep(twin, found is not None)
+            made.update(found or ())
+        for piece in sorted(set(wanted) - made):
+            self._passes.piece(step, piece, self._slots[piece])
         self._news = None
         return {piece: self._slots[piece] for piece in wanted}
 
