@@ -43,7 +43,7 @@ F = TypeVar("F", AssignApplied, ReleaseApplied, ProgressReported, JobFinished, J
 PATIENCE_S = 60.0
 CORES = sorted(os.sched_getaffinity(0))
 SINGLES = [LocalDevice(i, f"cpu:{i}", "cpu1", cores=(CORES[i % len(CORES)],)) for i in range(4)]
-SEVERAL = LocalDevice(4, "cpu:4", "cpu3", cores=(CORES * 3)[:3])  # as if there were so many
+SEVERAL = LocalDevice(4, "cpu:4", "cpu3", cores=tuple(CORES * 3)[:3])  # as if there were so many
 DEVICES = [*SINGLES, SEVERAL]
 
 ENTRY = """

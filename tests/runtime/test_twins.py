@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import mmap
 import os
 import signal
 from collections.abc import Iterator
@@ -26,6 +27,11 @@ def living() -> list[int]:
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
     names = {int(pid): Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip() for pid in children.split()}
     return [pid for pid, name in names.items() if name == "carpool-twin"]
+
+
+def shared_number() -> Tensor:
+    """A zero that all processes forked from now on have in common."""
+    return torch.frombuffer(mmap.mmap(-1, 8), dtype=torch.int64)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +67,7 @@ def test_any_number_of_cores_gives_the_bits_of_the_plain_loop(make_training: Any
 
 def test_twins_pass_shards(make_training: Any) -> None:
     """All but one wait for each other in a pass: who is alone would wait for ever."""
-    met = torch.zeros(1, dtype=torch.int64).share_memory_()
+    met = shared_number()
 
     def meet(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         met.add_(1)
@@ -130,7 +136,7 @@ def test_a_twin_that_dies_or_hangs_changes_nothing(
 
 
 def test_an_error_of_the_user_shows_as_it_is_and_the_step_can_be_made_again(make_training: Any) -> None:
-    is_wrong = torch.zeros(1).share_memory_()
+    is_wrong = shared_number()
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         if is_wrong:
@@ -139,7 +145,7 @@ def test_an_error_of_the_user_shows_as_it_is_and_the_step_can_be_made_again(make
 
     trainer = side_by_side(make_training(loss=loss), 3)
     trainer.step()
-    is_wrong.fill_(1.0)
+    is_wrong.fill_(1)
     with pytest.raises(ArithmeticError, match="of the user"):
         trainer.step()
     assert not living()

@@ -24,7 +24,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from carpool.core.errors import InputError
 from carpool.runtime.beside import Beside
-from carpool.runtime.errors import CheckpointError, Diverged
+from carpool.runtime.diverging import diverged, finite_sums
+from carpool.runtime.errors import CheckpointError
 from carpool.runtime.flat import Contribution, Layout, Sums
 from carpool.runtime.goals import Best, metric
 from carpool.runtime.graphs import Graphs
@@ -147,7 +148,7 @@ class Trainer:
         """
         assert step.number == self.cursor.step, f"step {step.number} comes after step {self.cursor.step}"
         with self._bound():
-            sums = self._check_finite(step, total)
+            sums = finite_sums(step, total, self.layout, self._scale, self.progress)
             self.update.load_buffers(total)
             self.update.settle(fused=self.shards is None and len(step.bounds) > 1)
             if sums.finite:
@@ -179,7 +180,7 @@ class Trainer:
         assert step.number == self.cursor.step, f"step {step.number} comes after step {self.cursor.step}"
         with self._bound():
             if not math.isfinite(loss):
-                raise self._diverged(step, loss)
+                raise diverged(step, loss, self.progress)
             self.update.settle(fused=False)
             make = self.update.make if self.graphs is None else self.graphs.make_update
             make(then if self.progress.ends_with_update(step.draw, loss) else None)
@@ -325,26 +326,3 @@ class Trainer:
         samples = self._passes.samples
         if samples.depth:
             samples.expect(self._source.ahead(step, pieces, self.batch_size, samples.depth))
-
-    def _check_finite(self, step: Step, total: Contribution) -> Sums:
-        sums = self.layout.sums(total.values)
-        if not math.isfinite(sums.loss):
-            raise self._diverged(step, sums.loss)
-        if not sums.finite and (self._scale is None or self._scale.value <= 1.0):
-            views = self.layout.gradient_views(total.values)
-            named = zip(self.layout.names, views, strict=True)
-            broken = next((name for name, view in named if not view.isfinite().all()), "all together")
-            raise Diverged(
-                f"{_at(step)}: the gradient of {broken!r} is not finite; the loss is {sums.loss:.6g}. {_CALM}"
-            )
-        return sums
-
-    def _diverged(self, step: Step, loss: float) -> Diverged:
-        return Diverged(f"{_at(step)}: the loss is {loss}; it was {self.progress.lately} before. {_CALM}")
-
-
-_CALM = "A lower learning rate or clip_norm may help."
-
-
-def _at(step: Step) -> str:
-    return f"step {step.number + 1}, epoch {step.draw.at.epoch + 1}"

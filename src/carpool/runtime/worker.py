@@ -357,8 +357,6 @@ class Worker:
             return
         if said.threads:
             torch.set_num_threads(said.threads)
-        if trainer.beside is not None:
-            trainer.beside.cores = torch.get_num_threads()
         trainer.limits = said.limits
         try:
             place = self._joiner.join(said, fds)
