@@ -28,11 +28,11 @@ class Beside:
         if not self._twins:
             return self._passes.contribute(step, pieces, places)
         try:
-            made = self._twins.make(step, pieces)
+            self._twins.begin(step, pieces)
+            return self._passes.contribute(step, pieces, places, self._twins)
         except BaseException:
             self.end()  # they may still be at this step
             raise
-        return self._passes.contribute(step, pieces, places, made)
 
     def show(self, done: int, *, updated: bool) -> None:
         """So many steps are done; the user's hook has not been called yet."""

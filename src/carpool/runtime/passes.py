@@ -29,7 +29,6 @@ from carpool.runtime.undoing import Before
 
 Gathered = list[tuple[Subtree, Contribution | None]]  # subtrees with what they contribute; None: no samples
 Places = Mapping[Subtree, Contribution]  # where the contributions of subtrees shall lie
-Made = Mapping[int, Contribution]  # what pieces contribute; those without samples are missing
 _NOTHING = nullcontext()
 
 
@@ -62,6 +61,14 @@ class Step:
     def longest(self, pieces: range) -> int:
         """Samples in the longest pass over some pieces."""
         return max((end - start for piece in pieces for start, end in self.passes(piece)), default=0)
+
+
+class Made(Protocol):
+    """Who has pieces passed elsewhere."""
+
+    def get(self, piece: int) -> Contribution | None:
+        """What a piece contributes, once that is there: it may be added into. Nothing, where it has no samples."""
+        ...
 
 
 class Turn(Protocol):
@@ -99,20 +106,20 @@ class Passes:
         )
 
     def contribute(
-        self, step: Step, pieces: range, places: Places | None = None, made_of: Made | None = None
+        self, step: Step, pieces: range, places: Places | None = None, elsewhere: Made | None = None
     ) -> Gathered:
         """The maximal aligned subtrees of a range of pieces, each added up in tree order.
 
         ``places`` has, for each of these subtrees, where its sum shall lie: then nothing has to be copied there.
-        ``made_of`` has what pieces contribute, where they have been passed already; it is added into.
+        ``elsewhere`` has what pieces contribute, where they are passed elsewhere.
         """
-        if made_of is None:
+        if elsewhere is None:
             self.begin()
         gather: TreeAdder[Contribution] = TreeAdder(add_contributions)
         free = {} if places is None else {piece: places[node] for node in places for piece in node.shards}
         for piece in pieces:
             place = free.get(piece)
-            made = self.piece(step, piece, place) if made_of is None else _moved(made_of.get(piece), place)
+            made = self.piece(step, piece, place) if elsewhere is None else _moved(elsewhere.get(piece), place)
             if made is not None and piece in free:  # a subtree is added up into the first of its pieces
                 free = {other: place for other, place in free.items() if place is not free[piece]}
             gather.put(Subtree(0, piece), made)

@@ -40,6 +40,7 @@ from carpool.runtime.slots import padded
 
 MOST_SHARDS = 4096  # whose tickets fit into a pipe
 _TICKET = struct.Struct("<i")
+_NO_MORE = -1  # what a twin says when it found no ticket
 _PATIENCE_S = 10.0  # and some times what the longest pass here took
 _TIMES = 20.0
 
@@ -56,8 +57,11 @@ class Twins:
         self._slots = _slots(layout, shards)
         self._tickets = _Tickets()
         self._news: tuple[int, bool] | None = None  # for the twins, before they pass anything
+        self._step: Step | None = None  # that is being made
+        self._made: set[int] = set()  # its pieces that have been passed
         self._longest_s = 0.0
         self._twins = [_Twin(self._serve) for _ in range(count)]
+        self._busy: list[_Twin] = []  # may still take tickets
 
     def __len__(self) -> int:
         """How many there are."""
@@ -68,35 +72,59 @@ class Twins:
         self._shown.put()
         self._news = done, updated
 
-    def make(self, step: Step, pieces: range) -> dict[int, Contribution]:
-        """Pass some pieces of a step, all side by side; the contributions of those that hold samples."""
-        wanted = [piece for piece in pieces if len(range(*step.bounds[piece]))]
+    def begin(self, step: Step, pieces: range) -> None:
+        """Pass some pieces of a step, all side by side; returns when nobody has to begin with one any more."""
+        while self._busy:  # who still looks for a ticket of the step before must not find one of this
+            self._hear()
+        self._step, self._made = step, set()
         self._passes.begin()
-        self._tickets.give_out(wanted)
+        self._tickets.give_out([piece for piece in pieces if not _is_empty(step, piece)])
         asked = pickle.dumps((step, self._news))
-        for twin in list(self._twins):
-            self._keep(twin, twin.tell(asked))
-        made = set(self._pass_on(step))
-        until = time.monotonic() + _PATIENCE_S + _TIMES * self._longest_s
-        for twin in list(self._twins):
-            found = twin.answer(until - time.monotonic())
-            self._keep(twin, found is not None)
-            made.update(found or ())
-        for piece in sorted(set(wanted) - made):
-            self._passes.piece(step, piece, self._slots[piece])
         self._news = None
-        return {piece: self._slots[piece] for piece in wanted}
+        for twin in list(self._twins):
+            if twin.tell(asked):
+                self._busy.append(twin)
+            else:
+                self._part_with(twin)
+        for piece in self._pass_on(step):
+            self._made.add(piece)
+
+    def get(self, piece: int) -> Contribution | None:
+        """What a piece of the step contributes, once that is there; nothing, where it has no samples."""
+        assert self._step is not None, "pieces are asked for in a step"
+        if _is_empty(self._step, piece):
+            return None
+        while piece not in self._made and self._busy:
+            self._hear()
+        if piece not in self._made:  # who had it is gone
+            self._passes.piece(self._step, piece, self._slots[piece])
+            self._made.add(piece)
+        return self._slots[piece]
 
     def close(self) -> None:
         """End them."""
         while self._twins:
             self._twins.pop().close()
+        self._busy.clear()
         self._tickets.close()
 
-    def _keep(self, twin: _Twin, is_well: bool) -> None:
-        if not is_well:
-            twin.close()
-            self._twins.remove(twin)
+    def _hear(self) -> None:
+        """Wait for news of those that are busy; who takes too long is given up."""
+        ready = select.select(self._busy, [], [], _PATIENCE_S + _TIMES * self._longest_s)[0]
+        for twin in ready or list(self._busy):
+            said = twin.answer() if ready else None
+            if said is None:
+                self._part_with(twin)
+            elif said == _NO_MORE:
+                self._busy.remove(twin)
+            else:
+                self._made.add(said)
+
+    def _part_with(self, twin: _Twin) -> None:
+        twin.close()
+        self._twins.remove(twin)
+        if twin in self._busy:
+            self._busy.remove(twin)
 
     def _pass_on(self, step: Step) -> Iterator[int]:
         """Pass one piece after another as long as there are any."""
@@ -116,9 +144,9 @@ class Twins:
                 self._shown.take()
                 self._follow(*news)
             self._passes.begin()
-            made = list(self._pass_on(step))
-            with contextlib.suppress(BrokenPipeError):
-                write(end, pickle.dumps(made))
+            for piece in self._pass_on(step):
+                end.sendall(_TICKET.pack(piece))
+            end.sendall(_TICKET.pack(_NO_MORE))
 
 
 class _Shown:
@@ -199,12 +227,17 @@ class _Twin:
             return False
         return True
 
-    def answer(self, patience_s: float) -> list[int] | None:
-        """The pieces that it has passed; ``None`` if it is gone, or takes too long."""
-        if not select.select([self._socket], [], [], max(0.0, patience_s))[0]:
+    def answer(self) -> int | None:
+        """The next piece that it has passed, or `_NO_MORE`; ``None`` if it is gone."""
+        try:
+            raw = self._socket.recv(_TICKET.size, socket.MSG_WAITALL)
+        except OSError:
             return None
-        raw = receive(self._socket)
-        return None if raw is None else list(pickle.loads(raw))
+        return int(_TICKET.unpack(raw)[0]) if len(raw) == _TICKET.size else None
+
+    def fileno(self) -> int:
+        """For those who wait."""
+        return self._socket.fileno()
 
     def close(self) -> None:
         """End it, and wait until it has."""
@@ -224,6 +257,11 @@ def _live(serve: Callable[[socket.socket], None], end: socket.socket, parent: in
         traceback.print_exc()
     finally:
         os._exit(0)
+
+
+def _is_empty(step: Step, piece: int) -> bool:
+    start, end = step.bounds[piece]
+    return start == end
 
 
 def _slots(layout: Layout, shards: int) -> list[Contribution]:
