@@ -121,15 +121,35 @@ def test_hooks_of_the_user_are_followed_and_a_loaded_state_is_too(make_training:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_twin_that_dies_or_hangs_changes_nothing(
+def test_a_twin_that_dies_or_hangs_in_a_pass_changes_nothing(
     make_training: Any, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals
 ) -> None:
     monkeypatch.setattr(twins, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(twins, "_TIMES", 0.0)
+    home, struck = os.getpid(), shared_number()
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        while os.getpid() == home and int(struck) < 0:
+            os.sched_yield()  # until a twin has a piece
+        if int(struck) < 0:
+            struck.fill_(os.getpid())
+            os.kill(os.getpid(), sign)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    trainer = side_by_side(make_training(loss=loss), 2)
+    trainer.step()
+    struck.fill_(-1)
+    trainer.step()
+    assert int(struck) > 0
+    assert int(struck) not in living()
+    assert learned(trainer) == plain_loop(make_training(), shards=8).digest
+
+
+def test_a_twin_that_dies_between_steps_changes_nothing(make_training: Any) -> None:
     trainer = side_by_side(make_training(), 3)
     trainer.step()
     first, second = living()
-    os.kill(first, sign)
+    os.kill(first, signal.SIGKILL)
     trainer.step()
     trainer.step()  # by now it is missed
     assert living() == [second]
