@@ -32,7 +32,7 @@ from typing import Any
 
 from measured import ROOT, Patience, save
 from trials.clocked import ENTRY, ends
-from trials.desk import Desk, JobEnded, dealt, new_mark, one_of_each
+from trials.desk import Desk, JobEnded, dealt, marked, new_mark, one_of_each
 from trials.physical import felt_apart
 
 from carpool.core.messages import AssignApplied, ProgressReported
@@ -188,6 +188,10 @@ async def by_turns(contest: Contest, keep: Callable[[dict[str, Any]], None]) -> 
     alone = await contest.alone()
     print(f"{contest.job}: alone {alone['samples_per_s']} samples/s, {alone['possible']} x is possible", flush=True)
     await contest.block("balanced", options.devices, options.block)  # memory is touched
+    if options.exact:
+        beside = list(marked(contest.desk.mark).values()).count("carpool-twin")
+        alone["processes_beside"] = beside
+        print(f"{contest.job}: {beside} processes pass shards beside the workers", flush=True)
     for _ in range(options.pairs):
         for way, blocks in found.items():
             blocks.append(await contest.block(way, options.devices, options.block))
