@@ -47,6 +47,12 @@ def side_by_side(training: Training, cores: int, **options: Any) -> Trainer:
     return trainer
 
 
+def begin(trainer: Trainer) -> None:
+    """Make two steps: in the second all twins have answered for the first."""
+    trainer.step()
+    trainer.step()
+
+
 def learned(trainer: Trainer) -> str:
     assert trainer.beside is not None
     try:
@@ -60,7 +66,7 @@ def learned(trainer: Trainer) -> str:
 @pytest.mark.parametrize("cores", [2, 3, 20])
 def test_any_number_of_cores_gives_the_bits_of_the_plain_loop(make_training: Any, cores: int) -> None:
     trainer = side_by_side(make_training(), cores)
-    trainer.step()
+    begin(trainer)
     assert len(living()) == min(cores, 8) - 1
     assert learned(trainer) == plain_loop(make_training(), shards=8).digest
 
@@ -78,6 +84,20 @@ def test_twins_pass_shards(make_training: Any) -> None:
     trainer = side_by_side(make_training(loss=meet, stop=Stop(steps=1)), 3)
     learned(trainer)
     assert int(met) == 8
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_where_every_process_can_have_a_core_each_twin_keeps_to_one(make_training: Any) -> None:
+    before = os.sched_getaffinity(0)
+    first, second = sorted(before)[:2]
+    os.sched_setaffinity(0, {first, second})
+    try:
+        trainer = side_by_side(make_training(), 2)
+        begin(trainer)
+        assert [os.sched_getaffinity(twin) for twin in living()] == [{second}]
+        learned(trainer)
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class Cooling:
@@ -147,7 +167,7 @@ def test_a_twin_that_dies_or_hangs_in_a_pass_changes_nothing(
 
 def test_a_twin_that_dies_between_steps_changes_nothing(make_training: Any) -> None:
     trainer = side_by_side(make_training(), 3)
-    trainer.step()
+    begin(trainer)
     first, second = living()
     os.kill(first, signal.SIGKILL)
     trainer.step()

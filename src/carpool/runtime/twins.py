@@ -14,6 +14,7 @@ ended, and what it owes is passed here, where an error of the user's code shows 
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import pickle
@@ -60,7 +61,7 @@ class Twins:
         self._step: Step | None = None  # that is being made
         self._made: set[int] = set()  # its pieces that have been passed
         self._longest_s = 0.0
-        self._twins = [_Twin(self._serve) for _ in range(count)]
+        self._twins = [_Twin(functools.partial(self._serve, core)) for core in _further_cores(count)]
         self._busy: list[_Twin] = []  # may still take tickets
 
     def __len__(self) -> int:
@@ -134,8 +135,10 @@ class Twins:
             self._longest_s = max(self._longest_s, time.monotonic() - began)
             yield piece
 
-    def _serve(self, end: socket.socket) -> None:
+    def _serve(self, core: int | None, end: socket.socket) -> None:
         """In a twin: follow, and pass what there is, until nobody asks any more."""
+        if core is not None:
+            os.sched_setaffinity(0, {core})
         self._twins = []  # those that were forked before this one are not its own
         torch.set_num_threads(1)
         while (raw := receive(end)) is not None:
@@ -257,6 +260,12 @@ def _live(serve: Callable[[socket.socket], None], end: socket.socket, parent: in
         traceback.print_exc()
     finally:
         os._exit(0)
+
+
+def _further_cores(count: int) -> list[int] | list[None]:
+    """A core for each of so many twins, where there is just one for each: left to themselves some would share one."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[1:] if len(cores) == count + 1 else [None] * count
 
 
 def _is_empty(step: Step, piece: int) -> bool:
