@@ -192,6 +192,9 @@ async def by_turns(contest: Contest, keep: Callable[[dict[str, Any]], None]) -> 
         beside = list(marked(contest.desk.mark).values()).count("carpool-twin")
         alone["processes_beside"] = beside
         print(f"{contest.job}: {beside} processes pass shards beside the workers", flush=True)
+        if not beside and options.fast > 1:
+            log = JobFolder(contest.folder / "state", contest.name).path / "log"
+            raise SystemExit(log.read_text(encoding="utf-8")[-4000:])
     for _ in range(options.pairs):
         for way, blocks in found.items():
             blocks.append(await contest.block(way, options.devices, options.block))

@@ -87,14 +87,21 @@ def test_twins_pass_shards(make_training: Any) -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_where_every_process_can_have_a_core_each_twin_keeps_to_one(make_training: Any) -> None:
-    before = os.sched_getaffinity(0)
+def test_where_every_process_can_have_a_core_each_keeps_to_one_in_its_passes(make_training: Any) -> None:
+    before, kept = os.sched_getaffinity(0), []
     first, second = sorted(before)[:2]
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        kept.append(os.sched_getaffinity(0))
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
     os.sched_setaffinity(0, {first, second})
     try:
-        trainer = side_by_side(make_training(), 2)
+        trainer = side_by_side(make_training(loss=loss), 2)
         begin(trainer)
         assert [os.sched_getaffinity(twin) for twin in living()] == [{second}]
+        assert kept[0] == {first}
+        assert os.sched_getaffinity(0) == {first, second}
         learned(trainer)
     finally:
         os.sched_setaffinity(0, before)

@@ -61,7 +61,8 @@ class Twins:
         self._step: Step | None = None  # that is being made
         self._made: set[int] = set()  # its pieces that have been passed
         self._longest_s = 0.0
-        self._twins = [_Twin(functools.partial(self._serve, core)) for core in _further_cores(count)]
+        self._core, *others = _cores(1 + count)
+        self._twins = [_Twin(functools.partial(self._serve, core)) for core in others]
         self._busy: list[_Twin] = []  # may still take tickets
 
     def __len__(self) -> int:
@@ -87,8 +88,9 @@ class Twins:
                 self._busy.append(twin)
             else:
                 self._part_with(twin)
-        for piece in self._pass_on(step):
-            self._made.add(piece)
+        with _keeping_to(self._core):
+            for piece in self._pass_on(step):
+                self._made.add(piece)
 
     def get(self, piece: int) -> Contribution | None:
         """What a piece of the step contributes, once that is there; nothing, where it has no samples."""
@@ -137,19 +139,18 @@ class Twins:
 
     def _serve(self, core: int | None, end: socket.socket) -> None:
         """In a twin: follow, and pass what there is, until nobody asks any more."""
-        if core is not None:
-            os.sched_setaffinity(0, {core})
         self._twins = []  # those that were forked before this one are not its own
         torch.set_num_threads(1)
-        while (raw := receive(end)) is not None:
-            step, news = pickle.loads(raw)
-            if news is not None:
-                self._shown.take()
-                self._follow(*news)
-            self._passes.begin()
-            for piece in self._pass_on(step):
-                end.sendall(_TICKET.pack(piece))
-            end.sendall(_TICKET.pack(_NO_MORE))
+        with _keeping_to(core):
+            while (raw := receive(end)) is not None:
+                step, news = pickle.loads(raw)
+                if news is not None:
+                    self._shown.take()
+                    self._follow(*news)
+                self._passes.begin()
+                for piece in self._pass_on(step):
+                    end.sendall(_TICKET.pack(piece))
+                end.sendall(_TICKET.pack(_NO_MORE))
 
 
 class _Shown:
@@ -262,10 +263,24 @@ def _live(serve: Callable[[socket.socket], None], end: socket.socket, parent: in
         os._exit(0)
 
 
-def _further_cores(count: int) -> list[int] | list[None]:
-    """A core for each of so many twins, where there is just one for each: left to themselves some would share one."""
+def _cores(count: int) -> list[int] | list[None]:
+    """A core for each of so many processes, where there is just one for each: left to themselves, two may share one."""
     cores = sorted(os.sched_getaffinity(0))
-    return cores[1:] if len(cores) == count + 1 else [None] * count
+    return cores if len(cores) == count else [None] * count
+
+
+@contextlib.contextmanager
+def _keeping_to(core: int | None) -> Iterator[None]:
+    """Let this thread, no others, run on one core meanwhile."""
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _is_empty(step: Step, piece: int) -> bool:
