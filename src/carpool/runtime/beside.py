@@ -36,7 +36,7 @@ class Beside:
 
     def show(self, done: int, *, updated: bool) -> None:
         """So many steps are done; the user's hook has not been called yet."""
-        if self._twins is not None:
+        if self._twins:
             self._twins.show(done, updated=updated)
 
     def end(self) -> None:

@@ -13,7 +13,6 @@ import os
 import pickle
 import signal
 import socket
-import struct
 import sys
 import traceback
 import warnings
@@ -27,8 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from carpool.runtime.deathbed import call_oneself, die_with
+from carpool.runtime.framing import receive, write
 
-_LENGTH = struct.Struct("<Q")
 Read = Callable[[int, NDArray[np.int64]], Any]  # (epoch, samples) -> batch
 
 
@@ -169,29 +168,3 @@ def _packed(value: Any) -> bytes:
     file = io.BytesIO()
     _Pickler(file, protocol=5).dump(value)
     return file.getvalue()
-
-
-def write(end: socket.socket, content: bytes) -> None:
-    """Send something whole."""
-    end.sendall(_LENGTH.pack(len(content)))
-    end.sendall(content)
-
-
-def receive(end: socket.socket) -> bytearray | None:
-    """What was written; ``None`` if there is nobody any more."""
-    head = _exactly(end, _LENGTH.size)
-    return None if head is None else _exactly(end, _LENGTH.unpack(head)[0])
-
-
-def _exactly(end: socket.socket, size: int) -> bytearray | None:
-    content = bytearray(size)
-    view = memoryview(content)
-    while view:
-        try:
-            count = end.recv_into(view)
-        except OSError:
-            return None
-        if not count:
-            return None
-        view = view[count:]
-    return content

@@ -34,8 +34,8 @@ from torch import Tensor
 
 from carpool.runtime.deathbed import call_oneself, die_with
 from carpool.runtime.flat import Contribution, Layout
+from carpool.runtime.framing import receive, write
 from carpool.runtime.passes import Passes, Step
-from carpool.runtime.readers import receive, write
 from carpool.runtime.rows import put
 from carpool.runtime.slots import padded
 
@@ -71,13 +71,13 @@ class Twins:
 
     def show(self, done: int, *, updated: bool) -> None:
         """So many steps are done: let the twins see the weights as they are now, before the user's hook."""
+        self._settle()  # who was late for the step before may still be looking at what was shown then
         self._shown.put()
         self._news = done, updated
 
     def begin(self, step: Step, pieces: range) -> None:
         """Pass some pieces of a step, all side by side; returns when nobody has to begin with one any more."""
-        while self._busy:  # who still looks for a ticket of the step before must not find one of this
-            self._hear()
+        self._settle()  # who still looks for a ticket of the step before must not find one of this
         self._step, self._made = step, set()
         self._passes.begin()
         self._tickets.give_out([piece for piece in pieces if not _is_empty(step, piece)])
@@ -110,6 +110,11 @@ class Twins:
             self._twins.pop().close()
         self._busy.clear()
         self._tickets.close()
+
+    def _settle(self) -> None:
+        """Wait until nobody is busy."""
+        while self._busy:
+            self._hear()
 
     def _hear(self) -> None:
         """Wait for news of those that are busy; who takes too long is given up."""
