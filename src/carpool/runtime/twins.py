@@ -61,8 +61,9 @@ class Twins:
         self._step: Step | None = None  # that is being made
         self._made: set[int] = set()  # its pieces that have been passed
         self._longest_s = 0.0
-        self._core, *others = _cores(1 + count)
-        self._twins = [_Twin(functools.partial(self._serve, core)) for core in others]
+        cores = _cores(1 + count)
+        self._core = cores[0]
+        self._twins = [_Twin(functools.partial(self._serve, core)) for core in cores[1:]]
         self._busy: list[_Twin] = []  # may still take tickets
 
     def __len__(self) -> int:
