@@ -116,6 +116,53 @@ def test_lengths_and_rates_are_learned_from_reports(tmp_path: Path) -> None:
     assert seen == [(10.0, 6.0)]
 
 
+def test_nothing_begins_when_it_is_interrupted_while_the_executor_starts(tmp_path: Path) -> None:
+    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
+
+    async def start(devices: Sequence[LocalDevice], state: Path) -> FakeMachine:
+        run.interrupt()
+        await asyncio.Event().wait()  # it would take for ever
+        raise AssertionError
+
+    assert asyncio.run(run.go(start)) is RunEnd.INTERRUPTED
+    assert is_unfinished(RunFolder(tmp_path / "run"))
+    again = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"), resume=True)
+    assert go(again, FakeMachine({"a": 10})) is RunEnd.DONE
+    assert again.ledger.accounts[JobId("a")].phase is Phase.FINISHED
+
+
+def test_an_executor_that_has_just_started_is_stopped_when_it_is_interrupted(tmp_path: Path) -> None:
+    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
+    machine = FakeMachine({"a": 10})
+
+    async def start(devices: Sequence[LocalDevice], state: Path) -> FakeMachine:
+        asyncio.get_running_loop().call_soon(run.interrupt)  # after it has returned, before anybody has seen that
+        return machine
+
+    assert asyncio.run(run.go(start, machine)) is RunEnd.INTERRUPTED
+    assert (machine.orders, machine.stopped) == ([], [False])
+
+
+def test_who_cancels_a_run_while_it_starts_is_not_told_that_it_was_interrupted(tmp_path: Path) -> None:
+    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
+
+    async def cancelled() -> RunEnd:
+        going = asyncio.create_task(run.go(start))
+        await began.wait()
+        going.cancel()
+        return await going
+
+    began = asyncio.Event()
+
+    async def start(devices: Sequence[LocalDevice], state: Path) -> FakeMachine:
+        began.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+
+
 class Never(Policy):
     """Gives nobody anything."""
 

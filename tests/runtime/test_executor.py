@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from carpool.core.errors import CarpoolError
 from carpool.core.messages import (
     Assign,
     AssignApplied,
@@ -578,3 +579,24 @@ def test_stopped_with_checkpoints_a_new_executor_goes_on_and_killed_it_leaves_no
         again.assert_nothing_left()
 
     loop.run_until_complete(go())
+
+
+def test_an_executor_that_is_told_to_end_while_it_starts_has_nothing_to_say(
+    tmp_path: Path, run: Run[None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def children(pid: int) -> list[int]:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    async def go() -> None:
+        before = set(children(os.getpid()))
+        starting = asyncio.create_task(ExecutorLink.start(DEVICES, tmp_path))
+        async with asyncio.timeout(PATIENCE_S):
+            # Nobody tells that its nursery imports torch now.
+            while not (mine := set(children(os.getpid())) - before) or not children(*mine):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        os.kill(*mine, signal.SIGTERM)
+        with pytest.raises(CarpoolError, match="did not start: ended with exit code 0"):
+            await starting
+
+    run(go())
+    assert capfd.readouterr().err == ""

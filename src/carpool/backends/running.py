@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ class LocalRun:
         self._scribe = Scribe(folder)
         self._journal: JournalFile | None = None
         self._backend: LocalBackend | None = None
+        self._starting: asyncio.Future[ExecutorPort] | None = None
+        self.is_interrupted = False  # somebody has asked it to stop
         self._lessons = Lessons(self.header.cluster, asked.version)
         self._followers: tuple[Observer, ...] = (self.metrics, self.ledger, self.live, self._lessons, *observers)
         self._copy = None if copy is None else JournalFile.create(copy, self.header)  # where the user wants one too
@@ -106,7 +109,9 @@ class LocalRun:
             JournalFile.extend(folder.journal) if self._resume else JournalFile.create(folder.journal, self.header)
         )
         try:
-            link = await start_link(self.devices, folder.path)
+            link = await self._started(start_link)
+            if link is None:
+                return RunEnd.INTERRUPTED
             for spec, program in (*self._dropped, *asked.jobs):
                 if self.scheduler.outcome(spec.id) is None:
                     link.introduce(spec.id, program, resume=self._resume)
@@ -117,10 +122,32 @@ class LocalRun:
                 journal.close()
             self._keep_learned()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether its executor is there: before that nothing is lost by stopping."""
+        return self._backend is not None
+
     def interrupt(self) -> None:
-        """Stop with checkpoints; a second time, at once."""
+        """Stop with checkpoints; a second time, or before anything has begun, at once."""
+        self.is_interrupted = True
         if self._backend is not None:
             self._backend.interrupt()
+        elif self._starting is not None:
+            self._starting.cancel()
+
+    async def _started(self, start_link: StartLink) -> ExecutorPort | None:
+        """The executor, which takes seconds to import torch; None when somebody interrupts meanwhile."""
+        self._starting = asyncio.ensure_future(start_link(self.devices, self.folder.path))
+        try:
+            link = await self._starting
+        except asyncio.CancelledError:
+            if not self.is_interrupted:
+                raise
+            return None
+        if self.is_interrupted:  # it was there already
+            await link.stop(checkpoint=False)
+            return None
+        return link
 
     # ------------------------------------------------------------------------------------------------------ following
     def record(self, record: Record) -> None:

@@ -41,7 +41,8 @@ def print_summary(run: LocalRun, how: RunEnd) -> None:
     accounts = run.ledger.accounts.values()
     finished = [account for account in accounts if account.phase is Phase.FINISHED]
     figures = run.metrics.summary()
-    words = f"{len(finished)} of {len(run.ledger.accounts)} jobs finished"
+    num_jobs = len(accounts) or len(run.asked.jobs)  # none was submitted when it was interrupted before it began
+    words = f"{len(finished)} of {num_jobs} jobs finished"
     if finished:
         words += f" in {figures.makespan_s:.1f} s, on average after {figures.avg_jct_s:.1f} s"
     click.echo(f"{words}; devices held {figures.utilisation:.0%} of the time" if finished else words)

@@ -195,7 +195,9 @@ async def _watched(run: LocalRun, board: Board, start: StartLink) -> RunEnd:
 
 
 def _interrupt(run: LocalRun) -> None:
-    click.echo("carpool: stopping at the next steps with checkpoints; once more to stop at once", err=True)
+    with_checkpoints = run.has_begun and not run.is_interrupted
+    words = "stopping at the next steps with checkpoints; once more to stop at once"
+    click.echo(f"carpool: {words if with_checkpoints else 'stopping at once'}", err=True)
     run.interrupt()
 
 

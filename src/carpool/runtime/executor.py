@@ -18,6 +18,7 @@ LONGEST_LINE = 1 << 26
 async def serve(end: socket.socket) -> int:
     """Do what comes over one line until it is closed or says stop; the exit code."""
     post = Post()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, post.end)
     post.answer(*await asyncio.open_connection(sock=end, limit=LONGEST_LINE))
     return await post.attend()
 

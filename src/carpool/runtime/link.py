@@ -105,6 +105,9 @@ class ExecutorLink:
             first = await asyncio.wait_for(link._next(), _START_S)
         except TimeoutError:
             first = None
+        except asyncio.CancelledError:
+            link._writer.close()  # nobody wants it any more; it ends with the line
+            raise
         if first is None:
             reason = await link._bury() if process is not None else "it closed the line"
             link._writer.close()

@@ -228,6 +228,10 @@ class Post:
             self._alone_since = self._clock()  # once
             self._executor.stop(checkpoint=True)
 
+    def end(self) -> None:
+        """End with everything that it started: whoever it worked for has died."""
+        self._end(0)
+
     def _give_up(self) -> None:
         """Nobody has ever claimed it: whoever started it died at once."""
         if self._executor is None:
@@ -246,10 +250,11 @@ class Post:
             self._ended.set_result(why or 0)
 
     async def _hang_up(self) -> None:
-        if self._writer is not None:
+        writer = self._writer  # whoever is at the other end may leave while this waits
+        if writer is not None:
             with contextlib.suppress(ConnectionError, TimeoutError):
-                await asyncio.wait_for(self._writer.drain(), self._options.grace_s)
-            self._writer.close()
+                await asyncio.wait_for(writer.drain(), self._options.grace_s)
+            writer.close()
 
 
 async def _next(reader: asyncio.StreamReader) -> dict[str, Any] | None:
