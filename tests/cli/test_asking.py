@@ -193,8 +193,10 @@ def test_without_a_daemon_verbs_say_so(
     (tmp_path / "jobs.toml").write_text('[[job]]\nname = "a"\ncommand = ["true"]\n', encoding="utf-8")
     assert run(["submit", str(tmp_path / "jobs.toml")]) == 125
     assert run(["submit", str(tmp_path / "none.toml")]) == 2
+    capsys.readouterr()
     assert run(["ps"]) == 2
-    assert "no daemon answers" in capsys.readouterr().err
+    words = f"no daemon answers at unix:{tmp_path}/none: No such file or directory. Start one with: carpool serve"
+    assert capsys.readouterr().err == f"carpool: {words}\n"
 
 
 def test_tokens_are_made_listed_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,3 +254,12 @@ def test_the_policy_is_told_and_changed(served: Served, capsys: pytest.CaptureFi
     assert printed(capsys, "policy", "las") == "las decides from now on\n"
     assert json.loads(printed(capsys, "policy", "--json"))["policy"] == "las"
     assert "Did you mean las" in run_err(capsys, "policy", "lass")
+
+
+def test_figures_that_no_job_can_have_are_named_with_what_there_is(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["submit", "-d", job_file(served, "a")])
+    for weight in ("-3", "0", "2e6"):
+        assert f"{float(weight)} is not in the range 1e-06<=x<=1000000.0" in run_err(capsys, "weight", "a", weight)
+    assert "Invalid value for 'MOST': 1 is less than 9, the least." in run_err(capsys, "limit", "a", "9", "1")

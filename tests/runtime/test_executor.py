@@ -594,7 +594,7 @@ def test_an_executor_that_is_told_to_end_while_it_starts_has_nothing_to_say(
             # Nobody tells that its nursery imports torch now.
             while not (mine := set(children(os.getpid())) - before) or not children(*mine):  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        os.kill(*mine, signal.SIGTERM)
+        os.kill(mine.pop(), signal.SIGTERM)
         with pytest.raises(CarpoolError, match="did not start: ended with exit code 0"):
             await starting
 

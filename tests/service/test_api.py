@@ -37,7 +37,7 @@ def test_a_job_is_submitted_shown_paused_resumed_and_cancelled(tmp_path: Path) -
             changed = await ada.post(f"/v1/jobs/a/{wish}")
             assert (changed.status_code, changed.json()["phase"]) == (200, phase)
         again = await ada.post("/v1/jobs/a/cancel")
-        assert (again.status_code, again.json()["detail"]) == (409, "job 'a' is cancelled")
+        assert (again.status_code, again.json()["detail"]) == (409, "job 'a' is cancelled, so it cannot be cancelled")
 
     play(tmp_path, scene)
 

@@ -96,7 +96,7 @@ def test_only_the_owner_and_the_admin_touch_a_job(tmp_path: Path) -> None:
                 await clerk.submit(READER, [listed("b")])
             await clerk.pause(ADA, "a")
             assert clerk.job(ADA, "a").phase is Phase.PAUSED
-            with pytest.raises(Refused, match="is paused"):
+            with pytest.raises(Refused, match="is paused, so it cannot be paused"):
                 await clerk.pause(ADA, "a")
             await clerk.resume(ADA, "a")
             await clerk.cancel(ADMIN, "a")

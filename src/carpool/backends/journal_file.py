@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from carpool.core.errors import InputError
+from carpool.core.errors import InputError, cause
 from carpool.core.journal import Header, JournalWriter, read_journal
 from carpool.core.messages import Record
 
@@ -27,7 +27,7 @@ class JournalFile:
             stream = path.open("w", encoding="ascii")
         except OSError as error:
             raise InputError(
-                f"the journal cannot be written: {error}", where=str(path), way_out="Name another place."
+                f"the journal cannot be written: {cause(error)}", where=str(path), way_out="Name another place."
             ) from None
         journal = cls(path, stream, JournalWriter(stream, header))
         stream.flush()

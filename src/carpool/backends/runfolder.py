@@ -11,12 +11,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from carpool.core.errors import InputError
+from carpool.core.errors import InputError, cause
 from carpool.core.journal import spec_from_json, spec_to_json
 from carpool.core.model import JobId
 from carpool.runtime.devices import LocalDevice
@@ -66,13 +67,9 @@ class RunFolder:
     # -------------------------------------------------------------------------------------------------------- holding
     def hold(self, *, by: str = "run") -> None:
         """Make the folder and keep others out until this process ends or lets go."""
-        try:
+        with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise InputError(
-                f"cannot be written: {error.strerror}", where=str(self.path), way_out="Name another with --state."
-            ) from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -84,7 +81,8 @@ class RunFolder:
 
     def make_private(self) -> None:
         """Let nobody else look into it: what jobs are given is in there, variables with secrets too."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._writing():
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.path.stat().st_mode & 0o077:
             try:
                 self.path.chmod(0o700)
@@ -107,15 +105,11 @@ class RunFolder:
         jobs = [{"spec": spec_to_json(spec), "program": asdict(program)} for spec, program in settings.jobs]
         devices = [asdict(device) for device in settings.devices]
         document = {"schema": SCHEMA, "name": settings.name, "version": settings.version, "policy": settings.policy}
-        try:
+        names = {str(device): name for device, name in settings.names.items()}
+        with self._writing():
             for spec, _ in settings.jobs:
                 self.job(spec.id).mkdir(parents=True, exist_ok=True)
-            names = {str(device): name for device, name in settings.names.items()}
             self._replace(self.path / "run.json", {**document, "devices": devices, "names": names, "jobs": jobs})
-        except OSError as error:
-            raise InputError(
-                f"cannot be written: {error}", where=str(self.path), way_out="Name another --state."
-            ) from None
 
     def settings(self) -> RunSettings:
         """What this run was asked to do."""
@@ -161,6 +155,16 @@ class RunFolder:
         """Add one JSON line to a file of a job's."""
         with (self.job(job) / file).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What cannot be written here is the fault of who named the folder."""
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"cannot be written: {cause(error)}", where=str(self.path), way_out="Name another with --state."
+            ) from None
 
     def _replace(self, path: Path, value: Any) -> None:
         """Write a file whole or not at all."""

@@ -26,13 +26,13 @@ Examples:
 @click.option("--seed", type=int, default=0, show_default=True, help="With --simulated: another seed, other jobs.")
 def command(out: str, devices: str, quick: bool, simulated: bool, jobs: int, seed: int) -> int:
     """Train four small models one after another and then shared, compare times and weights, save the timelines."""
-    from carpool.core.errors import InputError
+    from carpool.core.errors import InputError, cause
 
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot be made: {error}", where=out, way_out="Name a folder with --out.") from None
+        raise InputError(f"cannot be made: {cause(error)}", where=out, way_out="Name a folder with --out.") from None
     if not simulated and find_spec("torch") is None:
         click.echo(
             "carpool: torch is not installed, so this is the simulated demo. "

@@ -25,7 +25,7 @@ PLAIN = ("metrics.jsonl", "outcome.json", "story.jsonl", "log")  # what is copie
 def command(job: str, run: str, out: str, as_json: bool) -> None:
     """Copy the final and the best weights of JOB, its metrics, outcome and log."""
     from carpool.cli.runs import run_with
-    from carpool.core.errors import InputError
+    from carpool.core.errors import InputError, cause
 
     folder = (None if run else _of_daemon(job)) or run_with(job, run).job(job)
     target = Path(out or job)
@@ -45,7 +45,9 @@ def command(job: str, run: str, out: str, as_json: bool) -> None:
             for name, path in weights.items():
                 export_weights(path, target / name)
     except OSError as error:
-        raise InputError(f"cannot be written: {error}", where=str(target), way_out="Name another with --out.") from None
+        raise InputError(
+            f"cannot be written: {cause(error)}", where=str(target), way_out="Name another with --out."
+        ) from None
     files = [str(target / name) for name in (*weights, *plain)]
     if as_json:
         click.echo(json.dumps({"schema": 1, "job": job, "run": str(folder.parent.parent), "files": files}))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from carpool.core.errors import InputError, JournalError
+from carpool.core.errors import InputError, JournalError, cause
 from carpool.core.journal import Header, read_journal
 from carpool.core.messages import Record
 
@@ -34,7 +34,7 @@ def opened(path: Path) -> Iterator[tuple[Header, Iterator[Record]]]:
         with path.open(encoding="utf-8") as lines:
             yield read_journal(lines)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path), way_out="Name a journal file.") from None
+        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name a journal file.") from None
     except JournalError as error:
         raise InputError(
             f"is not a journal that can be read: {error}", where=str(path), way_out="Name another journal file."

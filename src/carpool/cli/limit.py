@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 @json_option
 def command(job: str, least: int, most: int, server: str, as_json: bool) -> int:
     """Let JOB hold LEAST to MOST devices from now on."""
+    if least > most:
+        raise click.BadParameter(f"{most} is less than {least}, the least.", param_hint="'MOST'")
     return wish((job,), server, as_json, lambda client, name: client.limit(name, least, most), _range)
 
 

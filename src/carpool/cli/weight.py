@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from carpool.service.client import Json
 
 
-@click.command("weight", epilog="Example: carpool weight mlp 2.5")
+@click.command(
+    "weight",
+    epilog="Example: carpool weight mlp 2.5",
+    context_settings={"ignore_unknown_options": True},  # -1 is a wrong weight, not a wrong option
+)
 @job_argument
-@click.argument("weight", type=float)
+@click.argument("weight", type=click.FloatRange(1e-6, 1e6))
 @server_option
 @json_option
 def command(job: str, weight: float, server: str, as_json: bool) -> int:

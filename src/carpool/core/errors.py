@@ -10,6 +10,11 @@ class CarpoolError(Exception):
     """Root of every error carpool raises on purpose."""
 
 
+def cause(error: Exception) -> str:
+    """An error of the system in its words, less the number and the path that Python adds."""
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)
+
+
 class InputError(CarpoolError):
     """Something the user gave cannot be used: a file, a row, a flag, a job.
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from carpool.core.errors import InputError, UnknownName
+from carpool.core.errors import InputError, UnknownName, cause
 
 # CPython 3.11 counts the depth of a tree for all threads together: two that parse at once may end in a SystemError.
 _PARSING = threading.Lock()
@@ -84,7 +84,7 @@ def _check_function(path: Path, name: str, args: Iterable[str], where: str) -> N
     except SyntaxError as error:
         raise InputError(f"{path.name}, line {error.lineno}: {error.msg}", where=where) from None
     except (OSError, ValueError) as error:
-        raise InputError(f"entry file {path} cannot be read: {error}", where=where) from None
+        raise InputError(f"entry file {path} cannot be read: {cause(error)}", where=where) from None
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     function = functions.get(name)
     if function is not None:

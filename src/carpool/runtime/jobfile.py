@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carpool.core.errors import InputError, UnknownName
+from carpool.core.errors import InputError, UnknownName, cause
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.ranking import PRIORITIES, weighed
 from carpool.core.units import parse_bytes, parse_seconds
@@ -57,9 +57,9 @@ def read_jobs(path: Path) -> JobFile:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path), way_out="Name a job file.") from None
+        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name a job file.") from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"is not TOML: {error}", where=str(path)) from None
+        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Mend that line.") from None
     return JobFile(path, parse_jobs(data, path.parent, str(path)))
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from carpool.core.errors import InputError
+from carpool.core.errors import InputError, cause
 from carpool.service.accept_log import sync_folder
 from carpool.service.store import DATABASE
 
@@ -63,7 +63,7 @@ def take_backup(
         sync_folder(target.parent)
     except OSError as error:
         raise InputError(
-            f"cannot be written: {error.strerror or error}", where=str(target), way_out="Name a place with room for it."
+            f"cannot be written: {cause(error)}", where=str(target), way_out="Name a place with room for it."
         ) from None
     finally:
         draft.unlink(missing_ok=True)
@@ -92,7 +92,7 @@ def restore_backup(path: Path, state: Path) -> Manifest:
         sync_folder(state.parent)
     except OSError as error:
         raise InputError(
-            f"cannot be written: {error.strerror or error}", where=str(state), way_out="Name another with --state."
+            f"cannot be written: {cause(error)}", where=str(state), way_out="Name another with --state."
         ) from None
     finally:
         shutil.rmtree(room, ignore_errors=True)

@@ -6,19 +6,17 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from carpool.backends.ledger import Account, Ledger
+from carpool.backends.ledger import Account
 from carpool.core.errors import CarpoolError, InputError
-from carpool.core.estimates import Estimator
 from carpool.core.messages import JobCancelled, JobPaused, JobResumed, LimitsChanged, PolicyChanged, WeightChanged
 from carpool.core.model import JobId, JobSpec, Phase
 from carpool.core.ranking import weighed
-from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.runtime.fitting import check_fit
 from carpool.runtime.jobfile import Listed
@@ -26,15 +24,13 @@ from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
 from carpool.service.allowances import Allowances
 from carpool.service.arrays import ArrayWish, wishes_for
-from carpool.service.chronicle import Chronicle
-from carpool.service.daemon import Daemon
 from carpool.service.feed import Event
 from carpool.service.keys import Keys, fingerprint
 from carpool.service.names import Names
 from carpool.service.papers import read_curve, read_log
 from carpool.service.people import Person
-from carpool.service.showing import Calendar, discreet, expected_end, show_changes, show_job, tell, what_runs
-from carpool.service.spans import Spans
+from carpool.service.premises import Premises
+from carpool.service.showing import discreet, expected_end, show_changes, show_job, tell, what_runs
 from carpool.service.survey import devices_of, nodes_of
 from carpool.service.views import (
     DecisionView,
@@ -62,26 +58,6 @@ class NotThere(CarpoolError):
 
 class Refused(CarpoolError):
     """What was asked cannot be done to this job as it stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Premises:
-    """What the clerk looks things up in."""
-
-    daemon: Daemon
-    scheduler: Scheduler
-    ledger: Ledger
-    estimates: Estimator
-    spans: Spans
-    chronicle: Chronicle
-    programs: Mapping[JobId, Program]  # of every job that the ledger has
-    total: Callable[[JobId], float | None]  # a training's steps, where they are known
-    state: Path
-    names: Mapping[int, str]  # of devices
-    calendar: Calendar
-    now: Callable[[], float]
-    version: str
-    policy: Callable[[], str]  # as the user wrote it
 
 
 class Clerk:
@@ -122,16 +98,16 @@ class Clerk:
 
     async def cancel(self, who: Person, job: str) -> None:
         """Withdraw a job."""
-        await self._wish(who, JobCancelled(JobId(job)))
+        await self._wish(who, JobCancelled(JobId(job)), "be cancelled")
 
     async def pause(self, who: Person, job: str) -> None:
         """Take a job off its devices until `resume`."""
-        await self._wish(who, JobPaused(JobId(job)), unless=(Phase.PAUSED, Phase.BLOCKED))
+        await self._wish(who, JobPaused(JobId(job)), "be paused", unless=(Phase.PAUSED, Phase.BLOCKED))
 
     async def resume(self, who: Person, job: str) -> None:
         """Put a paused job back into the queue."""
         others = tuple(phase for phase in Phase if phase is not Phase.PAUSED)
-        await self._wish(who, JobResumed(JobId(job)), unless=others)
+        await self._wish(who, JobResumed(JobId(job)), "be resumed", unless=others)
 
     async def wish_array(self, who: Person, array: str, word: ArrayWish) -> tuple[JobId, ...]:
         """Cancel, pause or resume all jobs of a sweep that can be, together; their names, in order of submission."""
@@ -148,7 +124,8 @@ class Clerk:
         """Let a job count more or less from now on; the factors of its owner and its priority stay."""
         spec = self._account(who, job).spec
         factor = self._allowances.of(spec.user).weight
-        await self._wish(who, WeightChanged(JobId(job), weighed(weight, spec.priority) * factor))
+        wish = WeightChanged(JobId(job), weighed(weight, spec.priority) * factor)
+        await self._wish(who, wish, "be given another weight")
 
     async def limit(self, who: Person, job: str, min_devices: int, max_devices: int) -> None:
         """Let a job hold another number of devices from now on; InputError where it cannot."""
@@ -165,21 +142,21 @@ class Clerk:
         if spec.narrowest > account.spec.narrowest:  # who has too much may always ask for less
             others = (each for each in self._active(spec.user) if each.id != spec.id)
             self._allowances.of(spec.user).check(spec.user, others, [Listed(spec, program)])
-        await self._wish(who, LimitsChanged(JobId(job), min_devices, max_devices))
+        await self._wish(who, LimitsChanged(JobId(job), min_devices, max_devices), "be given another range")
 
     async def change_policy(self, who: Person, text: str) -> None:
         """Let another policy decide from now on; InputError where there is no such policy."""
         who.check_governs()
         await self._in.daemon.wish(PolicyChanged(text))
 
-    async def _wish(self, who: Person, fact: _Wish, *, unless: Collection[Phase] = ()) -> None:
+    async def _wish(self, who: Person, fact: _Wish, what: str, *, unless: Collection[Phase] = ()) -> None:
         account = self._account(who, fact.job)
         who.check_submits()
         if not who.may_touch(account.spec.user):
             raise NotThere(f"there is no job {fact.job!r} that {who.name!r} may change")
         phase = self._phase(account)
         if phase.is_over or phase in unless:
-            raise Refused(f"job {fact.job!r} is {phase}")
+            raise Refused(f"job {fact.job!r} is {phase}, so it cannot {what}")
         await self._in.daemon.wish(fact)
 
     def as_submitted(self, who: Person, jobs: Sequence[Listed]) -> list[Listed]:

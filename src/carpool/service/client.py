@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 from urllib.parse import quote, urlencode, urlsplit
 
-from carpool.core.errors import CarpoolError, InputError
+from carpool.core.errors import CarpoolError, InputError, cause
 from carpool.service.config import read_settings
 
 Json = dict[str, Any]  # as the API's description has it
@@ -292,7 +292,7 @@ class Client:
                 way_out="Name the certificate, or its issuer's, in the setting 'ca' (CARPOOL_CA=FILE).",
             ) from error
         raise Unreachable(
-            f"no daemon answers at {self.server}: {error}", way_out="Start one with: carpool serve"
+            f"no daemon answers at {self.server}: {cause(error)}", way_out="Start one with: carpool serve"
         ) from error
 
 
@@ -337,9 +337,9 @@ def submission(jobs: Path | str | Mapping[str, Any], folder: Path | str = "") ->
             json.dumps(tomllib.loads(path.read_text(encoding="utf-8")), allow_nan=False, default=_as_text)
         )
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path), way_out="Name a job file.") from None
+        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name a job file.") from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"is not TOML: {error}", where=str(path)) from None
+        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Mend that line.") from None
     except (TypeError, ValueError) as error:
         raise InputError(f"has values that cannot be sent: {error}", where=str(path)) from None
     return {**data, "folder": str(Path(folder or path.parent).absolute())}

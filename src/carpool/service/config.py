@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from carpool.core.errors import InputError, UnknownName
+from carpool.core.errors import InputError, UnknownName, cause
 
 FILE = "carpool/config.toml"  # under $XDG_CONFIG_HOME
 SOCKET = "api.sock"  # in the daemon's folder
@@ -167,7 +167,7 @@ def _read_file(path: Path, *, is_named: bool) -> tuple[Mapping[str, Any], Mappin
         return {}, {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(
-            f"cannot be read: {error}", where=str(path), way_out="Mend it, or name another with CARPOOL_CONFIG."
+            f"cannot be read: {cause(error)}", where=str(path), way_out="Mend it, or name another with CARPOOL_CONFIG."
         ) from None
     users = data.pop("users", {})
     for name in data:

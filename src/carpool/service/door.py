@@ -178,7 +178,8 @@ CHALLENGE = {"WWW-Authenticate": 'Bearer realm="carpool"'}
 
 def not_signed_in() -> Turned:
     """What somebody without a token is told."""
-    return Turned(401, "this takes a token: send it as 'Authorization: Bearer TOKEN'.", headers=CHALLENGE)
+    text = "this takes a token: set CARPOOL_TOKEN to yours, or send it as 'Authorization: Bearer TOKEN'."
+    return Turned(401, text, headers=CHALLENGE)
 
 
 def visitor_of(request: Request) -> Visitor:

@@ -39,12 +39,12 @@ from carpool.runtime.jobfile import Listed
 from carpool.runtime.link import Claim, ClaimRefused, ExecutorLink, ExecutorOptions
 from carpool.runtime.reports import Report
 from carpool.service.chronicle import Chronicle
-from carpool.service.clerk import Premises
 from carpool.service.daemon import Commit, Daemon
 from carpool.service.feed import Feed
 from carpool.service.host import Host
 from carpool.service.knowledge import Knowledge
 from carpool.service.notices import JobEnd, Notices
+from carpool.service.premises import Premises
 from carpool.service.reconciling import is_ahead, reconcile
 from carpool.service.recovery import Followers, newest_policy, recover_followers, recover_scheduler
 from carpool.service.retention import Retention
@@ -119,7 +119,12 @@ class House:
 
     @classmethod
     def open(cls, setup: Setup) -> House:
-        """Hold the folder and bring everything to where its journal ends. InputError where another daemon holds it."""
+        """Hold the folder and bring everything to where its journal ends.
+
+        InputError where another daemon holds it, or where there is no such policy: a new journal would begin with it.
+        """
+        if setup.policy:
+            parse_policy(setup.policy)
         folder = RunFolder(setup.state)
         folder.make_private()
         folder.hold(by="daemon")

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from carpool.core.errors import InputError, UnknownName
+from carpool.core.errors import InputError, UnknownName, cause
 from carpool.core.model import Kind, NodeId
 from carpool.core.supplies import Supplies
 from carpool.core.topology import Bank, Cluster, Link, Node
@@ -46,9 +46,9 @@ def read_cluster(path: Path) -> Cluster:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path), way_out=_GRAMMAR) from None
+        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out=_GRAMMAR) from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"is not TOML: {error}", where=str(path)) from None
+        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Mend that line.") from None
     _known(data, {"node", "link"}, str(path))
     nodes: list[Node] = []
     for index, table in enumerate(_tables(data, "node", str(path))):

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from carpool.core.errors import InputError, UnknownName
+from carpool.core.errors import InputError, UnknownName, cause
 from carpool.core.messages import Fact, NodeJoined, NodeLost
 from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
@@ -138,7 +138,7 @@ def read_failures(path: Path, cluster: Cluster) -> AtTimes:
                 )
             mishaps = [_mishap(row, f"{path}: row {rows.line_num}", names) for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path), way_out="Give a UTF-8 CSV file.") from None
+        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Give a UTF-8 CSV file.") from None
     return AtTimes(mishaps)
 
 

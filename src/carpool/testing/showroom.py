@@ -28,10 +28,11 @@ from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
 from carpool.runtime.reports import Facts, Gone, Report
 from carpool.service.chronicle import Chronicle
-from carpool.service.clerk import Clerk, Premises
+from carpool.service.clerk import Clerk
 from carpool.service.daemon import Daemon
 from carpool.service.feed import Feed
 from carpool.service.host import Host
+from carpool.service.premises import Premises
 from carpool.service.showing import Calendar
 from carpool.service.spans import Spans
 from carpool.service.store import Store

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from carpool.core.errors import InputError
+from carpool.core.errors import InputError, cause
 from carpool.sim.traces.cells import shown
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -58,7 +58,7 @@ def _cannot_open(path: Path, error: OSError) -> InputError:
         return InputError("this is a folder, not a file", where=where, way_out="Name one trace file in it.")
     if isinstance(error, gzip.BadGzipFile):
         return InputError(f"the gzip data is damaged ({error})", where=where, way_out="Fetch the file again.")
-    return InputError(f"cannot be read ({error.strerror or error})", where=where, way_out="Check its permissions.")
+    return InputError(f"cannot be read ({cause(error)})", where=where, way_out="Check its permissions.")
 
 
 def not_utf8(path: Path) -> InputError:

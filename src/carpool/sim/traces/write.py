@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TextIO
 
-from carpool.core.errors import InputError
+from carpool.core.errors import InputError, cause
 from carpool.core.model import JobSpec
 from carpool.sim.traces.canonical import REQUIRED, UNKNOWN_WORK
 from carpool.sim.traces.cells import shown
@@ -117,7 +117,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
         draft.replace(path)
     except OSError as error:
         raise InputError(
-            f"cannot be written ({error.strerror or error})", where=str(path), way_out="Check the folder and the disk."
+            f"cannot be written ({cause(error)})", where=str(path), way_out="Check the folder and the disk."
         ) from error
     finally:
         with suppress(FileNotFoundError):

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from carpool.core.errors import CarpoolError, InputError, UnknownName
+from carpool.core.errors import CarpoolError, InputError, UnknownName, cause
 from carpool.core.estimates import Estimator
 from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Cluster, Neighbour, Placement
@@ -53,7 +53,7 @@ class GavelWorld:
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InputError(f"cannot be read: {error}", where=str(path), way_out=_USUAL) from None
+            raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out=_USUAL) from None
         try:
             return cls.of_table(table)
         except (AttributeError, IndexError, SyntaxError, TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from carpool.core.errors import InputError, UnknownName
+from carpool.core.errors import InputError, UnknownName, cause
 from carpool.core.units import parse_bytes
 from carpool.sim.worlds.contention import Contention
 from carpool.sim.worlds.traits import Allowed, KindTraits, ModelTraits, Prices, number
@@ -47,7 +47,7 @@ def read_world(path: Path) -> WorldFile:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path), way_out="Name a TOML file.") from None
+        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name a TOML file.") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"is not TOML: {error}", where=str(path), way_out="See docs/worlds.md.") from None
     tables = {name: _table(data.pop(name, {}), f"{path}: [{name}]") for name in ("prices", "contention")}
