@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from carpool.core.errors import InputError
+from carpool.runtime.entry import load_training
 from carpool.runtime.errors import CheckpointError
-from carpool.runtime.mishap import broke, really
+from carpool.runtime.mishap import as_logged, broke, really
 
 ILLEGAL = RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress'")
 
@@ -76,3 +79,34 @@ def test_an_error_that_led_to_itself_has_an_end() -> None:
 )
 def test_a_gpu_that_cannot_be_reached_is_no_fault_of_the_users(words: str) -> None:
     assert broke(RuntimeError(words), 0).kind == "device"
+
+
+def logged(folder: Path, text: str) -> list[str]:
+    """What the log of a job with this entry shows."""
+    (folder / "own.py").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        load_training("own.py:main", folder=folder)
+    return as_logged(caught.value).splitlines()
+
+
+def test_a_log_shows_the_users_own_lines_and_none_of_ours(tmp_path: Path) -> None:
+    lines = logged(tmp_path, "def main():\n    return load()\n\n\ndef load():\n    raise ValueError('no data')\n")
+    assert [line for line in lines if "File" in line] == [
+        f'  File "{tmp_path}/own.py", line 2, in main',
+        f'  File "{tmp_path}/own.py", line 6, in load',
+    ]
+    assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "ValueError: no data")
+
+
+def test_a_log_shows_where_a_file_cannot_be_read(tmp_path: Path) -> None:
+    lines = logged(tmp_path, "def main(:\n    pass\n")
+    assert (lines[0], lines[-1]) == (f'  File "{tmp_path}/own.py", line 1', "SyntaxError: invalid syntax")
+
+
+def test_what_nobody_raised_is_told_in_a_line(tmp_path: Path) -> None:
+    told = ["carpool: own.py:main: returned nothing; it must return a carpool.Training"]
+    assert logged(tmp_path, "def main():\n    pass\n") == told
+
+
+def test_a_bug_of_ours_is_logged_whole() -> None:
+    assert "Traceback" in as_logged(wrapped(KeyError("ours"), as_cause=False))

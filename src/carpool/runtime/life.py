@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
+import sys
 from typing import NoReturn
 
 from carpool.runtime.arrival import Arrival
@@ -13,7 +13,7 @@ from carpool.runtime.counter import StepCounter, new_counter
 from carpool.runtime.errors import Left, Torn
 from carpool.runtime.heartbeat import Heartbeat
 from carpool.runtime.jointnorm import joint_norms
-from carpool.runtime.mishap import broke, is_lost, really, told
+from carpool.runtime.mishap import as_logged, broke, is_lost, really, told
 from carpool.runtime.prepare import make_trainer, settle_in, take_lane
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import Arrived, Begin, Broke, Grant, Leave, Noted, Warm
@@ -50,7 +50,7 @@ def main(channel: Channel) -> int:
             residence = residence_of(trainer, loosely=not program.deterministic) if begin.memory_cap else None
             counter = StepCounter(received.fds[1] if received.fds[1:] else new_counter(begin.job))
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - an entry may raise anything
-            traceback.print_exc()
+            sys.stderr.write(as_logged(raised))
             error = really(raised)
             if is_lost(error):
                 channel.send(broke(error, 0))

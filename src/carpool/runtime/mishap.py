@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 
 import carpool
-from carpool.core.errors import CarpoolError
+from carpool.core.errors import CarpoolError, InputError
 from carpool.runtime.errors import CheckpointError, Diverged, NoLane
 from carpool.runtime.protocol import Broke
 
+_WAY_TO_AN_ENTRY = (str(Path(carpool.__file__).parent), "<frozen importlib")
 _NOT_THE_USERS = (
-    str(Path(carpool.__file__).parent),
+    *_WAY_TO_AN_ENTRY,
     *[sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")],
     "<frozen",
 )
@@ -100,3 +101,18 @@ def told(error: BaseException) -> str:
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)] or frames
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+def as_logged(error: BaseException) -> str:
+    """An error as its job's log shows it: from the user's own code on; a bug of ours whole."""
+    raised = error
+    if isinstance(error, InputError):
+        if error.__cause__ is None:  # nothing of the user's has raised anything
+            return f"carpool: {error}\n"
+        raised = error.__cause__
+    way = raised.__traceback__
+    while way is not None and way.tb_frame.f_code.co_filename.startswith(_WAY_TO_AN_ENTRY):
+        way = way.tb_next
+    if way is None and raised is error:
+        way = raised.__traceback__
+    return "".join(traceback.format_exception(type(raised), raised, way))
