@@ -49,7 +49,7 @@ def run(data: Path, quick: bool) -> Iterator[Row]:
     policies = ("carpool", "carpool:lengths=unknown", "pollux")
     for policy in policies:
         yield _row(data, "workload-6", policy, listed, ROUND_S, None)
-    yield _row(data, "workload-6", "las:thresholds=57600:promote=0:placement=spread", listed, ROUND_S, None)
+    yield _row(data, "workload-6", "las:thresholds=57600:promote=0:placement=emptiest", listed, ROUND_S, None)
     for policy in policies[:2]:
         yield _row(data, "workload-6, at events, 0.1 s a move", policy, listed, 0.0, RESIZE_S)
     for seed in range(1, 2 if quick else 4):

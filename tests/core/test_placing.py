@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from carpool.core.errors import UnknownName
 from carpool.core.model import Allocation, JobId, JobSpec, Kind
 from carpool.core.occupancy import Occupancy
-from carpool.core.placing import PLACINGS, Placing, consolidated, place, placing, pooled, spread
+from carpool.core.placing import PLACINGS, Placing, consolidated, emptiest, place, placing, pooled
 from carpool.core.topology import Cluster
 from carpool.testing.strategies import clusters, mixed_clusters
 
@@ -41,13 +41,13 @@ def brute_pooled(cluster: Cluster, taken: set[int], kind: Kind, count: int) -> l
     return free[:count] if len(free) >= count else None
 
 
-def brute_spread(cluster: Cluster, taken: set[int], kind: Kind, count: int) -> list[int] | None:
+def brute_emptiest(cluster: Cluster, taken: set[int], kind: Kind, count: int) -> list[int] | None:
     nodes = sorted(free_by_node(cluster, taken, kind), key=lambda free: -len(free))
     free = [device for node in nodes for device in node]
     return sorted(free[:count]) if len(free) >= count else None
 
 
-BRUTE = {"consolidated": brute_consolidated, "pooled": brute_pooled, "spread": brute_spread}
+BRUTE = {"consolidated": brute_consolidated, "pooled": brute_pooled, "emptiest": brute_emptiest}
 
 
 @pytest.mark.parametrize("name", PLACINGS)
@@ -69,7 +69,7 @@ def test_like_brute_force(name: str, cluster: Cluster, data: st.DataObject) -> N
     [
         (consolidated, (range(6, 8),)),  # the fullest node that fits
         (pooled, (range(1, 3),)),  # the lowest numbers
-        (spread, (range(1, 3),)),  # the emptiest node
+        (emptiest, (range(1, 3),)),  # the emptiest node
     ],
 )
 def test_the_rules_differ(rule: Placing, runs: tuple[range, ...]) -> None:

@@ -43,7 +43,7 @@ class TestLas(Classic):
 
 
 class TestLasTwoQueues(Classic):
-    text = "las:thresholds=8:promote=0:placement=spread"
+    text = "las:thresholds=8:promote=0:placement=emptiest"
 
 
 class TestAfs(Scaled):

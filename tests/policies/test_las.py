@@ -79,8 +79,8 @@ def test_says_nothing_while_nobody_waits() -> None:
 
 
 def test_the_form_of_the_pollux_study_can_be_written_down() -> None:
-    policy = parse_policy("las:thresholds=57600:promote=0:placement=spread")
-    assert policy == Las(thresholds=(57600.0,), promote=0.0, placement="spread")
+    policy = parse_policy("las:thresholds=57600:promote=0:placement=emptiest")
+    assert policy == Las(thresholds=(57600.0,), promote=0.0, placement="emptiest")
 
 
 @pytest.mark.parametrize("thresholds", [(2.0, 1.0), (0.0, 1.0), (1.0, 1.0)])

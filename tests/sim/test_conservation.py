@@ -51,7 +51,7 @@ def test_work_is_conserved(ground: Ground, bypass: bool) -> None:
 
 
 @settings(max_examples=40)
-@given(grounds(trouble=False), st.sampled_from(("consolidated", "pooled", "spread")))
+@given(grounds(trouble=False), st.sampled_from(("consolidated", "pooled", "emptiest")))
 def test_nobody_waits_beside_devices_that_would_do(ground: Ground, placement: str) -> None:
     """Under fifo with bypass, whoever waits after a decision does not fit."""
     rule = placing(placement)

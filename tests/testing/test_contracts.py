@@ -16,7 +16,7 @@ class TestFifoBypass(PolicyContract):
 
 
 class TestFifoSpread(PolicyContract):
-    policy = Fifo(bypass=True, placement="spread")
+    policy = Fifo(bypass=True, placement="emptiest")
     examples = 10
 
 

@@ -10,7 +10,7 @@ from carpool.core.errors import OutOfSupplies, Overbooked
 from carpool.core.messages import RUN, Change, Probe, Run
 from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.occupancy import Occupancy
-from carpool.core.placing import Placing, Runs, consolidated, place, spread
+from carpool.core.placing import Placing, Runs, consolidated, emptiest, place
 from carpool.core.policy import Plan, Snapshot
 from carpool.core.queue import Demand, demand_of
 
@@ -79,7 +79,7 @@ class Draft:
     def _supplied(self, job: Job, kinds: Sequence[Kind], count: int, rule: Placing) -> Runs | None:
         """Free devices on nodes that have the supplies for them: by the rule, or on any nodes at all."""
         offered = self.occupancy.offered(job.spec)
-        return place(offered, kinds, count, rule) or place(offered, kinds, count, spread)
+        return place(offered, kinds, count, rule) or place(offered, kinds, count, emptiest)
 
     def place(
         self, job: Job, count: int = 0, *, kinds: Sequence[Kind] = (), rule: Placing = consolidated, batch_size: int = 0

@@ -1,4 +1,4 @@
-"""Which free devices a job gets: consolidated best fit, pooled, spread. Pure functions of an occupancy."""
+"""Which free devices a job gets: consolidated best fit, pooled, emptiest nodes first; functions of an occupancy."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def pooled(free: Occupancy, kind: Kind, count: int) -> Runs | None:
     return _gather(free, kind, count, _ascending(free, kind))
 
 
-def spread(free: Occupancy, kind: Kind, count: int) -> Runs | None:
+def emptiest(free: Occupancy, kind: Kind, count: int) -> Runs | None:
     """From the nodes with the most free devices first, so that as few nodes as possible are used."""
     if free.free_devices.get(kind, 0) < count:
         return None
     return _gather(free, kind, count, _emptiest_first(free, kind))
 
 
-PLACINGS: dict[str, Placing] = {"consolidated": consolidated, "pooled": pooled, "spread": spread}
+PLACINGS: dict[str, Placing] = {"consolidated": consolidated, "pooled": pooled, "emptiest": emptiest}
 
 
 def placing(name: str) -> Placing:

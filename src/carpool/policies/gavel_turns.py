@@ -8,7 +8,7 @@ from typing import Any
 
 from carpool.core.draft import Draft
 from carpool.core.model import Job, JobId, Kind
-from carpool.core.placing import consolidated, spread
+from carpool.core.placing import consolidated, emptiest
 from carpool.core.policy import Snapshot
 from carpool.policies.speeds import rate_on
 
@@ -128,7 +128,7 @@ def move(draft: Draft, jobs: Iterable[Job], chosen: Mapping[JobId, Kind]) -> int
             movers.append(job)
     for job in sorted(movers, key=lambda job: (-job.spec.devices, job.seq)):
         kinds = (chosen[job.id],)
-        placed = draft.place(job, kinds=kinds, rule=consolidated) or draft.place(job, kinds=kinds, rule=spread)
+        placed = draft.place(job, kinds=kinds, rule=consolidated) or draft.place(job, kinds=kinds, rule=emptiest)
         assert placed, f"{job.spec.devices} devices of kind {kinds[0]} were counted as free for job {job.id!r}"
     return len(chosen)
 

@@ -39,7 +39,7 @@ class Optimus(Policy):
     smallest first. Peng et al., "Optimus", EuroSys 2018.
     """
 
-    placement: str = "spread"
+    placement: str = "emptiest"
     interval_s: float = 0.0  # above 0: also decide anew after so many seconds without an arrival or an ending
 
     def __post_init__(self) -> None:

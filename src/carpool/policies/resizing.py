@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Job, Kind
-from carpool.core.placing import consolidated, spread
+from carpool.core.placing import consolidated, emptiest
 
 
 def resize(draft: Draft, job: Job, kind: Kind, count: int) -> bool:
@@ -33,7 +33,7 @@ def resize(draft: Draft, job: Job, kind: Kind, count: int) -> bool:
     if mine and len(mine) + len(free) >= count:
         draft.assign(job, Allocation.of(*mine, *free[: count - len(mine)]))
         return True
-    for rule in (consolidated, spread):
+    for rule in (consolidated, emptiest):
         if draft.place(job, count, kinds=(kind,), rule=rule):
             return True
     if held is not None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Job, Share
-from carpool.core.placing import Runs, consolidated, joined, pooled, spread
+from carpool.core.placing import Runs, consolidated, emptiest, joined, pooled
 from carpool.policies.goodput import own_batch
 from carpool.policies.knapsack import NONE, Choice
 from carpool.policies.known import Offer
@@ -98,7 +98,7 @@ def _find(draft: Draft, job: Job, offer: Offer, *, apart: bool) -> Runs | None:
         return joined([run for kind, count in offer.groups for run in pooled(free, kind, count) or ()])
     kind, count = offer.groups[0]
     runs = _near(draft, job, offer) or consolidated(free, kind, count)
-    return spread(free, kind, count) if runs is None and apart else runs
+    return emptiest(free, kind, count) if runs is None and apart else runs
 
 
 def _near(draft: Draft, job: Job, offer: Offer) -> Runs | None:

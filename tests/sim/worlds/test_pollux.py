@@ -277,7 +277,7 @@ def replay(folder: Path, policy: str) -> list[str]:
     return [json.dumps(record_to_json(record)) for record in keep.records]
 
 
-@pytest.mark.parametrize("policy", ["pollux:seed=3", "optimus", "las:thresholds=100:promote=0:placement=spread"])
+@pytest.mark.parametrize("policy", ["pollux:seed=3", "optimus", "las:thresholds=100:promote=0:placement=emptiest"])
 def test_equal_runs_give_equal_journals(tmp_path: Path, policy: str) -> None:
     folder = write(tmp_path)
     journal = replay(folder, policy)
@@ -291,7 +291,7 @@ def test_tiresias_on_the_published_workload(shared_data: Path) -> None:
     world = PolluxWorld.load(folder)
     trace = read_trace(folder / "workloads" / "workload-6.csv")
     arrivals, cluster = world.prepare(trace.arrivals, Cluster.build([(16, 4, "V100")]))
-    policy = parse_policy("las:thresholds=57600:promote=0:placement=spread")
+    policy = parse_policy("las:thresholds=57600:promote=0:placement=emptiest")
     summary = simulate(arrivals, cluster, policy, world, round_s=60.0).summary()
     assert summary.finished == 160
     assert summary.avg_jct_s == pytest.approx(3469.69, rel=0.02)
