@@ -268,13 +268,6 @@ def test_the_plain_world_needs_lengths() -> None:
         PlainWorld().prepare([Arrival(0.0, JobSpec(A))], Cluster.build([(1, 1, "V100")]))
 
 
-def test_a_larger_cluster() -> None:
-    floor = Floor(PlainWorld(), [JobSpec(A, 1, 10.0)])
-    floor.machines.join(Cluster.build([(1, 4, "V100"), (1, 1, "H100")]))
-    floor.order(0.0, assign(A, 1, 4))
-    assert floor.until(99.0) == [(10.0, JobFinished(A, 1))]
-
-
 def test_plain_pace() -> None:
     spec = JobSpec(A, 4, 1.0)
     groups = ((Kind("V100"), 2),)

@@ -139,10 +139,6 @@ class Machines:
                 stint.is_paced = False
                 stint.version += 1
 
-    def join(self, cluster: Cluster) -> None:
-        """Go on with a larger cluster."""
-        self._cluster = cluster
-
     # --------------------------------------------------------------------------------------------------- orders
     def _assign(self, at: float, order: Assign, facts: list[Fact], disturbed: dict[JobId, Stint]) -> None:
         job = order.job
