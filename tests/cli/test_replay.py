@@ -19,15 +19,19 @@ from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
 from carpool.testing.fake_link import FakeMachine
 
-TWO = tuple(parse_devices("cpu:2", cores=(0, 1), gpus=()))
+TWO = tuple(parse_devices("cpu:2x2", cores=(0, 1, 2, 3), gpus=()))  # twice as fast as one core, where nothing is known
 STEPS = {"a": 10, "b": 20, "c": 5, "d": 30}
 
 
-def record(root: Path, name: str, policy: str = "fifo", **fails: str) -> RunFolder:
-    """Four jobs of one device on a pretended machine of two, which makes a step a second."""
+def record(root: Path, name: str, policy: str = "fifo", commands: str = "", **fails: str) -> RunFolder:
+    """Four jobs of one device on a pretended machine of two, which makes a step a second; some may run commands."""
     (root / "train.py").write_text("def main(): ...\n")
     jobs = tuple(
-        Listed(JobSpec(JobId(job), model="train.py:main"), Program("train.py:main", {"steps": steps}, folder=str(root)))
+        Listed(JobSpec(JobId(job)), Program(command=("sleep", str(steps)), folder=str(root)))
+        if job in commands
+        else Listed(
+            JobSpec(JobId(job), model="train.py:main"), Program("train.py:main", {"steps": steps}, folder=str(root))
+        )
         for job, steps in STEPS.items()
     )
     folder = RunFolder(root / ".carpool" / "runs" / name)
@@ -89,6 +93,13 @@ def test_what_cannot_be_repeated_is_told(
     assert not (folder.job("a") / BELIEVED).exists()
     assert run(["replay", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_commands_take_as_long_as_they_took(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(root, "first", commands="b")
+    assert run(["replay", "first", "--json"]) == 0
+    ends = {job["name"]: job["simulated_end_s"] for job in json.loads(capsys.readouterr().out)["jobs"]}
+    assert ends == {"a": 10.0, "b": 20.0, "c": 15.0, "d": 45.0}
 
 
 def test_jobs_that_failed_are_left_out(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

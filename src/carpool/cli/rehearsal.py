@@ -2,7 +2,7 @@
 
 What is fed in: when each job was submitted and how many steps it made, from the recording; the profiles, with rates
 alone and beside one other, and what starts, moves and ends cost. No rate of the recording itself is used unless the
-profiles were learned from it.
+profiles were learned from it. A command has no profile: it holds devices for as long as it really did.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from carpool.core.errors import InputError
 from carpool.core.messages import AssignApplied, JobSubmitted, NodeLost, Record
 from carpool.core.model import JobId, JobSpec, Phase
 from carpool.core.policy import Policy
+from carpool.core.topology import Placement
 from carpool.predictors.belief import ProfileBelief
 from carpool.predictors.profile_file import read_profile
 from carpool.service.forecast import USUAL
 from carpool.sim.run import simulate
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.believed import BelievedWorld
+from carpool.sim.world import Pace
+from carpool.sim.worlds.believed import FREE, BelievedWorld
 
 _REPORTS_S = 0.5  # how often simulated jobs report of themselves
 
@@ -104,15 +106,16 @@ def rehearse(
     arrivals = [
         Arrival(record.at, fact.spec) for record in records for fact in record.facts if isinstance(fact, JobSubmitted)
     ]
-    lengths = _lengths(folder, lived, truth)
+    commands = frozenset(spec.id for spec, program in settings.jobs if program.command)
+    lengths = _lengths(folder, lived, truth, commands)
     arrivals = [arrival for arrival in arrivals if arrival.spec.id in lengths]
     speeds = speeds_of(settings.devices)
     live = Live(header.cluster, speeds, believed)
     for _, spec in arrivals:
         if spec.id in believed and (total := believed[spec.id].total_steps(spec)) is not None:
             live.expect(spec.id, total)
-    costs = {job: belief.profile.costs for job, belief in truth.items()}
-    world = BelievedWorld(Live(header.cluster, speeds, truth), {}, costs, USUAL, lengths)
+    costs = {job: belief.profile.costs for job, belief in truth.items()} | dict.fromkeys(commands, FREE)
+    world = _Recorded(Live(header.cluster, speeds, truth), {}, costs, USUAL, lengths, commands=commands)
     again = Ledger()
     simulate(
         arrivals,
@@ -121,13 +124,24 @@ def rehearse(
         world,
         estimator=live,
         report_every_s=_REPORTS_S,
-        observers=(again, _Loading(live, lengths)),
+        observers=(again, _Loading(live, {job: steps for job, steps in lengths.items() if job not in commands})),
     )
     return Rehearsal(tuple(_twice(arrival, lived, again) for arrival in arrivals))
 
 
+@dataclass(frozen=True, slots=True)
+class _Recorded(BelievedWorld):
+    """Trainings as fast as is believed; commands that need the time they took, wherever they are."""
+
+    commands: frozenset[JobId] = frozenset()
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        """Of a command, a second a second."""
+        return Pace(1.0) if spec.id in self.commands else BelievedWorld.pace(self, spec, done, placement)
+
+
 class _Loading:
-    """Tells an estimator a job's length once the job is loaded, as a live run does."""
+    """Tells an estimator a training's length once it is loaded, as a live run does."""
 
     def __init__(self, live: Live, lengths: Mapping[JobId, float]) -> None:
         self._live, self._lengths = live, lengths
@@ -135,22 +149,27 @@ class _Loading:
     def record(self, record: Record) -> None:
         """Take in one record."""
         for fact in record.facts:
-            if isinstance(fact, AssignApplied):
+            if isinstance(fact, AssignApplied) and fact.job in self._lengths:
                 self._live.expect(fact.job, self._lengths[fact.job])
 
 
-def _lengths(folder: RunFolder, lived: Ledger, truth: Mapping[JobId, ProfileBelief]) -> dict[JobId, float]:
-    """Steps of every job that finished; InputError where one cannot be repeated."""
+def _lengths(
+    folder: RunFolder, lived: Ledger, truth: Mapping[JobId, ProfileBelief], commands: frozenset[JobId]
+) -> dict[JobId, float]:
+    """Steps of every training that finished, seconds of every command; InputError where one cannot be repeated."""
     steps: dict[JobId, float] = {}
     for job, account in lived.accounts.items():
         outcome = folder.outcome(job)
         if account.phase is not Phase.FINISHED or outcome is None:
             continue
+        if job in commands:
+            steps[job] = account.held_s
+            continue
         if job not in truth:
             raise InputError(
                 f"of job {job!r} there is no profile",
                 where=str(folder.path),
-                way_out="Only jobs with an entry that made some steps leave one.",
+                way_out="Only trainings that made some steps leave one.",
             )
         steps[job] = float(outcome.steps)
     if not steps:
