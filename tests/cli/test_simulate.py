@@ -201,7 +201,7 @@ def test_skip_invalid_counts_what_it_drops(tmp_path: Path, capsys: pytest.Captur
     assert simulate(path, "--skip-invalid", "--json") == 0
     said = capsys.readouterr()
     document = json.loads(said.out)
-    assert said.err.count("carpool: dropped 1 rows") == 2, "and says so beside the JSON"
+    assert said.err.count("carpool: dropped 1 row:") == 2, "and says so beside the JSON"
     assert sum(document["dropped"].values()) == 2
     assert document["results"][0]["jobs"] == 1
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
+from carpool.cli.drops import drops_told
 from carpool.core.errors import InputError
 
 if TYPE_CHECKING:
     from carpool.sim.compare import Result, RunInWords
 
 _SHORTEST_ROUND_S = 0.001
-_LISTED_ROWS = 5
 _EPILOG = """\b
 Examples:
   carpool simulate --trace philly.csv --cluster 64x8xV100 --policy fifo --policy srtf --policy las
@@ -116,7 +116,8 @@ def command(
         bound_s = weighted_jct_bound_s(requests[0])
     if report:
         write_report(report, requests[0], results, bound_s)
-    _tell_drops(results[0])
+    for words in drops_told(results[0].dropped, results[0].dropped_rows):
+        click.echo(f"carpool: {words}", err=True)
     if as_json:
         click.echo(json.dumps(as_document(requests[0], results, bound_s)))
     else:
@@ -194,14 +195,6 @@ def write_report(path: str, request: RunInWords, results: Sequence[Result], boun
         if result.recording is not None
     ]
     write_page(path, render(f"Policies on {request.trace}", head, runs))
-
-
-def _tell_drops(result: Result) -> None:
-    """Say on stderr which rows of the trace were left out, and why."""
-    for reason, count in result.dropped.items():
-        rows = [str(row.row or row.job) for row in result.dropped_rows if row.reason == reason]
-        more = ", …" if count > _LISTED_ROWS else ""
-        click.echo(f"carpool: dropped {count} rows: {reason} (row {', '.join(rows[:_LISTED_ROWS])}{more})", err=True)
 
 
 def _print(results: Sequence[Result], report: str, bound_s: float | None) -> None:

@@ -6,10 +6,13 @@ import json
 
 import click
 
+from carpool.cli.drops import drops_told
 from carpool.cli.flags import json_option
 
+_EPILOG = "Example: carpool trace info philly.csv"
 
-@click.group("trace")
+
+@click.group("trace", epilog=_EPILOG)
 def command() -> None:
     """Make, inspect and convert traces."""
 
@@ -120,6 +123,6 @@ def convert(source: str, target: str, format_: str | None, skip_invalid: bool) -
     from carpool.sim.traces.write import convert as rewrite
 
     trace = rewrite(source, target, format_, skip_invalid=skip_invalid)
-    for reason, count in trace.dropped.items():
-        click.echo(f"carpool: dropped {count} rows: {reason}", err=True)
+    for words in drops_told(trace.dropped, trace.dropped_rows):
+        click.echo(f"carpool: {words}", err=True)
     click.echo(f"wrote {len(trace)} jobs to {target}", err=True)
