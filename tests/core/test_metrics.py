@@ -134,3 +134,14 @@ def test_enough_values_do_not_exceed_it(values: list[float], fraction: float) ->
     found = nearest_rank(ordered, fraction)
     assert sum(each <= found for each in ordered) >= fraction * len(ordered) - 1e-9
     assert sum(each < found for each in ordered) < fraction * len(ordered)
+
+
+def test_a_device_that_is_promised_twice_is_used_once() -> None:
+    """Device 0 is promised 1.5 times from 0 to 10 and half from 10 to 20; device 1 wholly to one, 0 to 20."""
+    summary = told(
+        (0.0, [submit("a"), submit("b"), submit("c")], {"a": Allocation.of(0), "b": Allocation.of(0, fraction=0.5)}),
+        (0.0, [], {"c": Allocation.of(1)}),
+        (10.0, [JobFinished(A, 1)], {}),
+        (20.0, [JobFinished(B, 1), JobFinished(C, 1)], {}),
+    ).summary()
+    assert summary.utilisation == (10 + 0.5 * 10 + 20) / (4 * 20)

@@ -9,6 +9,7 @@ from math import ceil, nan
 from typing import Any
 
 from carpool.core.amending import takes_off
+from carpool.core.crowding import Crowding
 from carpool.core.messages import (
     Change,
     JobCancelled,
@@ -39,7 +40,7 @@ class Summary:
     avg_wait_s: float  # jct − time holding a device
     makespan_s: float  # last end − first submit
     weighted_jct_s: float  # Σ w·jct / Σ w
-    utilisation: float  # Σ held device-seconds / (devices × makespan); a share counts by its fraction
+    utilisation: float  # Σ held device-seconds / (devices × makespan); shares count by their fractions, a device once
     preemptions: int  # involuntary losses of all devices
     resizes: int  # other devices, or another number of them, for a job that held some
 
@@ -70,10 +71,14 @@ class Stay:
 
 
 class Metrics:
-    """Follows records and keeps, for jobs that are over, a few numbers each."""
+    """Follows records and keeps, for jobs that are over, a few numbers each.
 
-    def __init__(self, cluster: Cluster) -> None:
+    Where nobody shares devices (`sharing`), it need not be followed who crowds whom.
+    """
+
+    def __init__(self, cluster: Cluster, *, sharing: bool = True) -> None:
         self._cluster = cluster
+        self._crowding = Crowding() if sharing else None
         self._open: dict[JobId, Stay] = {}
         self.jct_s = array("d")  # of finished jobs, in order of their end
         self.wait_s = array("d")
@@ -115,6 +120,7 @@ class Metrics:
         span = self.last_end_s - self.first_submit_s
         weight = sum(self.weights)
         available = self._cluster.num_devices * span
+        excess_s = self._crowding.excess_s if self._crowding is not None else 0.0  # promised, but not there
         return Summary(
             jobs=self.num_submitted,
             finished=finished,
@@ -126,7 +132,7 @@ class Metrics:
             weighted_jct_s=sum([w * jct for w, jct in zip(self.weights, self.jct_s, strict=True)]) / weight
             if weight
             else nan,
-            utilisation=self.device_s / available if available > 0 else nan,
+            utilisation=(self.device_s - excess_s) / available if available > 0 else nan,
             preemptions=self.preemptions,
             resizes=self.resizes,
         )
@@ -150,14 +156,14 @@ class Metrics:
 
     def _close(self, at: float, job: JobId) -> Stay:
         stay = self._open.pop(job)
-        self.device_s += stay.hold(at, None)
+        self._hold(at, stay, None)
         self.last_end_s = at
         return stay
 
     def _on_taken_off(self, at: float, fact: JobPaused | JobCrashed) -> None:
         stay = self._open[fact.job]
         self.preemptions += isinstance(fact, JobCrashed)
-        self.device_s += stay.hold(at, None)
+        self._hold(at, stay, None)
 
     def _on_weight_changed(self, at: float, fact: WeightChanged) -> None:
         if fact.job in self._open:
@@ -166,7 +172,7 @@ class Metrics:
     def _on_limits_changed(self, at: float, fact: LimitsChanged) -> None:
         stay = self._open.get(fact.job)
         if stay is not None and takes_off(fact, stay.held):
-            self.device_s += stay.hold(at, None)
+            self._hold(at, stay, None)
 
     def _on_node_joined(self, at: float, fact: NodeJoined) -> None:
         if all(node.name != fact.name for node in self._cluster.nodes):
@@ -177,7 +183,7 @@ class Metrics:
         for stay in self._open.values():
             if stay.held is not None and _touches(stay.held, devices):
                 self.preemptions += 1
-                self.device_s += stay.hold(at, None)
+                self._hold(at, stay, None)
 
     def _on_changes(self, at: float, changes: Sequence[Change]) -> None:
         for change in changes:
@@ -187,7 +193,13 @@ class Metrics:
                     self.preemptions += 1
                 elif not stay.held.same_devices(change.allocation):
                     self.resizes += 1
-            self.device_s += stay.hold(at, change.allocation)
+            self._hold(at, stay, change.allocation)
+
+    def _hold(self, at: float, stay: Stay, allocation: Allocation | None) -> None:
+        """Let a job hold something else, or nothing, from now on."""
+        if self._crowding is not None:
+            self._crowding.change(at, stay.held, allocation)
+        self.device_s += stay.hold(at, allocation)
 
 
 def nearest_rank(ordered: Sequence[float], fraction: float) -> float:

@@ -42,9 +42,9 @@ def simulate(
     world = world or PlainWorld()
     if report_every_s is None:
         report_every_s = world.report_every_s if isinstance(world, ReportsRegularly) else 0.0
-    metrics = Metrics(cluster)
-    timeline = Timeline()
     sharing = policy.may_share
+    metrics = Metrics(cluster, sharing=sharing)
+    timeline = Timeline()
     machines = Machines(cluster, world, timeline, sharing=sharing, report_every_s=report_every_s)
     estimator = estimator or world.estimator()
     follows = (estimator,) if isinstance(estimator, Observer) else ()  # one that learns from orders and their effect
