@@ -10,7 +10,6 @@ from carpool.core import lifecycle
 from carpool.core.admission import Admission
 from carpool.core.amending import Amendment, amended, takes_off, told
 from carpool.core.balance import Balance
-from carpool.core.errors import Overbooked
 from carpool.core.estimates import Estimator
 from carpool.core.lifecycle import Transition
 from carpool.core.messages import (
@@ -39,6 +38,7 @@ from carpool.core.messages import (
     Woke,
 )
 from carpool.core.model import DeviceId, Job, JobId, Past, Phase
+from carpool.core.moving import move
 from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Policy, service_at
 from carpool.core.queue import Queue, Roster
@@ -167,36 +167,12 @@ class Books:
             self._store(job)
 
     def occupy(self, changes: Sequence[Change], *, most: float | None = None) -> None:
-        """Move the changed jobs on the device map: all leave first, so that jobs may swap places.
+        """Move the changed jobs on the device map.
 
         Fractions on a device sum to `most` at most: where it is not given, to what the policy allows.
         """
-        occupancy = self.occupancy
-        most = self._policy.max_virtual if most is None else most
-        jobs = self.jobs
-        refuse_plan(self._policy, jobs, changes)
-        for change in changes:
-            held = jobs[change.job].desired
-            if held is not None:
-                occupancy.give(change.job, held)
-        for index, change in enumerate(changes):
-            if change.allocation is None:
-                continue
-            try:
-                occupancy.take(jobs[change.job].spec, change.allocation, most)
-            except Overbooked:
-                self._restore(changes, index)
-                raise
-
-    def _restore(self, changes: Sequence[Change], taken: int) -> None:
-        """Undo a half-made move."""
-        for change in changes[:taken]:
-            if change.allocation is not None:
-                self.occupancy.give(change.job, change.allocation)
-        for change in changes:
-            job = self.jobs[change.job]
-            if job.desired is not None:
-                self.occupancy.take(job.spec, job.desired, inf)
+        refuse_plan(self._policy, self.jobs, changes)
+        move(self.occupancy, self.jobs, changes, self._policy.max_virtual if most is None else most)
 
     # ------------------------------------------------------------------------------------------------------------- jobs
     def _store(self, job: Job) -> None:
