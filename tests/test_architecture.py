@@ -38,12 +38,7 @@ SOLE_IMPORTERS = {
 }
 VAGUE_NAMES = frozenset({"common", "helper", "helpers", "manager", "misc", "util", "utils"})
 # Classes that share a name with another one: to become fewer, not more.
-SHARED_NAMES = frozenset(
-    {
-        *("Arrival", "Costs", "Layer", "Layout", "Mark", "Measured", "Place", "Setting", "Settings", "Split", "Start"),
-        *("Tenant", "Wish"),
-    }
-)
+SHARED_NAMES = frozenset({"Layout", "Place", "Settings", "Split", "Tenant"})
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from carpool.runtime.arrival import Arrival
+from carpool.runtime.arrival import ArrivalClock
 
 
 def test_it_tells_what_took_how_long() -> None:
     instants = iter([10.0, 10.25, 11.0])
-    arrival = Arrival(lambda: next(instants))
+    arrival = ArrivalClock(lambda: next(instants))
     arrival.passed("in its entry")
     arrival.passed("to bring it to cuda:0")
     assert arrival.words() == "ready after 1.000 s: 0.250 s in its entry, 0.750 s to bring it to cuda:0"

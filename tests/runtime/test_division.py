@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from carpool.runtime.dealing import SETTLED
 from carpool.runtime.divider import Divider
-from carpool.runtime.division import Costs, Division, divide, stretches
+from carpool.runtime.division import Division, UpdateCosts, divide, stretches
 
 SECONDS = st.floats(1e-12, 1e-6)
 RANKS = st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=6)
@@ -19,7 +19,7 @@ SIZES = st.lists(st.integers(1, 10_000), min_size=1, max_size=30)
 def test_every_parameter_is_updated_once_and_none_of_the_simple_ways_is_quicker(
     sizes: list[int], ranks: list[tuple[float, float]], barrier_s: float, division: Division
 ) -> None:
-    costs = Costs(tuple(sizes), tuple(u for u, _ in ranks), tuple(c for _, c in ranks), barrier_s)
+    costs = UpdateCosts(tuple(sizes), tuple(u for u, _ in ranks), tuple(c for _, c in ranks), barrier_s)
     ranges = divide(costs, division)
     if ranges:
         assert [index for owned in ranges for index in range(*owned)] == list(range(len(sizes)))
@@ -40,7 +40,7 @@ def test_stretches_weigh_elements_and_speeds() -> None:
 
 
 def test_what_an_update_takes() -> None:
-    costs = Costs((30, 10), (1.0, 2.0), (0.1, 0.2), 5.0)
+    costs = UpdateCosts((30, 10), (1.0, 2.0), (0.1, 0.2), 5.0)
     assert costs.predicted_s(()) == pytest.approx(2.0 * 40)
     assert costs.predicted_s(((0, 1), (1, 2))) == pytest.approx(30 * 1.1 + 30 * 0.2 + 5.0)
 

@@ -20,7 +20,7 @@ from carpool.core.topology import Cluster
 from carpool.policies.fifo import Fifo
 from carpool.service.accept_log import read_log
 from carpool.service.database import MIGRATIONS
-from carpool.service.store import DATABASE, LOG, Aside, KeptBalance, Mark, Store, balance_text
+from carpool.service.store import DATABASE, LOG, Aside, Bookmark, KeptBalance, Store, balance_text
 
 HEADER = Header("1", "fifo", Cluster.build([(1, 2, "cpu")]))
 NUM_RECORDS = 12
@@ -394,27 +394,27 @@ def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Open
 def test_reports_and_marks_are_kept_with_the_records_they_came_before(tmp_path: Path, opened: Opening) -> None:
     store = opened(tmp_path)
     store.record(submission(1))
-    store.mark = Mark(2, 1, 5)
+    store.mark = Bookmark(2, 1, 5)
     store.note(1.5, {"report": "Told", "job": "job-1", "words": "hello"})
     store.record(submission(2))
     store.round_off(2.5)
-    store.mark = Mark(2, 1, 6)
+    store.mark = Bookmark(2, 1, 6)
     store.round_off(3.0)
     store.round_off(4.0)
     store.close()
     again = opened(tmp_path)
     told = Aside(1.5, {"report": "Told", "job": "job-1", "words": "hello"})
     assert [(entry.notes, entry.mark) for entry in again.entries()] == [
-        ((), Mark()),
-        ((told,), Mark(2, 1, 5)),
-        ((), Mark(2, 1, 6)),
+        ((), Bookmark()),
+        ((told,), Bookmark(2, 1, 5)),
+        ((), Bookmark(2, 1, 6)),
     ]
     assert [len(entry.record.facts) for entry in again.entries()] == [1, 1, 0]
-    assert again.mark == Mark(2, 1, 6)
+    assert again.mark == Bookmark(2, 1, 6)
     again.keep_balance(lived(again, 2).balance())
     again.forget_before(1000)
     again.close()
-    assert opened(tmp_path).mark == Mark(2, 1, 6), "the balance has it too"
+    assert opened(tmp_path).mark == Bookmark(2, 1, 6), "the balance has it too"
 
 
 def test_instant_zero_has_a_date_that_outlives_every_start(tmp_path: Path) -> None:

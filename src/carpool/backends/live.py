@@ -35,7 +35,7 @@ _Key = tuple[JobId, Groups, float, int, bool]  # …, share, batch size, beside 
 
 
 @dataclass(slots=True)
-class Measured:
+class RateSeen:
     """A moving average of what was reported, and of how far reports were from it."""
 
     mean: float
@@ -69,7 +69,7 @@ class Live:
         self._speeds = dict(speeds or {})
         self._wholes: dict[Groups, tuple[float, int]] = {}  # mean speed and number of the devices of a place
         self._profiles = dict(profiles or {})
-        self._rates: dict[_Key, Measured] = {}
+        self._rates: dict[_Key, RateSeen] = {}
         self._of_job: dict[JobId, list[_Key]] = {}
         self._totals: dict[JobId, float] = {}
         self._over: deque[JobId] = deque()  # of which more than lengths is remembered
@@ -201,7 +201,7 @@ class Live:
         mean = here.mean / there.mean * self.progress(spec, batch_size)
         return Estimate(mean, mean * here.std / here.mean)
 
-    def rates(self, job: JobId) -> Mapping[Placement, Measured]:
+    def rates(self, job: JobId) -> Mapping[Placement, RateSeen]:
         """All that was measured of a job in this run while it was alone."""
         keys = [key for key in self._of_job.get(job, ()) if not key[4]]
         return {Placement(*key[1:4]): self._rates[key] for key in keys}
@@ -267,9 +267,9 @@ class Live:
             self._of_job.setdefault(job.id, []).append(key)
             self._settings += 1
         if report.alone:
-            self._rates[key] = Measured(report.rate, report.rate * _PROBED)
+            self._rates[key] = RateSeen(report.rate, report.rate * _PROBED)
         elif known is None:
-            self._rates[key] = Measured(report.rate, report.rate * _UNSURE)
+            self._rates[key] = RateSeen(report.rate, report.rate * _UNSURE)
         else:
             known.spread += _LATEST * (abs(report.rate - known.mean) - known.spread)
             known.mean += _LATEST * (report.rate - known.mean)

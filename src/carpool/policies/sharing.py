@@ -175,14 +175,16 @@ def residents_of(draft: Draft, device: DeviceId) -> list[Job]:
     return sorted((jobs[r.job] for r in draft.occupancy.residents(device)), key=lambda job: (job.seq, job.id))
 
 
-class Start(NamedTuple):
+class Footing(NamedTuple):
     """What a job was given, and whether it has its devices to itself."""
 
     allocation: Allocation
     alone: bool
 
 
-def admit(draft: Draft, rooms: Rooms, jobs: Iterable[Job], join: Callable[[Job], Allocation | None]) -> Iterator[Start]:
+def admit(
+    draft: Draft, rooms: Rooms, jobs: Iterable[Job], join: Callable[[Job], Allocation | None]
+) -> Iterator[Footing]:
     """Start jobs on free devices, else where `join` puts them; a wide one that finds none blocks those behind it."""
     for job in jobs:
         if not rooms and not draft.num_free:
@@ -195,10 +197,10 @@ def admit(draft: Draft, rooms: Rooms, jobs: Iterable[Job], join: Callable[[Job],
             allocation = join(job)
         if allocation is not None:
             rooms.refile(allocation)
-            yield Start(allocation, alone)
+            yield Footing(allocation, alone)
 
 
-def starts_in_words(starts: Sequence[Start]) -> Iterator[str]:
+def starts_in_words(starts: Sequence[Footing]) -> Iterator[str]:
     """How many started, and how; nothing where nobody did."""
     if starts:
         alone = sum(start.alone for start in starts)

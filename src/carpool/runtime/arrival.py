@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-class Arrival:
+class ArrivalClock:
     """A clock that starts with the job's `Begin`, and what it showed on the way."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from carpool.runtime.dealing import SETTLED, Trait
-from carpool.runtime.division import Costs, Division, Ranges, divide
+from carpool.runtime.division import Division, Ranges, UpdateCosts, divide
 
 WORTH = 0.02  # of an update's time must be gained by dividing it
 BARRIER_S = 5e-4  # a message to the executor and its answer
@@ -61,9 +61,9 @@ class Divider:
     def _decided(self, sizes: tuple[int, ...], traits: tuple[Trait, ...]) -> Ranges:
         if self._division is not Division.CHOSEN:
             ones = tuple(1.0 for _ in traits)
-            return divide(Costs(sizes, ones, ones), self._division)
+            return divide(UpdateCosts(sizes, ones, ones), self._division)
         updates = tuple(statistics.median(self._update_s[trait]) for trait in traits)
         copies = tuple(statistics.median(self._copy_s[trait]) for trait in traits)
-        costs = Costs(sizes, updates, copies, BARRIER_S)
+        costs = UpdateCosts(sizes, updates, copies, BARRIER_S)
         ranges = divide(costs)
         return ranges if costs.predicted_s(()) > (1.0 + WORTH) * costs.predicted_s(ranges) else ()

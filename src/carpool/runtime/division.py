@@ -31,7 +31,7 @@ class Division(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class UpdateCosts:
     """What an update was measured to take."""
 
     sizes: tuple[int, ...]  # elements of each parameter
@@ -55,7 +55,7 @@ class Costs:
         return slowest + max((total - own) * copy for own, _, copy in rows) + self.barrier_s
 
 
-def divide(costs: Costs, division: Division = Division.CHOSEN) -> Ranges:
+def divide(costs: UpdateCosts, division: Division = Division.CHOSEN) -> Ranges:
     """Who updates what; where several ways are predicted to be equally quick, the one without exchange."""
     if division is Division.ALL:
         return ()
@@ -74,7 +74,7 @@ def divide(costs: Costs, division: Division = Division.CHOSEN) -> Ranges:
     return min(ways, key=costs.predicted_s)  # the first of equals
 
 
-def all_on_first(costs: Costs) -> Ranges:
+def all_on_first(costs: UpdateCosts) -> Ranges:
     """Everything for rank 0."""
     count = len(costs.sizes)
     return ((0, count), *[(count, count)] * (costs.num_ranks - 1))
@@ -91,7 +91,7 @@ def stretches(sizes: Sequence[int], speeds: Sequence[float]) -> Ranges:
     return tuple(itertools.pairwise([*cuts, len(sizes)]))
 
 
-def refined(costs: Costs, ranges: Ranges) -> Ranges:
+def refined(costs: UpdateCosts, ranges: Ranges) -> Ranges:
     """The same with every cut moved by a parameter as long as that helps."""
     best, least_s = ranges, costs.predicted_s(ranges)
     while True:

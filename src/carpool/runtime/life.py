@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import NoReturn
 
-from carpool.runtime.arrival import Arrival
+from carpool.runtime.arrival import ArrivalClock
 from carpool.runtime.baton import Baton
 from carpool.runtime.channel import Channel, Closed
 from carpool.runtime.counter import StepCounter, new_counter
@@ -35,7 +35,7 @@ def main(channel: Channel) -> int:
             received = sit(channel, received.message)
         assert isinstance(received.message, Begin), f"a worker's life starts with Begin, not {received.message}"
         begin = received.message
-        program, arrival = Program(**begin.program), Arrival()
+        program, arrival = Program(**begin.program), ArrivalClock()
         try:
             settle_in(begin, program, received.fds[:1])
             if not was_warm:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from carpool.runtime.allocator import give_freed_memory_back, keep_freed_memory
-from carpool.runtime.arrival import Arrival
+from carpool.runtime.arrival import ArrivalClock
 from carpool.runtime.deathbed import call_oneself
 from carpool.runtime.digest import digest, fingerprint
 from carpool.runtime.entry import load_training
@@ -58,7 +58,9 @@ def settle_in(begin: Begin, program: Program, fds: tuple[int, ...]) -> None:
     sys.argv = [program.entry]
 
 
-def make_trainer(begin: Begin, program: Program, arrival: Arrival, enter: Callable[[], int] = lambda: 0) -> Trainer:
+def make_trainer(
+    begin: Begin, program: Program, arrival: ArrivalClock, enter: Callable[[], int] = lambda: 0
+) -> Trainer:
     """Load the entry and put its training on the device; ``enter``, in between, says how much memory there is."""
     device = torch.device(begin.device)
     if not begin.memory_cap:

@@ -30,7 +30,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Key:
     """One thing that can be set."""
 
     name: str
@@ -43,31 +43,31 @@ class Setting:
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("state", Kind.TEXT, "", "the daemon's folder; empty: ~/.local/state/carpool"),
-        Setting("devices", Kind.TEXT, "", "what jobs run on, as for carpool run; empty: all GPUs, else all cores"),
-        Setting("policy", Kind.TEXT, "", "who runs where; empty: as before, or the default"),
-        Setting("lanes", Kind.TEXT, "auto", "auto or slice, as for carpool run"),
-        Setting("warm", Kind.WHOLE, 1, "processes kept ready on each GPU"),
-        Setting("memory_cap", Kind.TEXT, "", "what jobs on a device may take together; empty: all of it"),
-        Setting("checkpoint_days", Kind.WHOLE, 90, "days after its end that a job's checkpoints are kept; 0: for ever"),
-        Setting("socket", Kind.TEXT, "", f"the daemon's Unix socket; empty: {SOCKET} in its folder"),
-        Setting("host", Kind.TEXT, "127.0.0.1", "where it listens besides; beyond loopback there must be tokens"),
-        Setting("port", Kind.WHOLE, PORT, "the port there; 0: none"),
-        Setting("tls_cert", Kind.TEXT, "", "a certificate (PEM): the port speaks https then"),
-        Setting("tls_key", Kind.TEXT, "", "its key (PEM), which not everybody may read"),
-        Setting("insecure_http", Kind.SWITCH, False, "listen beyond loopback without a certificate all the same"),
-        Setting("hosts", Kind.TEXTS, (), "further names that people may ask for it by"),
-        Setting("public", Kind.TEXTS, (), "its addresses behind a proxy, such as https://carpool.lab"),
-        Setting("roots", Kind.TEXTS, ("~",), "folders from which those with tokens may run jobs"),
-        Setting("body_bytes", Kind.WHOLE, 1 << 20, "the largest request"),
-        Setting("jobs_at_once", Kind.WHOLE, 1000, "the most jobs in one submission"),
-        Setting("requests_per_s", Kind.NUMBER, 50.0, "requests of one person in the long run"),
-        Setting("burst", Kind.NUMBER, 200.0, "and at once"),
-        Setting("streams", Kind.WHOLE, 20, "event streams and followed logs of one person"),
-        Setting("connections", Kind.WHOLE, 512, "connections at once"),
-        Setting("server", Kind.TEXT, "", "the daemon to ask: a URL, or unix:PATH; empty: the socket in its folder"),
-        Setting("ca", Kind.TEXT, "", "whose certificates to believe (PEM); empty: those the system does"),
-        Setting("token", Kind.TEXT, "", "the token to ask with", is_secret=True),
+        Key("state", Kind.TEXT, "", "the daemon's folder; empty: ~/.local/state/carpool"),
+        Key("devices", Kind.TEXT, "", "what jobs run on, as for carpool run; empty: all GPUs, else all cores"),
+        Key("policy", Kind.TEXT, "", "who runs where; empty: as before, or the default"),
+        Key("lanes", Kind.TEXT, "auto", "auto or slice, as for carpool run"),
+        Key("warm", Kind.WHOLE, 1, "processes kept ready on each GPU"),
+        Key("memory_cap", Kind.TEXT, "", "what jobs on a device may take together; empty: all of it"),
+        Key("checkpoint_days", Kind.WHOLE, 90, "days after its end that a job's checkpoints are kept; 0: for ever"),
+        Key("socket", Kind.TEXT, "", f"the daemon's Unix socket; empty: {SOCKET} in its folder"),
+        Key("host", Kind.TEXT, "127.0.0.1", "where it listens besides; beyond loopback there must be tokens"),
+        Key("port", Kind.WHOLE, PORT, "the port there; 0: none"),
+        Key("tls_cert", Kind.TEXT, "", "a certificate (PEM): the port speaks https then"),
+        Key("tls_key", Kind.TEXT, "", "its key (PEM), which not everybody may read"),
+        Key("insecure_http", Kind.SWITCH, False, "listen beyond loopback without a certificate all the same"),
+        Key("hosts", Kind.TEXTS, (), "further names that people may ask for it by"),
+        Key("public", Kind.TEXTS, (), "its addresses behind a proxy, such as https://carpool.lab"),
+        Key("roots", Kind.TEXTS, ("~",), "folders from which those with tokens may run jobs"),
+        Key("body_bytes", Kind.WHOLE, 1 << 20, "the largest request"),
+        Key("jobs_at_once", Kind.WHOLE, 1000, "the most jobs in one submission"),
+        Key("requests_per_s", Kind.NUMBER, 50.0, "requests of one person in the long run"),
+        Key("burst", Kind.NUMBER, 200.0, "and at once"),
+        Key("streams", Kind.WHOLE, 20, "event streams and followed logs of one person"),
+        Key("connections", Kind.WHOLE, 512, "connections at once"),
+        Key("server", Kind.TEXT, "", "the daemon to ask: a URL, or unix:PATH; empty: the socket in its folder"),
+        Key("ca", Kind.TEXT, "", "whose certificates to believe (PEM); empty: those the system does"),
+        Key("token", Kind.TEXT, "", "the token to ask with", is_secret=True),
     )
 }
 
@@ -141,7 +141,7 @@ def variable(name: str) -> str:
     return f"CARPOOL_{name.upper()}"
 
 
-def checked(setting: Setting, value: object, where: str) -> Any:
+def checked(setting: Key, value: object, where: str) -> Any:
     """A value of the right kind; InputError where it is of another."""
     match setting.kind:
         case Kind.TEXT if isinstance(value, str):
@@ -185,7 +185,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _from_text(setting: Setting, text: str) -> Any:
+def _from_text(setting: Key, text: str) -> Any:
     """A text as the setting's kind; what cannot be one is left for the check to tell."""
     if setting.kind is Kind.TEXTS:
         return [part for part in text.split(",") if part]

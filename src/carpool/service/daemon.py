@@ -21,7 +21,7 @@ from carpool.runtime.wire import report_to_json
 from carpool.service.breath import Breath
 from carpool.service.host import Host, Renew
 from carpool.service.line import ExecutorLine
-from carpool.service.store import Mark, Store, balance_text
+from carpool.service.store import Bookmark, Store, balance_text
 
 Commit = Callable[[Callable[[], None]], Awaitable[None]]
 
@@ -201,7 +201,7 @@ class Daemon:
 
         The first record with another executor's life holds the facts that the one before is gone.
         """
-        self._store.mark = Mark(self._store.mark.epoch, self._link.life, self._link.heard)
+        self._store.mark = Bookmark(self._store.mark.epoch, self._link.life, self._link.heard)
 
     def go_on_with(self, link: ExecutorLine) -> None:
         """Work with a new executor, which knows no job."""

@@ -30,7 +30,7 @@ _BALANCES_KEPT = 2  # the newest, and one in case it is damaged
 Details = Mapping[JobId, Mapping[str, Any]]  # what a job is made of besides its spec, as JSON values
 
 
-class Mark(NamedTuple):
+class Bookmark(NamedTuple):
     """How far a daemon had come when it wrote a record."""
 
     epoch: int = 0  # starts of a daemon here, this one included
@@ -51,7 +51,7 @@ class KeptBalance(NamedTuple):
     number: int  # of the last record in it
     balance: Balance
     details: Details  # of the jobs that are not over
-    mark: Mark = Mark()
+    mark: Bookmark = Bookmark()
 
 
 class KeptRecord(NamedTuple):
@@ -61,7 +61,7 @@ class KeptRecord(NamedTuple):
     record: Record
     details: Details  # of the jobs it accepts
     notes: tuple[Aside, ...] = ()
-    mark: Mark = Mark()
+    mark: Bookmark = Bookmark()
 
 
 class Store:
@@ -113,7 +113,7 @@ class Store:
         newest = max(lines)
         last = max(newest, head.first - 1)  # all may have been dropped behind a balance
         balance = _balance_of(database, head, last)
-        mark = entry_of(lines[newest]).mark if newest else balance.mark if balance is not None else Mark()
+        mark = entry_of(lines[newest]).mark if newest else balance.mark if balance is not None else Bookmark()
         state = _State(findings, balance, last + 1, _accepted(lines[newest]), mark)
         return cls(folder, head, database, log, state)
 
@@ -141,7 +141,7 @@ class Store:
             body["details"] = details
         if self._notes:
             body["notes"], self._notes = self._notes, []
-        if self.mark != Mark():
+        if self.mark != Bookmark():
             body["mark"] = self._marked = self.mark
         line = LogLine.after(self._last_crc, self._next, _text(body))
         self._pending.append(line)
@@ -270,7 +270,7 @@ class _State(NamedTuple):
     balance: KeptBalance | None
     next: int
     accepted: list[JobId]  # by the newest record
-    mark: Mark
+    mark: Bookmark
 
 
 def entry_of(line: LogLine) -> KeptRecord:
@@ -278,7 +278,7 @@ def entry_of(line: LogLine) -> KeptRecord:
     body = json.loads(line.body)
     notes = tuple(Aside(at, report) for at, report in body.get("notes", ()))
     return KeptRecord(
-        line.number, record_from_json(body["record"]), body.get("details", {}), notes, Mark(*body.get("mark", ()))
+        line.number, record_from_json(body["record"]), body.get("details", {}), notes, Bookmark(*body.get("mark", ()))
     )
 
 
@@ -323,11 +323,11 @@ def balance_text(kept: KeptBalance) -> str:
 
 def _kept_to_json(kept: KeptBalance) -> dict[str, Any]:
     body = {"number": kept.number, "balance": balance_to_json(kept.balance), "details": kept.details}
-    return body if kept.mark == Mark() else {**body, "mark": kept.mark}
+    return body if kept.mark == Bookmark() else {**body, "mark": kept.mark}
 
 
 def _kept_from_json(value: dict[str, Any]) -> KeptBalance:
-    balance, mark = balance_from_json(value["balance"]), Mark(*value.get("mark", ()))
+    balance, mark = balance_from_json(value["balance"]), Bookmark(*value.get("mark", ()))
     return KeptBalance(value["number"], balance, value["details"], mark)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from carpool.testing.predictor_contract import PredictorContract
     from carpool.testing.reference import PlainRun, plain_loop
     from carpool.testing.rig import Rig
-    from carpool.testing.running import Driven, Wish, Wishes, drive
+    from carpool.testing.running import Driven, UserWish, Wishes, drive
 
 _FROM = {
     "BackendContract": "backend_contract",
@@ -32,7 +32,7 @@ _FROM = {
     "PolicyContract": "policy_contract",
     "PredictorContract": "predictor_contract",
     "Rig": "rig",
-    "Wish": "running",
+    "UserWish": "running",
     "Wishes": "running",
     "check_books": "invariants",
     "drive": "running",
@@ -52,7 +52,7 @@ __all__ = [
     "PolicyContract",
     "PredictorContract",
     "Rig",
-    "Wish",
+    "UserWish",
     "Wishes",
     "check_books",
     "drive",

@@ -30,7 +30,7 @@ from carpool.runtime.link import ExecutorOptions
 from carpool.runtime.reports import Outcome
 from carpool.runtime.wire import report_from_json
 from carpool.service.house import House, Setup
-from carpool.service.store import KeptRecord, Mark, Store
+from carpool.service.store import Bookmark, KeptRecord, Store
 
 _ENDS = (JobFinished, JobFailed, JobCancelled)
 
@@ -111,8 +111,8 @@ def _facts(entries: list[KeptRecord]) -> Iterator[object]:
         yield from entry.record.facts
 
 
-def _check_marks(marks: list[Mark]) -> None:
-    before = Mark()
+def _check_marks(marks: list[Bookmark]) -> None:
+    before = Bookmark()
     for mark in marks:
         assert mark.epoch >= before.epoch, "epochs grow"
         assert mark.heard >= before.heard or mark.life > before.life, "no report is taken in twice"

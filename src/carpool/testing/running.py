@@ -35,7 +35,7 @@ _WISHES: dict[str, Callable[[JobId], Fact]] = {"cancel": JobCancelled, "pause": 
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class UserWish:
     """Something a user says about a job: cancel, pause or resume."""
 
     at_s: float
@@ -47,7 +47,7 @@ class Wish:
 class Wishes:
     """Users who change their minds at given instants; goes where `Failures` go."""
 
-    wishes: Sequence[Wish]
+    wishes: Sequence[UserWish]
 
     def start(self, scheduler: Scheduler, machines: Machines, timeline: Timeline) -> None:
         """Schedule all of them."""

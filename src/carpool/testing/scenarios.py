@@ -8,7 +8,7 @@ from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Cluster
 from carpool.sim.failures import Mishap
 from carpool.sim.traces.trace import Arrival
-from carpool.testing.running import Visit, Wish
+from carpool.testing.running import UserWish, Visit
 from carpool.testing.strategies import Ground
 
 
@@ -113,12 +113,12 @@ TROUBLE: dict[str, Ground] = {
         Cluster.build([(1, 2, "V100")]),
         [job("a"), job("b"), job("c", 2), job("d"), job("e", after=["d"])],
         wishes=[
-            Wish(1.0, "pause", "a"),
-            Wish(2.0, "cancel", "b"),
-            Wish(2.0, "pause", "c"),
-            Wish(4.0, "resume", "c"),
-            Wish(5.0, "resume", "a"),
-            Wish(6.0, "cancel", "d"),
+            UserWish(1.0, "pause", "a"),
+            UserWish(2.0, "cancel", "b"),
+            UserWish(2.0, "pause", "c"),
+            UserWish(4.0, "resume", "c"),
+            UserWish(5.0, "resume", "a"),
+            UserWish(6.0, "cancel", "d"),
         ],
     ),
 }

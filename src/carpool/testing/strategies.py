@@ -14,7 +14,7 @@ from carpool.core.supplies import Supplies
 from carpool.core.topology import Bank, Cluster, Node
 from carpool.sim.failures import Mishap
 from carpool.sim.traces.trace import Arrival
-from carpool.testing.running import Visit, Wish
+from carpool.testing.running import UserWish, Visit
 
 _T = TypeVar("_T")
 
@@ -32,7 +32,7 @@ class Ground:
     cluster: Cluster
     arrivals: Sequence[Arrival]
     mishaps: Sequence[Mishap] = ()
-    wishes: Sequence[Wish] = ()
+    wishes: Sequence[UserWish] = ()
     visits: Sequence[Visit] = ()
 
 
@@ -114,17 +114,17 @@ def mishaps(draw: st.DrawFn, cluster: Cluster, jobs: Sequence[JobId], max_mishap
 
 
 @st.composite
-def wishes(draw: st.DrawFn, jobs: Sequence[JobId], max_wishes: int = 4) -> list[Wish]:
+def wishes(draw: st.DrawFn, jobs: Sequence[JobId], max_wishes: int = 4) -> list[UserWish]:
     """Jobs that are cancelled, or paused and resumed later."""
-    found: list[Wish] = []
+    found: list[UserWish] = []
     for _ in range(draw(st.integers(0, max_wishes))):
         at, job = draw(instants), draw(st.sampled_from(jobs))
         if draw(st.integers(0, 2)) == 0:
-            found.append(Wish(at, "cancel", job))
+            found.append(UserWish(at, "cancel", job))
         else:
-            found += [Wish(at, "pause", job), Wish(at + draw(st.integers(0, 20)), "resume", job)]
+            found += [UserWish(at, "pause", job), UserWish(at + draw(st.integers(0, 20)), "resume", job)]
     # Two pauses of one job may overlap; the last word of all is "resume", so that nobody waits for ever.
-    found += [Wish(100.0, "resume", job) for job in sorted({wish.job for wish in found if wish.word == "pause"})]
+    found += [UserWish(100.0, "resume", job) for job in sorted({wish.job for wish in found if wish.word == "pause"})]
     return found
 
 

@@ -10,7 +10,7 @@ from carpool.runtime.zoo.blocks import blank
 from carpool.runtime.zoo.drawing import draw, normal
 
 
-class Layer(nn.Module):
+class BertLayer(nn.Module):
     """Attention and feed-forward, each with its normalisation behind the shortcut."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
@@ -34,7 +34,7 @@ class SpanFinder(nn.Module):
         super().__init__()
         self.words, self.places, self.kinds = (blank(nn.Embedding, count, dim) for count in (tokens, positions, 2))
         self.norm, self.dropout = nn.LayerNorm(dim, eps=1e-12), nn.Dropout(dropout)
-        self.layers = nn.ModuleList(Layer(dim, heads, dropout) for _ in range(layers))
+        self.layers = nn.ModuleList(BertLayer(dim, heads, dropout) for _ in range(layers))
         self.span = nn.Linear(dim, 2)
         weighted = [module for module in self.modules() if isinstance(module, nn.Linear | nn.Embedding)]
         draw((module.weight, normal(0.02)) for module in weighted)

@@ -15,7 +15,7 @@ from carpool.runtime.zoo.blocks import blank
 from carpool.runtime.zoo.drawing import draw, normal, xavier
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """Attention over itself, in a decoder over the encoder's output too, and feed-forward."""
 
     def __init__(self, dim: int, heads: int, inner: int, dropout: float, decodes: bool) -> None:
@@ -43,8 +43,8 @@ class Translator(nn.Module):
         super().__init__()
         self.dim = dim
         self.words = blank(nn.Embedding, tokens, dim)
-        self.encoder = nn.ModuleList(Layer(dim, heads, inner, dropout, decodes=False) for _ in range(layers))
-        self.decoder = nn.ModuleList(Layer(dim, heads, inner, dropout, decodes=True) for _ in range(layers))
+        self.encoder = nn.ModuleList(TransformerLayer(dim, heads, inner, dropout, decodes=False) for _ in range(layers))
+        self.decoder = nn.ModuleList(TransformerLayer(dim, heads, inner, dropout, decodes=True) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
         self.dropout = nn.Dropout(dropout)
         linear = [module for module in self.modules() if isinstance(module, nn.Linear)]
