@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
-PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "trials" / "gaps.py"
 MS = 1_000_000
 
 
 @pytest.fixture(scope="module")
-def gaps() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gaps", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def gaps(trial: Callable[[str], ModuleType]) -> ModuleType:
+    return trial("gaps")
 
 
 def alternating(count: int, turn: int = 1) -> dict[str, list[tuple[int, int]]]:

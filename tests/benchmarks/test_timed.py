@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "trials" / "timed.py"
-
 
 @pytest.fixture(scope="module")
-def timed() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("timed", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def timed(trial: Callable[[str], ModuleType]) -> ModuleType:
+    return trial("timed")
 
 
 def test_a_step_that_was_made_twice_counts_once_with_its_later_loss(timed: ModuleType, tmp_path: Path) -> None:
