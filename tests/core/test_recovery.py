@@ -13,7 +13,7 @@ from carpool.core.balance import balance_from_json, balance_to_json
 from carpool.core.draft import Draft
 from carpool.core.errors import JournalError
 from carpool.core.journal import Header, JournalWriter, read_journal
-from carpool.core.messages import Assign, JobSubmitted, NodeJoined, NodeLost, Order, Record, Release
+from carpool.core.messages import Assign, JobSubmitted, NodeJoined, NodeLost, Order, Probe, Record, Release
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
@@ -157,6 +157,30 @@ def test_orders_that_may_have_been_lost_are_given_again() -> None:
     recovered = Scheduler(d.scheduler.cluster, Mute())
     assert recovered.recover(d.records) == second[1:]
     assert recovered.jobs == d.scheduler.jobs
+
+
+class Curious(Policy):
+    """Starts whoever waits in order to measure."""
+
+    def plan(self, view: Snapshot) -> Plan:
+        draft = Draft(view)
+        for job in view.waiting:
+            draft.assign(view.jobs[job], Allocation.of(0), Probe(5))
+        return draft.finish("how fast is it?")
+
+
+def test_a_probe_that_may_have_been_lost_is_given_again_as_a_probe() -> None:
+    d = Rig(Curious(), groups=[(1, 1, "V100")])
+    orders = d.say(0.0, JobSubmitted(JobSpec(JobId("a"))))
+    assert orders == [Assign(JobId("a"), Allocation.of(0), 1, Probe(5))]
+    assert Scheduler(d.scheduler.cluster, Mute()).recover(d.records) == orders
+    balance = json.loads(json.dumps(balance_to_json(d.scheduler.balance())))
+    reopened = Scheduler(d.scheduler.cluster, Mute())
+    reopened.reopen(balance_from_json(balance))
+    assert reopened.recover([]) == orders
+    d.answered(1.0)
+    again = Scheduler(d.scheduler.cluster, Mute())
+    assert again.recover(d.records) == [], "what was heard is not asked for once more"
 
 
 def test_recovery_of_nothing() -> None:

@@ -1,6 +1,6 @@
 """Said again is what an executor may not have heard, and nothing that would change what it has."""
 
-from carpool.core.messages import Assign, Release
+from carpool.core.messages import Assign, Probe, Release
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
 from carpool.runtime.inventory import Standing
 from carpool.service.reconciling import Again, is_ahead, reconcile
@@ -26,6 +26,11 @@ def test_what_should_be_known_is_introduced_what_was_not_heard_is_ordered_what_i
         orders=(Assign(A, held, 2), Assign(D, held, 4)),
         forget=(JobId("done"), JobId("gone")),
     )
+
+
+def test_a_probe_that_was_not_heard_is_given_again_as_a_probe() -> None:
+    probed = job(A, 0, 2, Allocation.of(0))._replace(probe_steps=5)
+    assert reconcile({A: probed}, {A: standing(1)}).orders == (Assign(A, Allocation.of(0), 2, Probe(5)),)
 
 
 def test_a_release_that_was_not_heard_is_given_again() -> None:

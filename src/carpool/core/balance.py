@@ -90,6 +90,8 @@ def _seen(value: dict[str, Any]) -> OutsidersSeen:
 def _job_to_json(job: Job) -> dict[str, Any]:
     """Field by field as they are named; the chain of its past as a list, oldest first."""
     value = job._asdict()
+    if not job.probe_steps:
+        del value["probe_steps"]  # an older carpool knows of none
     value["spec"] = spec_to_json(job.spec)
     value["desired"] = _held_to_json(job.desired)
     value["observed"] = _held_to_json(job.observed)

@@ -31,6 +31,7 @@ from carpool.core.messages import (
     Order,
     OutsidersSeen,
     Planned,
+    Probe,
     ProgressReported,
     Release,
     ReleaseApplied,
@@ -161,7 +162,8 @@ class Books:
                 orders.append(Release(job.spec.id, job.generation))
                 self.roster.discard(job.spec.id)
             else:
-                job = lifecycle.assigned(job, at, change.allocation, rate, service)
+                probe_steps = change.purpose.steps if isinstance(change.purpose, Probe) else 0
+                job = lifecycle.assigned(job, at, change.allocation, rate, service, probe_steps)
                 orders.append(Assign(job.spec.id, change.allocation, job.generation, change.purpose))
                 self.waiting.discard(job.spec.id)
             self._store(job)

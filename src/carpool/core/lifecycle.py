@@ -97,7 +97,9 @@ def moved(job: Job, at: float, transition: Transition, service: Service, words: 
     )
 
 
-def assigned(job: Job, at: float, allocation: Allocation, believed: float, service: Service) -> Job:
+def assigned(
+    job: Job, at: float, allocation: Allocation, believed: float, service: Service, probe_steps: int = 0
+) -> Job:
     """The job after it was given an allocation that is not yet seen applied; it goes on as before until then."""
     phase = next_phase(job, _ASSIGN)
     return Job(
@@ -118,6 +120,7 @@ def assigned(job: Job, at: float, allocation: Allocation, believed: float, servi
         Past(at, f"was given {allocation.num_devices} devices", job.past),
         believed,
         job.lane or allocation.fractions if job.spec.exact else (),
+        probe_steps,
     )
 
 
@@ -142,6 +145,7 @@ def observed(job: Job, at: float, generation: int, done: float, rate: float, ser
         job.past,
         job.believed,
         job.lane,
+        job.probe_steps,
     )
 
 
@@ -165,4 +169,5 @@ def vacated(job: Job, at: float, generation: int, done: float, service: Service,
         job.past,
         job.believed,
         job.lane,
+        job.probe_steps,
     )

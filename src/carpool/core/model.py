@@ -194,6 +194,7 @@ class Job(NamedTuple):
     past: Past | None = None
     believed: float = 0.0  # rate expected once the desired allocation applies
     lane: tuple[float, ...] = ()  # fractions an exact job was first given: it keeps them for life
+    probe_steps: int = 0  # that the newest order asks for, where it is a probe
 
     @property
     def id(self) -> JobId:

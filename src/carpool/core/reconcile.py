@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from carpool.core.messages import Assign, Order, Planned, Release
+from carpool.core.messages import RUN, Assign, Order, Planned, Probe, Release
 from carpool.core.model import Job, JobId, Phase
 
 
@@ -25,7 +25,7 @@ def order_for(job: Job) -> Order:
     """The newest order about a job, once more."""
     if job.desired is None:
         return Release(job.id, job.generation)
-    return Assign(job.id, job.desired, job.generation)
+    return Assign(job.id, job.desired, job.generation, Probe(job.probe_steps) if job.probe_steps else RUN)
 
 
 def known_in(planned: Planned, jobs: Mapping[JobId, Job], num_devices: int) -> Planned:
