@@ -41,6 +41,23 @@ def test_who_tries_many_tokens_has_to_wait(tmp_path: Path) -> None:
     withstand(tmp_path, scene, limits=replace(GENEROUS, strangers_per_s=0.001, strangers_burst=3))
 
 
+def test_behind_a_proxy_everybody_waits_by_their_own_address(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        async def tries(heard: str) -> int:
+            wrong = {"Authorization": "Bearer wrong", "X-Forwarded-For": heard}
+            return (await at["nobody"].get("/v1/me", headers=wrong)).status_code
+
+        assert [await tries("9.9.9.9") for _ in range(3)] == [401, 401, 429]
+        assert [await tries(f"{n}.0.0.1, 9.9.9.9") for n in range(2)] == [429, 429], (
+            "what a client makes up counts nothing"
+        )
+        assert await tries("8.8.8.8") == 401
+
+    withstand(
+        tmp_path, scene, limits=replace(GENEROUS, strangers_per_s=0.001, strangers_burst=2), proxies=("127.0.0.1",)
+    )
+
+
 def test_who_asks_too_often_has_to_wait_and_others_do_not(tmp_path: Path) -> None:
     async def scene(at: Reception) -> None:
         answers = [(await at["ada"].get("/v1/me")).status_code for _ in range(5)]

@@ -80,6 +80,7 @@ async def mounted(house: House, settings: Settings, meters: Meters, ears: Listen
         roots=Roots(settings.roots),
         hosts=_hosts(settings),
         origins=tuple(map(origin_of, settings["public"])),
+        proxies=tuple(settings["proxies"]),
         limits=limits,
         planner=Foresight(clerk, house.setup.devices, lambda: house.policy_text, beliefs),
         meters=meters,

@@ -11,9 +11,10 @@ from carpool import __version__
 from carpool.service import api, sign_in, told
 from carpool.service.bodies import Bodies
 from carpool.service.desk import Desk
-from carpool.service.door import Door, Strangers
+from carpool.service.door import Door
 from carpool.service.meters import Metered
 from carpool.service.problems import ProblemDetails, tell_problems
+from carpool.service.strangers import Strangers
 from carpool.service.streams import Streams
 
 _ABOUT = """Jobs are submitted, watched and steered here. All jobs run as one Unix user, the daemon's.
@@ -40,7 +41,7 @@ def make_app(desk: Desk) -> FastAPI:
     app.include_router(api.metrics_router)
     app.include_router(told.router)
     app.include_router(sign_in.router)
-    app.state.strangers = Strangers(desk.limits)
+    app.state.strangers = Strangers(desk.limits, desk.proxies)
     desk.meters.watch(desk.clerk)
     tell_problems(app)
     _describe_problems(app)

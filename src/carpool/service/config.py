@@ -58,6 +58,7 @@ SETTINGS = {
         Key("insecure_http", Kind.SWITCH, False, "listen beyond loopback without a certificate all the same"),
         Key("hosts", Kind.TEXTS, (), "further names that people may ask for it by"),
         Key("public", Kind.TEXTS, (), "its addresses behind a proxy, such as https://carpool.lab"),
+        Key("proxies", Kind.TEXTS, (), "addresses of proxies that say in X-Forwarded-For where requests are from"),
         Key("roots", Kind.TEXTS, ("~",), "folders from which those with tokens may run jobs"),
         Key("body_bytes", Kind.WHOLE, 1 << 20, "the largest request"),
         Key("jobs_at_once", Kind.WHOLE, 1000, "the most jobs in one submission"),

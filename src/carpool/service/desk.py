@@ -39,6 +39,7 @@ class Desk:
     roots: Roots = field(default_factory=lambda: Roots((Path.home(),)))
     hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
     origins: tuple[str, ...] = ()  # by which a proxy before the daemon is known
+    proxies: tuple[str, ...] = ()  # addresses of proxies, who say where requests are from
     limits: Limits = field(default_factory=Limits)
     planner: Planner | None = None
     meters: Meters = field(default_factory=Meters)

@@ -25,6 +25,7 @@ from carpool.service.origins import host_of
 from carpool.service.people import Person
 from carpool.service.problems import Turned, of_error
 from carpool.service.rates import Buckets
+from carpool.service.strangers import Strangers
 from carpool.service.tokens import AccessTokens
 
 COOKIE = "carpool_token"
@@ -62,20 +63,6 @@ class Visitor:
     person: Person
     by: By
     is_known: Callable[[], bool] = lambda: True  # whether they still would be let in as this person
-
-
-class Strangers:
-    """Who comes with wrong tokens, by address: after some they have to wait."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._buckets = Buckets(limits.strangers_per_s, limits.strangers_burst)
-
-    def note(self, scope: Scope, at: float) -> None:
-        """One more from there; turned away where it is too many."""
-        client = scope.get("client") or ("", 0)
-        wait_s = self._buckets.take(str(client[0]), at)
-        if wait_s:
-            raise _too_often("too many wrong tokens from there", wait_s)
 
 
 class Door:
@@ -143,7 +130,7 @@ class Door:
         if scheme:
             person = self._tokens.who(text.strip()) if scheme.lower() == "bearer" else None
             if person is None:
-                self._strangers.note(scope, self._now())
+                note_stranger(self._strangers, scope, self._now())
                 text = "nobody has this token. Make one with: carpool token add NAME"
                 raise Turned(401, text, headers=CHALLENGE)
             return self._known_by(text.strip(), person, By.TOKEN)
@@ -171,6 +158,12 @@ class Door:
         if origin not in self._origins and origin != f"{scope.get('scheme', 'http')}://{headers.get('host', '')}":
             text = f"this came from a page of {origin or 'unknown origin'}, which may not act for you."
             raise Turned(403, f"{text} The setting 'public' names addresses of a proxy before the daemon.")
+
+
+def note_stranger(strangers: Strangers, scope: Scope, at: float) -> None:
+    """One more wrong token from there; turned away where it is too many."""
+    if wait_s := strangers.wait_s(scope, at):
+        raise _too_often("too many wrong tokens from there", wait_s)
 
 
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="carpool"'}

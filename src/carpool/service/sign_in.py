@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from carpool.service.desk import TheDesk
-from carpool.service.door import COOKIE, Strangers
+from carpool.service.door import COOKIE, note_stranger
+from carpool.service.strangers import Strangers
 
 _MONTH_S = 30 * 24 * 3600
 _PAGE = """<!doctype html>
@@ -48,7 +49,7 @@ async def sign_in(request: Request, desk: TheDesk) -> Response:
     if desk.tokens.who(token) is None:
         strangers = request.app.state.strangers
         assert isinstance(strangers, Strangers)
-        strangers.note(request.scope, monotonic())
+        note_stranger(strangers, request.scope, monotonic())
         return _page("Nobody has this token.", following, 401)
     answer = RedirectResponse(_inside(following), 303)
     is_secure = request.headers.get("origin", "").startswith("https://")  # one of ours: the door has seen to that

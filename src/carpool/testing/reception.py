@@ -70,6 +70,7 @@ async def open_reception(
     planner: Planner | None = None,
     uid: int = UID,
     origins: tuple[str, ...] = (),
+    proxies: tuple[str, ...] = (),
 ) -> AsyncIterator[Reception]:
     """An application whose people have tokens."""
     (folder / "work").mkdir()
@@ -85,6 +86,7 @@ async def open_reception(
             uid=uid,
             roots=Roots((folder / "work",)),
             origins=origins,
+            proxies=proxies,
             limits=limits,
             planner=planner,
         )
