@@ -77,6 +77,10 @@ def test_top_shows_devices_and_jobs(served: Served, capsys: pytest.CaptureFixtur
     assert "cpu:0" in text
     seen = json.loads(printed(capsys, "top", "--json"))
     assert seen["active"] == len(seen["jobs"]) == 1
+    run(["submit", "-d", job_file(served, f"{'long-' * 18}name")])
+    text = printed(capsys, "top", "--once")
+    assert "long-long-lo…g-long-name" in text
+    assert "steps/s  left" in text, "a name takes no room from figures"
 
 
 def test_a_sweep_is_one_line_and_is_steered_by_its_name(served: Served, capsys: pytest.CaptureFixture[str]) -> None:

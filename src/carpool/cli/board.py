@@ -10,6 +10,7 @@ import click
 
 from carpool.backends.ledger import Account
 from carpool.backends.running import LocalRun
+from carpool.cli.job_rows import short, span
 from carpool.core.model import Allocation, JobId, Phase
 
 if TYPE_CHECKING:
@@ -136,13 +137,13 @@ def row(job: JobId, account: Account, total: float | None, names: dict[int, str]
     step = f"{account.done:.0f}" + (f"/{total:.0f}" if total else "")
     left = (total - account.done) / account.rate if total and account.rate > 0 else None
     return (
-        job,
+        short(job),
         str(account.phase),
         where,
         step if account.done or total else "",
         "" if loss is None else f"{loss:.4f}",
         f"{account.rate:.1f}" if account.rate else "",
-        "" if left is None or account.ended_at is not None else f"{max(0.0, left):.0f} s",
+        "" if left is None or account.ended_at is not None else span(max(0.0, left)),
     )
 
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 HEADINGS = ("job", "user", "phase", "devices", "step", "loss", "steps/s", "left")
-
-
 OUTSIDER_HEADINGS = ("device", "pid", "user", "program", "memory", "")
 
 
@@ -96,6 +94,14 @@ def span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def short(name: str, most: int = 24) -> str:
+    """A name for a table that has to fit on a screen: its beginning and its end, where numbers of sweeps stand."""
+    if len(name) <= most:
+        return name
+    end = (most - 1) // 2
+    return f"{name[: most - 1 - end]}…{name[-end:]}"
 
 
 def as_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

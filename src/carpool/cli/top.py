@@ -9,7 +9,7 @@ import click
 
 from carpool.cli.asking import connect, print_json, server_option
 from carpool.cli.flags import json_option
-from carpool.cli.job_rows import HEADINGS, job_row
+from carpool.cli.job_rows import HEADINGS, job_row, short
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -69,7 +69,7 @@ def draw(seen: dict[str, Any]) -> RenderableType:
     for device in seen["devices"]:
         held = sum(each["fraction"] for each in device["residents"])
         by = ", ".join(
-            [each["job"] or "(somebody's)" for each in device["residents"]]
+            [short(each["job"]) or "(somebody's)" for each in device["residents"]]
             + [f"(process {each['pid']} {each['user']})" for each in device["outsiders"]]
         )
         style = "red" if device["is_lost"] else "" if held else "dim"
@@ -79,7 +79,7 @@ def draw(seen: dict[str, Any]) -> RenderableType:
     for heading in HEADINGS:
         jobs.add_column(heading, no_wrap=True, justify="right" if heading in HEADINGS[4:] else "left")
     for job in sorted(seen["jobs"], key=lambda job: _ACTIVE.index(job["phase"])):
-        jobs.add_row(*job_row(job), style=_STYLES[job["phase"]])
+        jobs.add_row(*job_row({**job, "id": short(job["id"])}), style=_STYLES[job["phase"]])
     more = seen["active"] - len(seen["jobs"])
     foot = [Text(f"… and {more} more", style="dim")] if more else []
     return Group(head, Text(), devices, Text(), jobs, *foot)
