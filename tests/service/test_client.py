@@ -16,7 +16,8 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 import carpool
 from carpool.core.errors import InputError
 from carpool.runtime.jobfolder import JobFolder
-from carpool.service.client import Denied, Unreachable, submission
+from carpool.service.client import Denied, Unreachable
+from carpool.service.sending import submission
 from carpool.testing.reception import Served, serve_reception
 
 
@@ -68,6 +69,10 @@ def test_a_job_file_is_sent_with_its_folder(served: Served, ada: carpool.Client)
     assert ada.job("a")["weight"] == 2.0
     with pytest.raises(InputError, match=r"cannot be read.*Name a job file"):
         submission(file.with_name("none.toml"))
+    file.write_text('[[job]]\nname = "a"\nentry = "train.py:main"\nweigth = 2.0\n', encoding="utf-8")
+    with pytest.raises(Denied) as denied:
+        ada.submit(file)
+    assert str(denied.value) == f"{file}: job 'a': unknown key 'weigth'. Did you mean weight?"
 
 
 def test_the_daemons_own_socket_needs_no_token(served: Served) -> None:

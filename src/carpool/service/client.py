@@ -9,10 +9,8 @@ import select
 import socket
 import ssl
 import time
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -20,10 +18,12 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from carpool.core.errors import CarpoolError, InputError, cause
 from carpool.service.config import read_settings
+from carpool.service.sending import submission
 
 Json = dict[str, Any]  # as the API's description has it
 _KEY = "Idempotency-Key"
 _UNIX = "unix:"
+_SENT = "submission"  # what a daemon calls a job file that was sent to it
 _BREATH_S = 0.5
 
 
@@ -76,12 +76,14 @@ class Client:
     def submit(self, jobs: Path | str | Mapping[str, Any], *, folder: Path | str = "", key: str = "") -> list[str]:
         """Submit the jobs of a job file, or tables as in one; their names, once they can no longer be lost."""
         headers = {_KEY: key} if key else {}
-        names: list[str] = self.ask("POST", "/v1/jobs", body=submission(jobs, folder), headers=headers)["jobs"]
+        with _by_its_name(jobs):
+            names: list[str] = self.ask("POST", "/v1/jobs", body=submission(jobs, folder), headers=headers)["jobs"]
         return names
 
     def plan(self, jobs: Path | str | Mapping[str, Any], *, folder: Path | str = "") -> Json:
         """What would become of jobs if they were submitted now."""
-        return self._object("POST", "/v1/plan", body=submission(jobs, folder))
+        with _by_its_name(jobs):
+            return self._object("POST", "/v1/plan", body=submission(jobs, folder))
 
     def cancel(self, job: str) -> Json:
         """Withdraw a job; how it stands then."""
@@ -327,29 +329,16 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def submission(jobs: Path | str | Mapping[str, Any], folder: Path | str = "") -> Json:
-    """What is sent to submit a job file, or tables; relative paths are seen from the file, or from `folder`."""
-    if isinstance(jobs, Mapping):
-        return {**jobs, "folder": str(Path(folder).absolute())}
-    path = Path(jobs)
+@contextmanager
+def _by_its_name(jobs: Path | str | Mapping[str, Any]) -> Iterator[None]:
+    """What is wrong in a file is told with its name, which the daemon does not know."""
     try:
-        data = json.loads(
-            json.dumps(tomllib.loads(path.read_text(encoding="utf-8")), allow_nan=False, default=_as_text)
-        )
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name a job file.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Mend that line.") from None
-    except (TypeError, ValueError) as error:
-        raise InputError(f"has values that cannot be sent: {error}", where=str(path)) from None
-    return {**data, "folder": str(Path(folder or path.parent).absolute())}
-
-
-def _as_text(value: object) -> str:
-    """A moment as JSON can have it; one that does not say where is here."""
-    if isinstance(value, datetime):
-        return value.astimezone().isoformat()
-    raise TypeError(f"{value!r} is a {type(value).__name__}")
+        yield
+    except Denied as denied:
+        if isinstance(jobs, Mapping) or not denied.where.startswith(_SENT):
+            raise
+        where = f"{jobs}{denied.where.removeprefix(_SENT)}"
+        raise Denied(denied.status, denied.problem, where=where, way_out=denied.way_out) from None
 
 
 def _at(job: str) -> str:
