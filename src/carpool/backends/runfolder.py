@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,16 @@ class RunFolder:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            holder = os.pread(handle, 20, 0).decode("ascii", "replace").strip()
             os.close(handle)
             raise InputError(
-                f"another {by} is going on in it", where=str(self.path), way_out="Wait for it, or name another --state."
+                f"another {by} is going on in it",
+                where=str(self.path),
+                way_out=f"Wait for it, stop it with kill {holder or 'PID'}, or name another --state.",
             ) from None
+        with suppress(OSError):  # on a full disk: it is for people, the lock itself is the kernel's
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         self._lock = handle
 
     def make_private(self) -> None:
