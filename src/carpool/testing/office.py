@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -33,6 +32,7 @@ from carpool.service.premises import Premises
 from carpool.service.showing import Calendar
 from carpool.service.spans import Spans
 from carpool.service.store import Store
+from carpool.testing.at_work import at_work
 from carpool.testing.fake_link import FakeMachine
 
 CALENDAR = Calendar(1_000_000.0)
@@ -130,12 +130,5 @@ async def open_office(
         daemon, scheduler, ledger, Declared(), spans, chronicle, programs, lambda job: None, folder, names,
         CALENDAR, machine.now, "1", lambda: scheduler.policy_text or "fifo",
     )  # fmt: skip
-    running = asyncio.create_task(daemon.run())
-    try:
+    async with at_work(premises, store):
         yield Office(Clerk(premises, notes, allowances), machine, daemon, premises)
-    finally:
-        chronicle.feed.close()
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-        store.close()

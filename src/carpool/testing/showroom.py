@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -40,6 +39,7 @@ from carpool.sim.machines import Machines
 from carpool.sim.timeline import ARRIVALS, Timeline
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, PlainWorld, Signs
+from carpool.testing.at_work import at_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,15 +242,8 @@ async def showroom(
         daemon, scheduler, ledger, estimates, spans, chronicle, programs, lambda job: ledger.accounts[job].spec.work,
         folder, names, calendar, machine.now, "1", lambda: scheduler.policy_text or name,
     )  # fmt: skip
-    running = asyncio.create_task(daemon.run())
-    try:
+    async with at_work(premises, store):
         yield Clerk(premises)
-    finally:
-        chronicle.feed.close()
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-        store.close()
 
 
 class Present:
