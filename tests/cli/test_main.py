@@ -53,4 +53,6 @@ def test_policies_lists_all_and_shows_one(capsys: pytest.CaptureFixture[str]) ->
     assert "fifo" in names
     assert run(["policies", "fifo"]) == 0
     assert "bypass=false" in capsys.readouterr().out
+    assert run(["policies", "las"]) == 0
+    assert "\n\nA job is in queue q when" in capsys.readouterr().out, "a docstring's indentation is not the reader's"
     assert run(["policies", "fifa"]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import MISSING
+from inspect import cleandoc
 
 import click
 
@@ -29,12 +30,13 @@ def command(name: str | None, as_json: bool) -> None:
 
 def _one(name: str, as_json: bool) -> None:
     kind = policy_class(name)
+    about = cleandoc(kind.__doc__ or "")
     spots = {key: None if spot.default is MISSING else spot.default for key, spot in parameters(kind).items()}
     if as_json:
-        click.echo(json.dumps({"schema": 1, "name": name, "about": kind.__doc__, "parameters": spots}, default=str))
+        click.echo(json.dumps({"schema": 1, "name": name, "about": about, "parameters": spots}, default=str))
         return
     click.echo(f"{name}: {POLICIES[name].summary}\n")
-    click.echo(f"{(kind.__doc__ or '').strip()}\n")
+    click.echo(f"{about}\n")
     for key, value in spots.items():
         click.echo(f"  {key}={_as_typed(value)}")
 
