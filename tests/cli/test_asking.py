@@ -266,4 +266,6 @@ def test_figures_that_no_job_can_have_are_named_with_what_there_is(
     run(["submit", "-d", job_file(served, "a")])
     for weight in ("-3", "0", "2e6"):
         assert f"{float(weight)} is not in the range 1e-06<=x<=1000000.0" in run_err(capsys, "weight", "a", weight)
-    assert "Invalid value for 'MOST': 1 is less than 9, the least." in run_err(capsys, "limit", "a", "9", "1")
+    assert "invalid value for 'MOST': 1 is less than 9, the least. See: carpool limit --help" in run_err(
+        capsys, "limit", "a", "9", "1"
+    )

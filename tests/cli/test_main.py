@@ -19,11 +19,26 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if verb == "trace":
-        assert run([verb, "generate", "--help"]) == 0
-    else:
-        assert run([verb, "--help"]) == 0
+    assert run([verb, "--help"]) == 0
     assert "Example" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "--foo"], "no such option '--foo'. See: carpool run --help"),
+        (["demo", "--jobs", "5"], "invalid value for '--jobs': 5 is not in the range x>=10. See: carpool demo --help"),
+        (["token", "add"], "missing argument 'NAME'. See: carpool token add --help"),
+    ],
+)
+def test_wrong_options_are_told_in_a_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+    assert capsys.readouterr().err == f"carpool: {told}\n"
+
+
+def test_a_group_without_a_verb_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trace"]) == 2
+    assert capsys.readouterr().err.startswith("Usage: carpool trace")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

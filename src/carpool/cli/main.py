@@ -103,8 +103,7 @@ def run(args: list[str] | None = None) -> int:
     except InputError as error:
         return _say(str(error), BAD_INPUT)
     except click.ClickException as error:
-        error.show()
-        return BAD_INPUT
+        return _misused(error)
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", INTERRUPTED)
     except SystemExit as stop:
@@ -130,6 +129,16 @@ def _unwritten(error: OSError) -> int:
     if error.errno == errno.EPIPE:
         return FINISHED
     return _say(f"the output cannot be written: {error.strerror}", BAD_INPUT)
+
+
+def _misused(error: click.ClickException) -> int:
+    """Say what click says of a wrong option or argument as our own errors are said: in a line, with the way out."""
+    problem = error.format_message()
+    if "\n" in problem:  # nothing was asked for, and this is the help
+        error.show()
+        return BAD_INPUT
+    where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "carpool"
+    return _say(f"{problem[:1].lower()}{problem[1:]} See: {where} --help", BAD_INPUT)
 
 
 def _say(words: str, code: int) -> int:
