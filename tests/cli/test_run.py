@@ -118,7 +118,7 @@ def test_every_run_has_a_folder_of_its_own(
     assert run(["run", "jobs.toml", "--state", "mine", "--journal", "copy.jsonl"]) == 0
     assert (tmp_path / "copy.jsonl").read_bytes() == (tmp_path / "mine" / "journal.jsonl").read_bytes()
     assert run(["explain", "a", "--journal", "mine/journal.jsonl"]) == 0
-    assert "gets devices 0" in capsys.readouterr().out
+    assert "gets device 0" in capsys.readouterr().out
     assert run(["explain", "a", "--run", "mine"]) == 0
     assert "gets cpu:" in capsys.readouterr().out
 

@@ -63,7 +63,7 @@ def test_decisions_in_words() -> None:
     records = [Record(1.0, (), Planned("it is next", changes, (2.0, 0.0, 0.5)), [JobFinished(A, 1)])]
     assert list(story(records, A)) == [
         (1.0, "gets devices 0–2, 5, 2 units/s expected: it is next"),
-        (1.0, "gets devices 3 at 50%, 0.5 units/s expected: it is next"),
+        (1.0, "gets device 3 at 50%, 0.5 units/s expected: it is next"),
         (1.0, "a late JobFinished was ignored"),
     ]
     assert list(story(records, JobId("b"))) == [(1.0, "is taken off its devices: it is next")]
@@ -85,7 +85,7 @@ def test_a_whole_life() -> None:
     run = drive(Fifo(), CALM["one job"].cluster, CALM["one job"].arrivals)
     assert run.story("a").splitlines() == [
         "0 s: was submitted: 1 device, of 10 units of work",
-        "0 s: gets devices 0, 1 units/s expected: the next 1 in the queue fit",
+        "0 s: gets device 0, 1 units/s expected: the next 1 in the queue fit",
         "0 s: runs under generation 1 from 0 units of work on",
         "10 s: finished",
     ]

@@ -140,4 +140,5 @@ def _named(allocation: Allocation, names: Mapping[int, str]) -> str:
     if all(device in names for device in allocation.devices()):
         return ", ".join(names[device] for device in allocation.devices())
     runs = [share.devices for share in allocation.shares]
-    return "devices " + ", ".join(f"{r.start}" if len(r) == 1 else f"{r.start}–{r.stop - 1}" for r in runs)
+    numbers = ", ".join(f"{r.start}" if len(r) == 1 else f"{r.start}–{r.stop - 1}" for r in runs)
+    return f"device{'s' if allocation.num_devices != 1 else ''} {numbers}"
