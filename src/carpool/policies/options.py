@@ -176,23 +176,9 @@ def _rows(
     """What is believed of unlike jobs; only what has changed is asked."""
     before = known.rows if offers == known.offers else {}
     known.offers = offers
-    known.rows = {key: before.get(key) or _row(view, job, offers, caution) for key, job in examples.items()}
+    asker = _Asker(view, offers, caution)
+    known.rows = {key: before.get(key) or asker.row(job) for key, job in examples.items()}
     return list(known.rows.values())
-
-
-def _row(view: Snapshot, job: Job, offers: Sequence[Offer], caution: Caution) -> Row:
-    """Ask for one job."""
-    spec, allowed = job.spec, view.kinds_for(job)
-    able = [
-        place
-        for place, offer in enumerate(offers)
-        if spec.narrowest <= offer.width <= spec.widest and all(kind in allowed for kind, _ in offer.groups)
-    ]
-    rates, batches = np.zeros(len(offers)), np.zeros(len(offers), np.int64)
-    is_guess = np.zeros(len(offers), np.bool_)
-    for place, answer in zip(able, _ask(view, job, [offers[place] for place in able], caution), strict=True):
-        rates[place], batches[place], is_guess[place] = answer.rate, answer.batch_size, not answer.is_sure
-    return Row(rates, batches, is_guess, not is_guess.any())
 
 
 def _hold_back(
@@ -225,23 +211,64 @@ def _needs(offers: Sequence[Offer], kinds: Sequence[Kind]) -> Floats:
     return needs
 
 
-def _ask(view: Snapshot, job: Job, offers: Sequence[Offer], caution: Caution) -> Sequence[Answer]:
-    """What the estimator believes of offers on as few nodes as possible, each with the best batch if that is tuned."""
-    cluster, estimates, spec = view.cluster, view.estimates, job.spec
-    if caution.tunes and isinstance(estimates, KnowsGoodput):
+class _Asker:
+    """What the estimator believes of offers on as few nodes as possible, each with the best batch if that is tuned.
+
+    What is the same for all jobs is found once: a plan may ask for thousands.
+    """
+
+    def __init__(self, view: Snapshot, offers: Sequence[Offer], caution: Caution) -> None:
+        self._view = view
+        self._offers = offers
+        self._caution = caution
+        self._places = [_tight(view.cluster, offer) for offer in offers]
+        self._goodputs = view.estimates if isinstance(view.estimates, KnowsGoodput) and caution.tunes else None
+        self._able: dict[tuple[object, ...], list[int]] = {}
+
+    def row(self, job: Job) -> Row:
+        """Ask for one job."""
+        able = self._able_for(job)
+        rates, batches = np.zeros(len(self._offers)), np.zeros(len(self._offers), np.int64)
+        is_guess = np.zeros(len(self._offers), np.bool_)
+        answers = self._ask(job, able) if self._goodputs is None else self._ask_goodputs(self._goodputs, job, able)
+        if answers:
+            rates[able], batches[able], is_sure = map(np.array, zip(*answers, strict=True))
+            is_guess[able] = ~is_sure
+        return Row(rates, batches, is_guess, not is_guess.any())
+
+    def _able_for(self, job: Job) -> list[int]:
+        """Offers of a width and of kinds that the job may have."""
+        spec, allowed = job.spec, self._view.kinds_for(job)
+        key = (spec.narrowest, spec.widest, *allowed)
+        if key not in self._able:
+            self._able[key] = [
+                place
+                for place, offer in enumerate(self._offers)
+                if spec.narrowest <= offer.width <= spec.widest and all(kind in allowed for kind, _ in offer.groups)
+            ]
+        return self._able[key]
+
+    def _ask_goodputs(self, estimates: KnowsGoodput, job: Job, able: Sequence[int]) -> Sequence[Answer]:
+        """From an estimator that tunes batches itself."""
+        offers, size = [self._offers[place] for place in able], self._view.cluster.node_size
         alike = [offer for offer in offers if len(offer.groups) == 1]
-        several = [offer.width > cluster.node_size[offer.groups[0][0]] for offer in alike]
-        found = estimates.goodputs(spec, [offer.width for offer in alike], several)
+        several = [offer.width > size[offer.groups[0][0]] for offer in alike]
+        found = estimates.goodputs(job.spec, [offer.width for offer in alike], several)
         known = {offer: Answer(rate, batch, is_sure=False) for offer, (rate, batch) in zip(alike, found, strict=True)}
         return [known.get(offer, Answer(0.0)) for offer in offers]
-    answers: list[Answer] = []
-    for offer in offers:
-        place, batch = _tight(cluster, offer), 0
-        if caution.tunes and spec.batch_range is not None:
-            batch = _batch(view, job, offer, place, caution)
-        rate, spread = estimates.rate(spec, replace(place, batch_size=batch) if batch else place)
-        answers.append(Answer(rate * worth_of_step(estimates, spec, batch), batch, spread <= 0.0))
-    return answers
+
+    def _ask(self, job: Job, able: Sequence[int]) -> Sequence[Answer]:
+        estimates, spec = self._view.estimates, job.spec
+        if not self._caution.tunes or spec.batch_range is None:
+            found = [estimates.rate(spec, self._places[place]) for place in able]
+            return [Answer(rate, 0, spread <= 0.0) for rate, spread in found]
+        answers: list[Answer] = []
+        for option in able:
+            place = self._places[option]
+            batch = _batch(self._view, job, self._offers[option], place, self._caution)
+            rate, spread = estimates.rate(spec, replace(place, batch_size=batch) if batch else place)
+            answers.append(Answer(rate * worth_of_step(estimates, spec, batch), batch, spread <= 0.0))
+        return answers
 
 
 def _batch(view: Snapshot, job: Job, offer: Offer, place: Placement, caution: Caution) -> int:
