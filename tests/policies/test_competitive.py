@@ -164,6 +164,13 @@ def test_a_better_vector_is_found_by_measuring() -> None:
                 return Pace(1.0)
             return Pace(0.9 if placement.load <= 1.5 else 0.55)
 
+        def estimator(self) -> Estimator:
+            return MoreIsMore()
+
+    class MoreIsMore(Declared):
+        def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+            return Estimate(placement.fraction)
+
     cluster = Cluster.build([(1, 1, "H200")])
     policy = Competitive(settle_s=1.0, most=2)
     run = drive(policy, cluster, stream(2), Moderate(), report_every_s=0.5)

@@ -47,13 +47,16 @@ class Estimator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """Believes what the spec declares: full rate 1.0 on the width asked for, linear below and above it."""
+    """Believes what the spec declares: full rate 1.0 on the width asked for, linear below and above it.
+
+    Where the shares of a device sum past the whole of it, each is worth so much less.
+    """
 
     version: int = 0
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
         """Width held over width asked for, times the share of each device."""
-        return Estimate(placement.num_devices / spec.devices * placement.fraction)
+        return Estimate(placement.num_devices / spec.devices * placement.fraction / max(1.0, placement.load))
 
     def remaining(self, job: Job, at: float) -> Estimate:
         """Declared work less work done."""
