@@ -71,14 +71,6 @@ class Figures:
         )
         return replace(self, fixed=fixed, per_sample=per_sample, hidden=hidden, bytes=bytes_)
 
-    def moved(self, name: str, place: int | slice, by: float) -> Figures:
-        """With one figure, or one of every training, changed a little."""
-        values: Floats = getattr(self, name).copy()
-        values[place] += by
-        changed = replace(self)
-        setattr(changed, name, values)
-        return changed
-
 
 class Carried(NamedTuple):
     """Seconds that transfers take."""
@@ -87,6 +79,19 @@ class Carried(NamedTuple):
     input: Floats  # [member]
     once: Floats  # [stage] one pass
     alone: Floats  # [load] by itself on its link
+    by_links: Floats  # [stage] of one pass, what the links' speeds make it take, before latencies and crowding
+    crowd: Floats  # [stage] what crowding makes of a pass
+
+
+class Changes(NamedTuple):
+    """By how much the logarithm of each member's step grows with each figure."""
+
+    speed: Floats  # [member, link kind]
+    latency: Floats  # [member, link kind]
+    crowding: Floats  # [member, 4]
+    compute: Floats  # [member] with the logarithm of its seconds of computing
+    hidden: Floats  # [member]
+    bytes: Floats  # [member]
 
 
 class Steps:
@@ -144,16 +149,17 @@ class Steps:
         amount = np.where(self._is_fed, self._fed[layout.stage_member], learned[layout.stage_member])
         alone = layout.load_portion * amount[layout.load_stage] / np.exp(figures.speed[layout.load_kind])
         if not len(alone):
-            none = np.zeros(layout.num_members)
-            return Carried(none, none, np.empty(0), alone)
-        once = self._bottleneck(alone * met) + layout.stage_hops @ np.exp(figures.latency)
-        once *= np.exp(np.clip(self.spread, *figures.reach) @ figures.crowding)[layout.stage_member]
+            none, empty = np.zeros(layout.num_members), np.empty(0)
+            return Carried(none, none, empty, alone, empty, empty)
+        by_links = self._bottleneck(alone * met)
+        crowd = np.exp(np.clip(self.spread, *figures.reach) @ figures.crowding)[layout.stage_member]
+        once = (by_links + layout.stage_hops @ np.exp(figures.latency)) * crowd
         whole = once * layout.stage_repeats
         gradients, fed = (
             np.bincount(layout.stage_member, whole * (layout.stage_stream == stream), layout.num_members).astype(float)
             for stream in (GRADIENTS, INPUT)
         )
-        return Carried(gradients, fed, once, alone)
+        return Carried(gradients, fed, once, alone, by_links, crowd)
 
     def _bottleneck(self, seconds: Floats) -> Floats:
         """The slowest link of each kind counts, and of these the slowest most: they hold each other up a little."""
@@ -173,7 +179,7 @@ class Steps:
         crowd = layout.load_flows[other] / layout.load_flows[own]
         stage = layout.load_stage[other]
         for _ in range(_ROUNDS):
-            _, _, once, alone = self.transfers(figures, met)
+            _, _, once, alone, *_ = self.transfers(figures, met)
             busy = np.minimum(1.0, once[stage] * layout.stage_repeats[stage] / total[layout.stage_member[stage]])
             rate = np.minimum(alone[other] / once[stage], 0.999)  # of the link's speed, while it is at it
             slower = np.minimum(crowd, rate / (1.0 - rate))
@@ -189,6 +195,51 @@ class Steps:
         over = sync - compute / (1.0 + np.exp(-figures.hidden[self.training]))
         seen = 0.5 * (over + np.sqrt(over**2 + (_SOFT * sync) ** 2))
         return np.asarray(np.maximum(compute + seen, carried.input))
+
+    def changes(self, figures: Figures, compute: Floats, met: Floats) -> tuple[Floats, Changes]:
+        """Seconds of a step, and the derivatives of their logarithm; `met` is held fixed.
+
+        With q = √((S − o·C)² + (soft·S)²) and v = ½ (1 + (S − o·C)/q), what is seen of the transfers grows with C by
+        −v·o and with S by v + ½ soft²·S/q. A member that waits for its input changes with the input's transfers alone.
+        """
+        carried = self.transfers(figures, met)
+        sync, odds = carried.gradients, 1.0 / (1.0 + np.exp(-figures.hidden[self.training]))
+        over = sync - odds * compute
+        root = np.sqrt(over**2 + (_SOFT * sync) ** 2)
+        total = compute + 0.5 * (over + root)
+        is_fed = carried.input > total
+        total = np.maximum(total, carried.input)
+        part = np.where(is_fed, 0.0, 1.0 / total)
+        seen = 0.5 * (1.0 + over / root)
+        of_sync = part * (seen + 0.5 * _SOFT**2 * sync / root)
+        by_compute, by_hidden = part * compute * (1.0 - seen * odds), -part * compute * seen * odds * (1.0 - odds)
+        moved = self._moved(figures, carried, met, of_sync, np.where(is_fed, 1.0 / total, 0.0))
+        return total, Changes(*moved[:3], by_compute, by_hidden, moved[3])
+
+    def _moved(
+        self, figures: Figures, carried: Carried, met: Floats, of_sync: Floats, of_input: Floats
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        """Through transfers, by speed, latency, crowding and bytes: `of_sync` and `of_input` for each second of them.
+
+        A pass is (links + latencies) · crowd; each kind of link has the part (its slowest / links)^sharp of the first.
+        """
+        layout, num_kinds = self.layout, len(figures.speed)
+        size = layout.num_members, num_kinds
+        if not len(carried.once):
+            return np.zeros(size), np.zeros(size), np.zeros((size[0], 4)), np.zeros(size[0])
+        member, is_sync = layout.stage_member, layout.stage_stream == GRADIENTS
+        worth = layout.stage_repeats * np.where(is_sync, of_sync[member], of_input[member])
+        kind, stage = layout.load_kind[self._kind_firsts], layout.load_stage[self._kind_firsts]
+        slowest = np.maximum.reduceat(carried.alone * met, self._kind_firsts)
+        linked = worth * carried.by_links * carried.crowd  # [stage]
+        through = linked[stage] * (slowest / carried.by_links[stage]) ** _SHARP
+        speed = -np.bincount(member[stage] * num_kinds + kind, through, size[0] * num_kinds)
+        waits = (worth * carried.crowd)[:, None] * layout.stage_hops * np.exp(figures.latency)
+        latency = np.stack([np.bincount(member, waits[:, place], size[0]) for place in range(num_kinds)], axis=1)
+        whole = np.bincount(member, worth * carried.once, size[0])
+        crowding = whole[:, None] * np.clip(self.spread, *figures.reach)
+        learned = np.bincount(member, linked * is_sync, size[0]) * (self._declared <= 0.0)
+        return np.asarray(speed.reshape(size)), np.asarray(latency), np.asarray(crowding), np.asarray(learned)
 
     def parts(self, figures: Figures) -> tuple[Floats, Floats, Floats]:
         """Seconds of computing, of gradients in transfer, and of the whole step."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from carpool.core.estimates import Estimate
 from carpool.predictors.fabric import Fabric, Wire
 from carpool.predictors.gaussian import GaussianProcess
 from carpool.predictors.layout import Floats, Group, Ints, Runner, lay_out
-from carpool.predictors.link_fit import fit
+from carpool.predictors.link_fit import fit, fit_trainings, tellers
 from carpool.predictors.link_speeds import Figures, Steps
 
 _SCHEMA = 1
@@ -118,8 +119,7 @@ class _Learned:
         self._kinds = list(dict.fromkeys(kind for runner in runners for kind in runner.kinds))
         steps = self._steps(fabric, groups)
         measured = np.array([value for values in seconds for value in values])
-        expected = Figures.expected(fabric, len(self._kinds), len(self._trainings))
-        self.figures = fit(steps, measured, expected)
+        self.figures = self._fitted(fabric, groups, steps, measured)
         self._links = {kind for kind, uses in zip(fabric.kinds, steps.link_uses(), strict=True) if uses}
         compute, sync, total = steps.parts(self.figures)
         left = np.log(measured / total)
@@ -127,6 +127,22 @@ class _Learned:
         self._counts = np.bincount(steps.training, minlength=len(self._trainings) + 1).astype(float)  # steps of each
         self._error = float(np.sqrt(np.mean(left**2)))
         self._habits = self._learn_habits(steps, _features(steps, compute, sync), left) if habits else {}
+
+    def _fitted(self, fabric: Fabric, groups: Sequence[Group], steps: Steps, measured: Floats) -> Figures:
+        """Everything together, or, where there are many trainings, some together and the others after them."""
+        expected = Figures.expected(fabric, len(self._kinds), len(self._trainings))
+        chosen = tellers(steps)
+        told = np.array([training in chosen for training in steps.training.tolist()])
+        if told.all():
+            return fit(steps, measured, expected)
+        firsts = np.cumsum([0, *map(len, groups)])
+        told = np.repeat([told[a:b].any() for a, b in pairwise(firsts.tolist())], np.diff(firsts))
+        some = [group for group, first in zip(groups, firsts.tolist(), strict=False) if told[first]]
+        trainings = {each: place for place, each in enumerate(dict.fromkeys(steps.training[told].tolist()))}
+        layout = lay_out(fabric, self._kinds, some)
+        few = Steps(layout, [trainings[each] for each in steps.training[told].tolist()])
+        known = fit(few, measured[told], Figures.expected(fabric, len(self._kinds), len(trainings)))
+        return fit_trainings(steps, measured, expected, known)
 
     def _learn_habits(self, steps: Steps, features: Floats, left: Floats) -> dict[int, _Habit]:
         """What is left unexplained of each training that was seen often enough."""
@@ -141,14 +157,16 @@ class _Learned:
         """One for each member of each group."""
         if not any(groups):
             return []
-        strange = self._are_strange(fabric, [runner for group in groups for runner in group])
-        known = [[self._like_known(runner) for runner in group] for group in groups]
-        steps = self._steps(fabric, known)
+        runners = [runner for group in groups for runner in group]
+        strange = self._are_strange(fabric, runners)
+        if not {kind for kinds in {runner.kinds for runner in runners} for kind in kinds} <= set(self._kinds):
+            groups = [[self._like_known(runner) for runner in group] for group in groups]
+        steps = self._steps(fabric, groups)
         compute, sync, total = steps.parts(self._with_average)
         features = _features(steps, compute, sync)
         seen = self._counts[steps.training]
         shift, spread = np.zeros(len(total)), np.hypot(self._error, _GUESSED / (1.0 + seen))
-        for training, mine in _by_training(steps):
+        for training, mine in _by_training(steps) if self._habits else ():
             habit = self._habits.get(training)
             if habit is not None:
                 shift[mine], apart = habit.predict(features[mine])
