@@ -76,3 +76,14 @@ def test_batches_that_were_never_measured_are_asked_for_alone() -> None:
     before = counted.steps
     places.ratio(JobId("j0"), on(1, 64), on(2, 128))
     assert counted.steps == before + 1
+
+
+def test_what_only_those_were_measured_in_who_ask_is_not_asked_of_others() -> None:
+    apart = Place(((KIND, 1), (KIND, 2)), 64)
+    places = Places(CLUSTER).fit([*measured(6), (JobId("j0"), apart, 2.0)])
+    counted = Counted(places._throughput)
+    places._throughput = counted  # type: ignore[assignment]
+    places.ratio(JobId("j0"), apart, apart)
+    assert counted.steps == 1
+    places.ratio(JobId("j1"), Place(apart.groups, 65), Place(apart.groups, 65))
+    assert counted.steps == 6

@@ -71,12 +71,13 @@ class Live:
         self._profiles = dict(profiles or {})
         self._rates: dict[_Key, RateSeen] = {}
         self._of_job: dict[JobId, list[_Key]] = {}
+        self._near: dict[JobId, dict[_Key, _Key]] = {}  # see `_nearest`
         self._totals: dict[JobId, float] = {}
         self._over: deque[JobId] = deque()  # of which more than lengths is remembered
         self._forgotten_s = (0.0, 0)  # lengths alone of those of which it is not: their sum, and how many they are
         self._typical = (-1, _TYPICAL_S)  # see `_typical_s`, and the version it is of
         self._settings = 0  # in which some job was ever measured
-        self._places: tuple[tuple[Cluster, int], Places] | None = None  # and what it was fitted to
+        self._places: tuple[Cluster, int, Places] | None = None  # after the cluster and stage that it was fitted to
         self.has_company: Callable[[Job], bool] = lambda job: False  # whether others hold some of its devices too
         self._batches = BatchesSeen()
 
@@ -244,6 +245,7 @@ class Live:
             self._forgotten_s = (total_s + length_s, count + 1)
         for key in self._of_job.pop(job, ()):
             del self._rates[key]
+        self._near.pop(job, None)
         self._lessons_of.pop(job, None)
         self._profiles.pop(job, None)
         self._batches.forget(job)
@@ -265,6 +267,7 @@ class Live:
         known = self._rates.get(key)
         if known is None:
             self._of_job.setdefault(job.id, []).append(key)
+            self._near.pop(job.id, None)
             self._settings += 1
         if report.alone:
             self._rates[key] = RateSeen(report.rate, report.rate * _PROBED)
@@ -290,14 +293,14 @@ class Live:
 
         A fit takes longer the more there is to fit, so that it is not made for every one: see `_stage`.
         """
-        known = (self.cluster, _stage(self._settings))
-        if self._places is None or self._places[0] != known:
+        cluster, stage, places = self._places or (None, 0, None)
+        if places is None or cluster != self.cluster or stage != _stage(self._settings):
             whole = [(key, measured.mean) for key, measured in self._rates.items() if key[2] == 1.0 and not key[4]]
-            places = None if self._places is None else self._places[1]
             if places is None or places.cluster != self.cluster:
                 places = Places(self.cluster)  # the routes over its links are kept while it stays as it is
-            self._places = known, places.fit([(key[0], Place(key[1], key[3]), rate) for key, rate in whole])
-        return self._places[1]
+            places.fit([(key[0], Place(key[1], key[3]), rate) for key, rate in whole])
+            self._places = self.cluster, _stage(self._settings), places
+        return places
 
     def _relative(self, groups: Groups, fraction: float) -> float:
         """How fast a job is there, relative to one device of speed 1."""
@@ -313,7 +316,8 @@ class Live:
         """Seconds of a step by batch, T = a + b·m, where two batches or more were measured in the same place."""
         if len(keys := self._of_job[wanted[0]]) < 2:
             return None
-        alike = [key for key in keys if (*key[:3], key[4]) == (*wanted[:3], wanted[4])]
+        _, groups, fraction, _, shared = wanted
+        alike = [key for key in keys if key[1] == groups and key[2] == fraction and key[4] == shared]
         if len(alike) < 2:
             return None
         return (
@@ -326,12 +330,15 @@ class Live:
         keys = self._of_job.get(job, ())
         if len(keys) < 2:
             return keys[0] if keys else None
-        speed = self._relative(groups, fraction)
-        return min(
-            reversed(keys),
-            key=lambda key: (abs(self._relative(key[1], key[2]) - speed), abs(key[3] - batch_size)),
-            default=None,
-        )
+        known = self._near.setdefault(job, {})
+        found = known.get(wanted)
+        if found is None:
+            speed = self._relative(groups, fraction)
+            found = known[wanted] = min(
+                reversed(keys),
+                key=lambda key: (abs(self._relative(key[1], key[2]) - speed), abs(key[3] - batch_size)),
+            )
+        return found
 
     def _alone(self, job: JobId) -> float:
         """The job's rate on one device of speed 1, as far as is known."""

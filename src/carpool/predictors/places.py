@@ -40,11 +40,12 @@ class Places:
         self._batches: dict[JobId, set[int]] = {}  # that a job was measured with
         self._like: dict[Place, Runner | None] = {}  # a job there, its name left out
         self._steps: dict[JobId, dict[Place, Estimate | None]] = {}
-        self._asked: set[Groups] = set()
+        self._there: dict[Groups, set[JobId]] = {}  # who was measured where
+        self._asked: set[tuple[Groups, bool]] = set()
 
     def fit(self, measured: Iterable[tuple[JobId, Place, float]]) -> Places:
         """From scratch, to jobs in places and their steps per second."""
-        for known in (self._widths, self._batches, self._steps, self._asked):
+        for known in (self._widths, self._batches, self._steps, self._there, self._asked):
             known.clear()
         groups, seconds = [], []
         for job, place, rate in measured:
@@ -52,6 +53,7 @@ class Places:
             if runner is not None:
                 self._widths.setdefault(job, set()).add(place.width)
                 self._batches.setdefault(job, set()).add(place.batch_size)
+                self._there.setdefault(place.groups, set()).add(job)
                 groups.append([runner])
                 seconds.append([1.0 / rate])
         self._throughput.fit(groups, seconds)
@@ -68,19 +70,24 @@ class Places:
         return Estimate(ratio, ratio * new.std / new.mean)
 
     def _step_s(self, job: JobId, place: Place) -> Estimate | None:
-        """Plans ask for the same places again and again, and for what they ask of one job they ask of all."""
+        """Plans ask for the same places again and again, and what they ask of one job they ask of others too."""
         steps = self._steps.setdefault(job, {})
         if place not in steps:
-            self._predict([(job, place), *self._others_there(place.groups)])
+            self._predict([(job, place), *self._others_there(job, place.groups)])
         return steps[place]
 
-    def _others_there(self, groups: Groups) -> Iterator[tuple[JobId, Place]]:
-        """Each job of which places can be compared, on those devices with its batches; nobody the second time."""
-        if groups not in self._asked:
-            self._asked.add(groups)
-            for job, widths in self._widths.items():
-                if len(widths) > 1:
-                    yield from [(job, Place(groups, batch_size)) for batch_size in self._batches[job]]
+    def _others_there(self, job: JobId, groups: Groups) -> Iterator[tuple[JobId, Place]]:
+        """Jobs of which places can be compared, on those devices with their batches; nobody the second time.
+
+        A job that was measured there is asked about with all others that were, and any other one with everybody.
+        """
+        there = self._there.get(groups, ())
+        asked = (groups, job in there)
+        if asked not in self._asked:
+            self._asked.add(asked)
+            for other, widths in self._widths.items():
+                if len(widths) > 1 and (not asked[1] or other in there):
+                    yield from [(other, Place(groups, batch_size)) for batch_size in self._batches[other]]
 
     def _predict(self, asked: Iterable[tuple[JobId, Place]]) -> None:
         """Find the steps that are not known yet, all at once."""
