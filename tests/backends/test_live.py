@@ -42,6 +42,15 @@ def test_nothing_known_is_told_as_unsure() -> None:
     assert live.rate(SPEC, on(1, 0.5)).mean == 0.5
 
 
+def test_a_plan_says_whose_speed_nobody_knows_until_they_have_run() -> None:
+    live = Live(CLUSTER)
+    rig = Rig(cluster=CLUSTER, estimator=live)
+    rig.say(0.0, JobSubmitted(SPEC))
+    learned(live, OTHER, 10.0, 0)
+    rig.say(1.0, JobSubmitted(OTHER))
+    assert [record.planned.guessed for record in rig.records if record.planned] == [(SPEC.id,), ()]
+
+
 def test_a_measured_rate_is_believed_where_it_was_measured() -> None:
     live = Live(CLUSTER)
     learned(live, SPEC, 10.0, 0)

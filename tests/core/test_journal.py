@@ -111,7 +111,8 @@ json_values = st.recursive(
 def plans(draw: st.DrawFn) -> Planned:
     made = tuple(draw(st.lists(changes, max_size=2)))
     believed = tuple(draw(floats) for _ in made)
-    return Planned(draw(texts), made, believed, draw(st.none() | floats), draw(json_values))
+    guessed = tuple(change.job for change in made if draw(st.booleans()))
+    return Planned(draw(texts), made, believed, draw(st.none() | floats), draw(json_values), guessed)
 
 
 records = st.builds(Record, floats, st.lists(facts, max_size=3), st.none() | plans(), st.lists(facts, max_size=1))

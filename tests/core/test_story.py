@@ -69,6 +69,13 @@ def test_decisions_in_words() -> None:
     assert list(story(records, JobId("b"))) == [(1.0, "is taken off its devices: it is next")]
 
 
+def test_a_speed_that_is_only_guessed_is_not_told() -> None:
+    changes = Change(A, Allocation.of(0)), Change(JobId("b"), Allocation.of(1))
+    records = [Record(1.0, (), Planned("it is next", changes, (1.0, 1.0), guessed=(A,)))]
+    assert list(story(records, A)) == [(1.0, "gets device 0, its speed not known yet: it is next")]
+    assert list(story(records, JobId("b"))) == [(1.0, "gets device 1, 1 units/s expected: it is next")]
+
+
 def test_work_and_devices_are_called_what_they_are_called_there() -> None:
     changes = (Change(A, Allocation.of(0, 1)), Change(A, Allocation.of(1, 2)))
     facts = [AssignApplied(A, 3, 4.0), ProgressReported(A, 3, 5.0, 2.0)]

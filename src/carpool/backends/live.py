@@ -151,6 +151,10 @@ class Live:
         guess = self._rates[near].mean * first.mean / there.mean
         return Estimate(guess, guess * _UNSURE)
 
+    def knows_scale(self, spec: JobSpec) -> bool:
+        """Whether it has run or has a profile; before that its rate on the reference is called 1."""
+        return spec.id in self._of_job or spec.id in self._profiles
+
     def first_belief(self, spec: JobSpec, placement: Placement) -> Belief:
         """Steps per second before the job has run, and why: from its profile, else a guess of how places compare."""
         guess = self._relative(placement.groups, placement.fraction) / max(1.0, placement.load)

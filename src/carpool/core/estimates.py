@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobSpec
@@ -42,6 +42,15 @@ class Estimator(Protocol):
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
         """Take in one measurement."""
+        ...
+
+
+@runtime_checkable
+class KnowsScale(Protocol):
+    """An estimator that says of some jobs only how places compare, until they have run."""
+
+    def knows_scale(self, spec: JobSpec) -> bool:
+        """Whether its rates of a job are units of work per second."""
         ...
 
 

@@ -172,6 +172,8 @@ def _planned_to_json(planned: Planned) -> dict[str, Any]:
         value["wake_at"] = planned.wake_at
     if planned.note is not None:
         value["note"] = planned.note
+    if planned.guessed:
+        value["guessed"] = planned.guessed
     return value
 
 
@@ -184,7 +186,8 @@ def _planned_from_json(value: dict[str, Any]) -> Planned:
         )
         for item in value["changes"]
     )
-    return Planned(value["reason"], changes, tuple(value["believed"]), value.get("wake_at"), value.get("note"))
+    told = value["reason"], changes, tuple(value["believed"]), value.get("wake_at"), value.get("note")
+    return Planned(*told, tuple(map(JobId, value.get("guessed", ()))))
 
 
 # -------------------------------------------------------------------------------------------------------- header

@@ -269,13 +269,17 @@ class Change(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What was decided, why, and what was believed: the rate expected of each change, in the order of the changes."""
+    """What was decided, why, and what was believed: the rate expected of each change, in the order of the changes.
+
+    Of jobs that are only `guessed` it was not known how fast they are, only how places compare.
+    """
 
     reason: str
     changes: tuple[Change, ...] = ()
     believed: tuple[float, ...] = ()
     wake_at: float | None = None
     note: object = None
+    guessed: tuple[JobId, ...] = ()
 
 
 class Record(NamedTuple):

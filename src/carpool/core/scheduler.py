@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from carpool.core.balance import Balance
+from carpool.core.believing import guesses_of, rates_of
 from carpool.core.books import Books
 from carpool.core.errors import CarpoolError, InputError, Overbooked
 from carpool.core.estimates import Declared, Estimator
@@ -26,7 +26,7 @@ from carpool.core.messages import (
     in_folding_order,
 )
 from carpool.core.model import DeviceId, Job, JobId, Phase
-from carpool.core.policy import Cadence, Plan, Policy, Snapshot, placement_of
+from carpool.core.policy import Cadence, Plan, Policy, Snapshot
 from carpool.core.ports import Observer
 from carpool.core.ranking import Ranks, pressure
 from carpool.core.rationing import lacking, left_to_others, rationed
@@ -288,9 +288,9 @@ class Scheduler:
             return None
         if plan.drafted is not None:
             self._books.occupancy.absorb(plan.drafted)  # checked while it was drafted
-        jobs = self._foreseen(plan.changes) if self._books.occupancy.is_shared else self._books.jobs
-        believed = tuple([self._believed_rate(change, jobs) for change in plan.changes])
-        planned = Planned(plan.reason, plan.changes, believed, plan.wake_at, plan.note)
+        believed = rates_of(plan.changes, self._books.jobs, self._books.occupancy, self._estimator)
+        guessed = guesses_of(plan.changes, self._books.jobs, self._estimator)
+        planned = Planned(plan.reason, plan.changes, believed, plan.wake_at, plan.note, guessed)
         self._books.adopt(at, planned, orders)
         self._remember(at, planned)
         return planned
@@ -339,16 +339,3 @@ class Scheduler:
         self.timing.planned(at, planned.wake_at)
         if planned.note is not None:
             self._view.note = planned.note
-
-    def _foreseen(self, changes: Sequence[Change]) -> Mapping[JobId, Job]:
-        """The jobs as they will stand after a plan: those who start in it are neighbours of each other already."""
-        jobs = self._books.jobs
-        return ChainMap({job: jobs[job]._replace(desired=held) for job, held, _ in changes}, jobs)
-
-    def _believed_rate(self, change: Change, jobs: Mapping[JobId, Job]) -> float:
-        if change.allocation is None:
-            return 0.0
-        job = self._books.jobs[change.job]
-        occupancy = self._books.occupancy
-        placement = placement_of(occupancy, jobs, job, change.allocation, sharing=occupancy.is_shared)
-        return self._estimator.rate(job.spec, placement).mean

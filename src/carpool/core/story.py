@@ -132,7 +132,9 @@ def _of_change(planned: Planned, index: int, change: Change, words: Words) -> st
     fractions = {share.fraction for share in change.allocation.shares}
     part = "" if fractions == {1.0} else f" at {'/'.join(f'{fraction:.0%}' for fraction in sorted(fractions))}"
     held = _named(change.allocation, words.devices)
-    return f"gets {held}{part}, {planned.believed[index]:.4g} {words.unit}/s expected: {planned.reason}"
+    rate = f"{planned.believed[index]:.4g} {words.unit}/s expected"
+    rate = "its speed not known yet" if change.job in planned.guessed else rate
+    return f"gets {held}{part}, {rate}: {planned.reason}"
 
 
 def _named(allocation: Allocation, names: Mapping[int, str]) -> str:

@@ -175,7 +175,7 @@ def show_changes(planned: Planned, names: Mapping[int, str], visible: set[JobId]
             change.job if change.job in visible else "",
             holdings(change.allocation, names),
             0 if change.allocation is None else change.allocation.batch_size,
-            believed,
+            0.0 if change.job in planned.guessed else believed,
         )
         for change, believed in zip(planned.changes, planned.believed, strict=True)
     )

@@ -148,7 +148,7 @@ class ChangeView:
     job: str
     holds: tuple[Holding, ...]
     batch_size: int
-    believed: float  # units of work per second expected
+    believed: float  # units of work per second expected; 0: not known yet
 
 
 @dataclass(frozen=True, slots=True)
