@@ -231,10 +231,16 @@ class _Asker:
         rates, batches = np.zeros(len(self._offers)), np.zeros(len(self._offers), np.int64)
         is_guess = np.zeros(len(self._offers), np.bool_)
         answers = self._ask(job, able) if self._goodputs is None else self._ask_goodputs(self._goodputs, job, able)
-        if answers:
-            rates[able], batches[able], is_sure = map(np.array, zip(*answers, strict=True))
-            is_guess[able] = ~is_sure
-        return Row(rates, batches, is_guess, not is_guess.any())
+        if not answers:
+            return Row(rates, batches, is_guess, is_sure=True)
+        told, chosen, sure = zip(*answers, strict=True)
+        rates[able] = told
+        if any(chosen):
+            batches[able] = chosen
+        is_sure = all(sure)
+        if not is_sure:
+            is_guess[able] = np.logical_not(sure)
+        return Row(rates, batches, is_guess, is_sure)
 
     def _able_for(self, job: Job) -> list[int]:
         """Offers of a width and of kinds that the job may have."""

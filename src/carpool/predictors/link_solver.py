@@ -22,6 +22,7 @@ from carpool.predictors.link_errors import Errors, Slopes
 from carpool.predictors.one_thread import one_thread
 
 _STEPS, _FIRST, _AFTER = 30, 20, 3  # at most: in what is shared; of each training's own before these, and after each
+_OWN = 12  # of each training's own alone: what they still would save is little beside what steps differ by chance
 _GOOD, _GOOD_OWN = 1e-5, 1e-3  # of the error that a step must save for another to be taken
 _DAMPED, _LESS, _MORE = 0.1, 0.2, 4.0  # of the diagonal at first, after a step that helps, after one that does not
 _DAMPED_OWN, _LESS_OWN, _MORE_OWN = 1.0, 0.1, 3.0
@@ -54,7 +55,7 @@ def solve(errors: Errors, row: Floats) -> Floats:
 def solve_own(errors: Errors, row: Floats) -> Floats:
     """The same, with what is shared by all as it is."""
     with one_thread(), np.errstate(over="ignore"):
-        return _Own(errors).solved(row, _FIRST)
+        return _Own(errors).solved(row, _OWN)
 
 
 class _Bent(NamedTuple):

@@ -72,9 +72,11 @@ class Places:
     def _step_s(self, job: JobId, place: Place) -> Estimate | None:
         """Plans ask for the same places again and again, and what they ask of one job they ask of others too."""
         steps = self._steps.setdefault(job, {})
-        if place not in steps:
+        found = steps.get(place)
+        if found is None and place not in steps:
             self._predict([(job, place), *self._others_there(job, place.groups)])
-        return steps[place]
+            found = steps[place]
+        return found
 
     def _others_there(self, job: JobId, groups: Groups) -> Iterator[tuple[JobId, Place]]:
         """Jobs of which places can be compared, on those devices with their batches; nobody the second time.
