@@ -82,6 +82,24 @@ def test_one_training_learns_from_the_other() -> None:
     assert found.mean == pytest.approx(truth("large", (2, 2), 16.0), rel=0.25)
 
 
+def test_of_many_trainings_those_that_did_not_tell_of_links_are_known_as_well() -> None:
+    groups, seconds = history([(1,), (2,), (1, 1), (2, 2)])
+    for number in range(60):  # more than it takes to know the links, and seen less
+        for counts in ((1,), (2,)):
+            groups.append([runner("small", counts, 16.0)._replace(model=f"copy {number}")])
+            seconds.append([truth("small", counts, 16.0)])
+    model = Throughput(FABRIC).fit(groups, seconds)
+    asked = [[runner("small", (2, 2), 16.0)._replace(model=f"copy {number}")] for number in range(60)]
+    found = np.array([answer.mean for (answer,) in model.predict(asked)])
+    assert np.abs(found / truth("small", (2, 2), 16.0) - 1.0).max() < 0.2
+
+
+def test_trainings_on_one_device_each_say_nothing_of_links() -> None:
+    seen = [[runner("small", (1,), 16.0)._replace(model=f"copy {number}")] for number in range(60)]
+    model = Throughput(FABRIC).fit(seen, [[0.1 * (1 + number % 3)] for number in range(60)])
+    assert [answer.mean for (answer,) in model.predict(seen[:3])] == pytest.approx([0.1, 0.2, 0.3], rel=0.01)
+
+
 def test_a_stranger_is_answered_with_doubt() -> None:
     model = Throughput(FABRIC).fit(*history([(1,), (2,)]))
     known, stranger = (

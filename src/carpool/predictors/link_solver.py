@@ -33,7 +33,7 @@ _FAR = 2.0  # that a figure moves in one step, in logarithms
 def solve(errors: Errors, row: Floats) -> Floats:
     """The best row near another one."""
     own = _Own(errors)
-    with one_thread(), np.errstate(over="ignore"):  # a step that goes too far is not kept
+    with one_thread(), np.errstate(all="ignore"):  # a step that goes too far is not kept
         row = own.solved(row, _FIRST)
         cost, damping = own.cost(row), _DAMPED
         for _ in range(_STEPS):
@@ -54,7 +54,7 @@ def solve(errors: Errors, row: Floats) -> Floats:
 
 def solve_own(errors: Errors, row: Floats) -> Floats:
     """The same, with what is shared by all as it is."""
-    with one_thread(), np.errstate(over="ignore"):
+    with one_thread(), np.errstate(all="ignore"):
         return _Own(errors).solved(row, _OWN)
 
 
