@@ -15,7 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 import carpool
 
@@ -31,13 +33,34 @@ def clocked(
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     training: carpool.Training = getattr(import_module(file.stem), function)(**(args or {}))
-    note = Clock(notes)
-
-    def after_update(model: nn.Module, step: int) -> None:
-        note(step, carpool.digest(model) if hashed else "")
-
     stop = carpool.Stop(steps=steps)
-    return replace(training, stop=stop, evaluate=None, best="", schedule=None, after_update=after_update)
+    training = replace(training, stop=stop, evaluate=None, best="", schedule=None)
+    note = Clock(notes)
+    if not hashed:  # a hook after updates would keep the shards of an exact job on one core
+        return replace(training, schedule=Noting(training.optimizer, note), schedule_every="step")
+    return replace(training, after_update=lambda model, step: note(step, carpool.digest(model)))
+
+
+class Noting(LRScheduler):
+    """A schedule that changes no learning rate and writes down when it was asked to."""
+
+    def __init__(self, optimizer: Optimizer, note: Clock) -> None:
+        self._note = note
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """As they are."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def step(self, epoch: int | None = None) -> None:
+        """An update was made."""
+        super().step(epoch)
+        if self.last_epoch:  # the first time is its own beginning
+            self._note(self.last_epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has to be kept of it."""
+        return {"last_epoch": self.last_epoch}
 
 
 class Clock:

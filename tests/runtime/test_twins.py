@@ -6,7 +6,8 @@ import copy
 import mmap
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from carpool.runtime import twins
+from carpool.runtime import beside, twins
+from carpool.runtime.datasets.tensors import TensorData
 from carpool.runtime.digest import digest
 from carpool.runtime.goals import Stop
+from carpool.runtime.room import make_room
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.training import Training
 from carpool.testing import plain_loop
@@ -43,7 +46,7 @@ def nobody_is_left() -> Iterator[None]:
 def side_by_side(training: Training, cores: int, **options: Any) -> Trainer:
     trainer = Trainer(training, exact=True, shards=8, **options)
     assert trainer.beside is not None
-    trainer.beside.cores = cores
+    trainer.beside.meet(cores)
     return trainer
 
 
@@ -72,18 +75,17 @@ def test_any_number_of_cores_gives_the_bits_of_the_plain_loop(make_training: Any
 
 
 def test_twins_pass_shards(make_training: Any) -> None:
-    """All but one wait for each other in a pass: who is alone would wait for ever."""
-    met = shared_number()
+    """All three wait for each other in a pass: who is alone would wait for ever."""
+    came = torch.frombuffer(mmap.mmap(-1, 4096), dtype=torch.uint8)  # one place for each process: nobody adds up
 
     def meet(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        met.add_(1)
-        while int(met) < 3:
+        came[os.getpid() % 4096] = 1
+        while int(came.sum()) < 3:
             os.sched_yield()
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    trainer = side_by_side(make_training(loss=meet, stop=Stop(steps=1)), 3)
-    learned(trainer)
-    assert int(met) == 8
+    learned(side_by_side(make_training(loss=meet, stop=Stop(steps=1)), 3))
+    assert int(came.sum()) == 3
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
@@ -107,44 +109,138 @@ def test_where_every_process_can_have_a_core_each_keeps_to_one_in_its_passes(mak
         os.sched_setaffinity(0, before)
 
 
-class Cooling:
-    """A temperature that the loss divides by, and that falls after every update; it also shrinks the weights."""
+def annealed(make_training: Any) -> Training:
+    """A training whose loss looks at its learning rate, which falls from step to step, and at its schedule."""
+    training: Training = make_training()
+    optimizer = training.optimizer
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
 
-    def __init__(self) -> None:
-        self.at = 4.0
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        weight: float = optimizer.param_groups[0]["lr"] / (1.0 + schedule.last_epoch)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]) * (1.0 + weight)
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return nn.functional.cross_entropy(model(batch[0]) / self.at, batch[1])
-
-    def after_update(self, model: nn.Module, step: int) -> None:
-        self.at *= 0.9
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.0 - 0.01 * step)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
+    return replace(training, loss=loss, schedule=schedule, schedule_every="step")
 
 
-def cooling(make_training: Any) -> Training:
-    made = Cooling()
-    training: Training = make_training(loss=made.loss, after_update=made.after_update, state={"cooling": made})
+def test_a_loss_that_looks_at_learning_rate_and_schedule_sees_those_of_the_step(make_training: Any) -> None:
+    trainer = side_by_side(annealed(make_training), 3)
+    begin(trainer)
+    assert len(living()) == 2
+    assert learned(trainer) == plain_loop(annealed(make_training), shards=8).digest
+
+
+def add_noise(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """To all weights, after an update."""
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(torch.randn_like(parameter), alpha=1e-3)
+
+
+def noisy(make_training: Any) -> Training:
+    training: Training = make_training()
+    training.optimizer.register_step_post_hook(add_noise)
     return training
 
 
-def test_hooks_of_the_user_are_followed_and_a_loaded_state_is_too(make_training: Any) -> None:
-    plain = plain_loop(cooling(make_training), shards=8)
-    trainer = side_by_side(cooling(make_training), 3)
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_what_an_optimizer_draws_does_not_hang_on_who_passed_what(make_training: Any, cores: int) -> None:
+    assert learned(side_by_side(noisy(make_training), cores)) == plain_loop(noisy(make_training), shards=8).digest
+
+
+def cooling(make_training: Any) -> Training:
+    """A temperature that the loss divides by falls after every update, and weights shrink then and get some noise."""
+    at = [4.0]
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]) / at[0], batch[1])
+
+    def after_update(model: nn.Module, step: int) -> None:
+        at[0] *= 0.9
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.0 - 0.01 * step).add_(torch.randn_like(parameter), alpha=1e-3)
+
+    training: Training = make_training(loss=loss, after_update=after_update)
+    return training
+
+
+class Kept:
+    """State of the user's own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def kept(make_training: Any) -> Training:
+    training: Training = make_training(state={"own": Kept()})
+    return training
+
+
+def foreign(make_training: Any) -> Training:
+    training: Training = make_training()
+    assert isinstance(training.dataset, TensorData)
+    return replace(training, dataset=torch.utils.data.TensorDataset(*training.dataset.tensors))
+
+
+@pytest.mark.parametrize("make", [cooling, kept, foreign])
+def test_where_code_of_the_user_has_a_say_in_more_than_a_pass_all_keep_to_one_core(
+    make_training: Any, make: Callable[[Any], Training]
+) -> None:
+    trainer = side_by_side(make(make_training), 3)
+    begin(trainer)
+    assert not living()
+    assert learned(trainer) == plain_loop(make(make_training), shards=8).digest
+
+
+def test_a_loaded_state_and_a_new_formation_end_twins(make_training: Any) -> None:
+    plain = plain_loop(make_training(stop=Stop(steps=12)), shards=8)
+    trainer = side_by_side(make_training(stop=Stop(steps=12)), 3)
     trainer.step()
     early = copy.deepcopy(trainer.state_dict())
-    trainer.step()
-    trainer.step()
+    begin(trainer)
     trainer.load_state_dict(early)
     assert not living()
+    begin(trainer)
+    assert trainer.beside is not None
+    trainer.beside.meet(2)
+    assert not living()
+    begin(trainer)
+    assert len(living()) == 1
+    make_room(trainer)
+    begin(trainer)
+    assert not living()
     assert learned(trainer) == plain.digest
+
+
+def test_where_contributions_would_fill_the_memory_all_keep_to_one_core(
+    make_training: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside, "available_bytes", lambda: 4096)
+    trainer = side_by_side(make_training(), 3)
+    begin(trainer)
+    assert not living()
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_what_the_system_does_not_allow_is_done_without(
+    make_training: Any, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    fork, left = os.fork, iter([True] * allowed)
+
+    def limited() -> int:
+        if not next(left, False):
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", limited)
+    trainer = side_by_side(make_training(), 3)
+    begin(trainer)
+    assert len(living()) == allowed
+    assert learned(trainer) == plain_loop(make_training(), shards=8).digest
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
@@ -202,14 +298,13 @@ def test_an_error_of_the_user_shows_as_it_is_and_the_step_can_be_made_again(make
 
 
 def test_a_rank_with_few_shards_or_none_keeps_its_twins_informed(make_training: Any) -> None:
-    trainer = side_by_side(cooling(make_training), 3)
+    trainer = side_by_side(annealed(make_training), 3)
     assert trainer.beside is not None
     for count in (8, 1, 0, 1, 8, 8):
         step = trainer.begin()
         gathered = [*trainer.contribute(step, range(count)), *trainer.contribute(step, range(count, 8))]
         trainer.advance(step, trainer.apply(step, trainer.combine(step, gathered)))
-    trainer.beside.end()
-    assert digest(trainer.training.model) == plain_loop(cooling(make_training), shards=8).digest
+    assert learned(trainer) == plain_loop(annealed(make_training), shards=8).digest
 
 
 def test_trainings_that_read_ahead_keep_to_one_process(make_training: Any) -> None:

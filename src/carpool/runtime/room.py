@@ -28,7 +28,7 @@ def make_room(trainer: Trainer) -> None:
     if trainer.graphs is not None:
         trainer.graphs.forget()  # they hold a whole pass's memory
     if trainer.beside is not None:
-        trainer.beside.end()  # each holds a model and a pass's memory
+        trainer.beside.stay_alone()  # each other process holds a model and a pass's memory
     gc.collect()
     if trainer.device.type == "cuda":
         torch.cuda.empty_cache()

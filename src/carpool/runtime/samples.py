@@ -107,6 +107,11 @@ class Samples:
         """How many batches it can use to know beforehand."""
         return self._readers.depth if self._readers is not None else int(self._ahead is not None)
 
+    @property
+    def is_rows(self) -> bool:
+        """Whether batches are rows of tensors: no code of the user's, no file with a place in it, is asked for them."""
+        return self._rows is not None
+
     def expect(self, requests: list[BatchRequest]) -> None:
         """Say which batches will probably be fetched from now on: a wrong guess costs time and changes nothing."""
         if self._readers is not None:

@@ -40,6 +40,11 @@ def seed_pass(seed: int, step: int, piece: int, number: int = 0) -> None:
     reseed(derive("pass", seed, step, piece, *([number] if number else [])))
 
 
+def seed_update(seed: int, step: int) -> None:
+    """Reseed before an update from several shards: which of them was passed last in this process must not show."""
+    reseed(derive("update", seed, step))
+
+
 def seed_sample(seed: int, epoch: int, sample: int) -> None:
     """Reseed before a sample is read from a dataset that draws random numbers while being read."""
     reseed(derive("sample", seed, epoch, sample))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ from carpool.runtime.precision import settle_training
 from carpool.runtime.progress import Progress
 from carpool.runtime.recorder import CudaRecorder, Recorder
 from carpool.runtime.scaling import LossScale
-from carpool.runtime.seeding import Caveats, intra_op_threads, seed_evaluation, settle
+from carpool.runtime.seeding import Caveats, intra_op_threads, seed_evaluation, seed_update, settle
 from carpool.runtime.shards import (
     Limits,
     check_shards,
@@ -47,6 +47,8 @@ from carpool.runtime.shards import (
 from carpool.runtime.step_source import StepSource
 from carpool.runtime.training import Training, as_metrics
 from carpool.runtime.update import Update
+
+_AS_IT_IS = nullcontext()
 
 DEFAULT_SHARDS = 8
 
@@ -100,7 +102,7 @@ class Trainer:
             self.graphs = self.recorded_by(CudaRecorder(self.device), loosely=not deterministic)
         self.beside: Beside | None = None  # on cores, an exact job's shards may be passed on several at once
         if exact and self.device.type == "cpu":
-            self.beside = Beside(self._passes, self.layout, shards, self._follow)
+            self.beside = Beside(training, self._passes, self.layout, shards, self._scale)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -153,6 +155,8 @@ class Trainer:
             self.update.settle(fused=self.shards is None and len(step.bounds) > 1)
             if sums.finite:
                 self.update.load_gradients(total, sums)
+                if self.shards is not None and self.shards > 1:
+                    seed_update(self.seed, step.number)
                 self.update.apply(parameters)
         return sums
 
@@ -190,22 +194,17 @@ class Trainer:
         """Count the step, once all weights are updated."""
         training = self.training
         self.cursor = step.draw.after
-        if self.beside is not None:
-            self.beside.show(self.cursor.step, updated=sums.finite)
-        if sums.finite and training.schedule is not None:
+        if self._scale is not None:
+            self._scale.passed() if sums.finite else self._scale.overflowed()
+        if sums.finite:
             every = training.schedule_every
-            if every == "step" or (every == "epoch" and step.draw.ends_epoch):
+            if training.schedule is not None and (every == "step" or (every == "epoch" and step.draw.ends_epoch)):
                 training.schedule.step()
-        self._follow(self.cursor.step, sums.finite)
+            if training.after_update is not None:
+                with self._bound() if self.shards is not None else _AS_IT_IS:
+                    training.after_update(training.model, self.cursor.step)
         self.progress.stepped(step.draw, sums.loss)
         return StepDone(self.cursor.step, self.cursor.epoch, sums.loss, step.num_samples, not sums.finite)
-
-    def _follow(self, done: int, updated: bool) -> None:
-        """What comes after an update in every process that passes pieces."""
-        if self._scale is not None:
-            self._scale.passed() if updated else self._scale.overflowed()
-        if updated and self.training.after_update is not None:
-            self.training.after_update(self.training.model, done)
 
     def await_device(self) -> None:
         """Return when the device has made all that was launched on it: a GPU may still be at the last step."""

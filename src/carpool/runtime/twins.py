@@ -1,10 +1,10 @@
 """Twins of a worker: copies of its process that pass shards beside it, one on each further core of its device.
 
 A shard of an exact job is passed on one thread, because the number of threads changes the bits. So a device with
-several cores passes several shards at once, each in a process of its own: generators are global to a process, and hooks
-of the user may keep state in it. Twins are forked, which makes them equal in everything; afterwards they follow: the
-new weights are shown to them before the user's hook is called, and they call the hook themselves. Whatever else changes
-a training (a state that is loaded) ends them, and new ones are forked when they are wanted.
+several cores passes several shards at once, each in a process of its own: generators are global to a process. Twins are
+forked, which makes them equal in everything. Afterwards they follow: before each step they are shown the model as it is
+then, and told learning rates, schedule and scale (`Figures`). `Beside` has none where a pass may follow from more than
+that. A state that is loaded, and a new formation, end them, and new ones are forked when they are wanted.
 
 Shards are dealt one by one to whoever is free, so that a core that loses time to others passes fewer of them. Every
 shard's contribution lies in memory that all share; who made it does not show. A twin that fails, dies or hangs is
@@ -26,13 +26,14 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from carpool.runtime.deathbed import call_oneself, die_with
+from carpool.runtime.figures import Figures
 from carpool.runtime.flat import Contribution, Layout
 from carpool.runtime.framing import receive, write
 from carpool.runtime.passes import Passes, Step
@@ -45,45 +46,36 @@ _NO_MORE = -1  # what a twin says when it found no ticket
 _PATIENCE_S = 10.0  # and some times what the longest pass here took
 _TIMES = 20.0
 
-Follow = Callable[[int, bool], None]  # (steps done, whether the weights were updated): the user's hook
-
 
 class Twins:
     """Some copies of this process, and the memory that they share with it."""
 
-    def __init__(self, passes: Passes, layout: Layout, shards: int, count: int, follow: Follow) -> None:
+    def __init__(self, passes: Passes, layout: Layout, shards: int, count: int, figures: Figures) -> None:
         self._passes = passes
-        self._follow = follow
+        self._figures = figures
         self._shown = _Shown(layout)
         self._slots = _slots(layout, shards)
         self._tickets = _Tickets()
-        self._news: tuple[int, bool] | None = None  # for the twins, before they pass anything
         self._step: Step | None = None  # that is being made
         self._made: set[int] = set()  # its pieces that have been passed
         self._longest_s = 0.0
         cores = _cores(1 + count)
         self._core = cores[0]
-        self._twins = [_Twin(functools.partial(self._serve, core)) for core in cores[1:]]
+        self._twins = self._forked(cores[1:])
         self._busy: list[_Twin] = []  # may still take tickets
 
     def __len__(self) -> int:
         """How many there are."""
         return len(self._twins)
 
-    def show(self, done: int, *, updated: bool) -> None:
-        """So many steps are done: let the twins see the weights as they are now, before the user's hook."""
-        self._settle()  # who was late for the step before may still be looking at what was shown then
-        self._shown.put()
-        self._news = done, updated
-
     def begin(self, step: Step, pieces: range) -> None:
         """Pass some pieces of a step, all side by side; returns when nobody has to begin with one any more."""
-        self._settle()  # who still looks for a ticket of the step before must not find one of this
+        self._settle()  # who was late for the step before may still look for a ticket, and at what was shown then
         self._step, self._made = step, set()
         self._passes.begin()
+        asked = pickle.dumps((step, self._figures.told()))
+        self._shown.put()
         self._tickets.give_out([piece for piece in pieces if not _is_empty(step, piece)])
-        asked = pickle.dumps((step, self._news))
-        self._news = None
         for twin in list(self._twins):
             if twin.tell(asked):
                 self._busy.append(twin)
@@ -119,7 +111,7 @@ class Twins:
 
     def _hear(self) -> None:
         """Wait for news of those that are busy; who takes too long is given up."""
-        ready = select.select(self._busy, [], [], _PATIENCE_S + _TIMES * self._longest_s)[0]
+        ready = _readable(self._busy, _PATIENCE_S + _TIMES * self._longest_s)
         for twin in ready or list(self._busy):
             said = twin.answer() if ready else None
             if said is None:
@@ -143,16 +135,25 @@ class Twins:
             self._longest_s = max(self._longest_s, time.monotonic() - began)
             yield piece
 
+    def _forked(self, cores: Sequence[int | None]) -> list[_Twin]:
+        """A twin for each core, or as many as the system allows."""
+        made: list[_Twin] = []
+        for core in cores:
+            try:
+                made.append(_Twin(functools.partial(self._serve, core)))
+            except OSError:
+                break
+        return made
+
     def _serve(self, core: int | None, end: socket.socket) -> None:
         """In a twin: follow, and pass what there is, until nobody asks any more."""
-        self._twins = []  # those that were forked before this one are not its own
         torch.set_num_threads(1)
+        self._figures.forget_state()  # what the worker overwrites later would be kept here
         with _keeping_to(core):
             while (raw := receive(end)) is not None:
-                step, news = pickle.loads(raw)
-                if news is not None:
-                    self._shown.take()
-                    self._follow(*news)
+                step, figures = pickle.loads(raw)
+                self._shown.take()
+                self._figures.take(figures)
                 self._passes.begin()
                 for piece in self._pass_on(step):
                     end.sendall(_TICKET.pack(piece))
@@ -218,12 +219,18 @@ class _Twin:
 
     def __init__(self, serve: Callable[[socket.socket], None]) -> None:
         self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(_PATIENCE_S)  # of one that is stopped: it does not empty its end
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child has not
-            self._pid = os.fork()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child has not
+                self._pid = os.fork()
+        except OSError:
+            self._socket.close()
+            theirs.close()
+            raise
         if not self._pid:
             self._socket.close()
             _live(serve, theirs, parent)
@@ -282,11 +289,22 @@ def _keeping_to(core: int | None) -> Iterator[None]:
         yield
         return
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+    with contextlib.suppress(OSError):  # somebody has taken it from this process meanwhile
+        os.sched_setaffinity(0, {core})
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, before)
+
+
+def _readable(twins: Sequence[_Twin], patience_s: float) -> list[_Twin]:
+    """Those that have something to say, as soon as there is one; none, if that takes too long."""
+    by_file = {twin.fileno(): twin for twin in twins}
+    waiting = select.poll()
+    for file in by_file:
+        waiting.register(file, select.POLLIN)
+    return [by_file[file] for file, _ in waiting.poll(1e3 * patience_s)]
 
 
 def _is_empty(step: Step, piece: int) -> bool:
@@ -294,11 +312,17 @@ def _is_empty(step: Step, piece: int) -> bool:
     return start == end
 
 
+def slots_bytes(layout: Layout, shards: int) -> int:
+    """What the contributions of all shards take."""
+    model = layout.new()
+    return shards * (padded(model.values.nbytes) + padded(model.integers.nbytes))
+
+
 def _slots(layout: Layout, shards: int) -> list[Contribution]:
     """A place for the contribution of every shard; what is never used takes no memory."""
     model = layout.new()
     values, integers = padded(model.values.nbytes), padded(model.integers.nbytes)
-    memory = mmap.mmap(-1, shards * (values + integers))
+    memory = mmap.mmap(-1, max(1, shards * (values + integers)))
 
     def slot(at: int) -> Contribution:
         made = torch.frombuffer(memory, dtype=layout.dtype, count=layout.size, offset=at)

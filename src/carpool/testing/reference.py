@@ -26,6 +26,7 @@ from carpool.runtime.seeding import (
     seed_evaluation,
     seed_pass,
     seed_sample,
+    seed_update,
     settle,
 )
 from carpool.runtime.training import Training, as_metrics
@@ -129,6 +130,8 @@ def _step(
     scaler.unscale_(optimizer)
     if training.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(parameters, training.clip_norm)
+    if shards > 1:
+        seed_update(seed, step)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
