@@ -27,6 +27,7 @@ from torch import Tensor
 
 from carpool.runtime.deathbed import call_oneself, die_with
 from carpool.runtime.framing import receive, write
+from carpool.runtime.open_files import places, reopen
 
 Read = Callable[[int, NDArray[np.int64]], Any]  # (epoch, samples) -> batch
 
@@ -94,7 +95,7 @@ class _Reader:
 
     def __init__(self, read: Read) -> None:
         ours, theirs = socket.socketpair()
-        parent = os.getpid()
+        parent, files = os.getpid(), places()
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
@@ -104,6 +105,7 @@ class _Reader:
             self._pid = os.fork()
         if not self._pid:
             ours.close()
+            reopen(files)
             _serve(read, theirs, parent)
         theirs.close()
         self._socket = ours
