@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-from carpool.runtime.figures import Figures
 from carpool.runtime.flat import Layout
+from carpool.runtime.pass_figures import PassFigures
 from carpool.runtime.passes import Gathered, Passes, Places, Step
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.training import Training
@@ -29,7 +29,7 @@ class Beside:
         self._passes = passes
         self._layout = layout
         self._shards = shards
-        self._figures = Figures(training, scale)
+        self._figures = PassFigures(training, scale)
         self._may_part = (
             training.after_update is None
             and not training.state
@@ -78,7 +78,7 @@ class Beside:
         self._twins = Twins(self._passes, self._layout, self._shards, count, self._figures)
 
 
-def _can_be_told(figures: Figures) -> bool:
+def _can_be_told(figures: PassFigures) -> bool:
     """Whether another process can be told of them: a schedule of the user's own may keep anything."""
     try:
         pickle.dumps(figures.told())

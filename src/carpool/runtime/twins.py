@@ -3,7 +3,7 @@
 A shard of an exact job is passed on one thread, because the number of threads changes the bits. So a device with
 several cores passes several shards at once, each in a process of its own: generators are global to a process. Twins are
 forked, which makes them equal in everything. Afterwards they follow: before each step they are shown the model as it is
-then, and told learning rates, schedule and scale (`Figures`). `Beside` has none where a pass may follow from more than
+then, and told learning rates, schedule and scale (`PassFigures`). `Beside` has none where a pass may follow from more than
 that. A state that is loaded, and a new formation, end them, and new ones are forked when they are wanted.
 
 Shards are dealt one by one to whoever is free, so that a core that loses time to others passes fewer of them. Every
@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 
 from carpool.runtime.deathbed import call_oneself, die_with
-from carpool.runtime.figures import Figures
 from carpool.runtime.flat import Contribution, Layout
 from carpool.runtime.framing import receive, write
+from carpool.runtime.pass_figures import PassFigures
 from carpool.runtime.passes import Passes, Step
 from carpool.runtime.rows import put
 from carpool.runtime.slots import padded
@@ -50,7 +50,7 @@ _TIMES = 20.0
 class Twins:
     """Some copies of this process, and the memory that they share with it."""
 
-    def __init__(self, passes: Passes, layout: Layout, shards: int, count: int, figures: Figures) -> None:
+    def __init__(self, passes: Passes, layout: Layout, shards: int, count: int, figures: PassFigures) -> None:
         self._passes = passes
         self._figures = figures
         self._shown = _Shown(layout)

@@ -10,7 +10,7 @@ from carpool.runtime.training import Training
 Told = tuple[list[dict[str, Any]], dict[str, Any] | None, dict[str, Any] | None]
 
 
-class Figures:
+class PassFigures:
     """Learning rates and their like, the schedule and the scale of the loss, of one training."""
 
     def __init__(self, training: Training, scale: LossScale | None) -> None:
