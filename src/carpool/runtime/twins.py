@@ -3,8 +3,8 @@
 A shard of an exact job is passed on one thread, because the number of threads changes the bits. So a device with
 several cores passes several shards at once, each in a process of its own: generators are global to a process. Twins are
 forked, which makes them equal in everything. Afterwards they follow: before each step they are shown the model as it is
-then, and told learning rates, schedule and scale (`PassFigures`). `Beside` has none where a pass may follow from more than
-that. A state that is loaded, and a new formation, end them, and new ones are forked when they are wanted.
+then, and told learning rates, schedule and scale (`PassFigures`). `Beside` has none where a pass may follow from more.
+A state that is loaded, and a new formation, end them, and new ones are forked when they are wanted.
 
 Shards are dealt one by one to whoever is free, so that a core that loses time to others passes fewer of them. Every
 shard's contribution lies in memory that all share; who made it does not show. A twin that fails, dies or hangs is
