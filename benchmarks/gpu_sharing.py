@@ -1,6 +1,6 @@
 """One GPU shared by several trainings: alone, sliced in time, isolated, at equal and at unlike shares, many at once.
 
-Usage: PYTHONPATH=src python benchmarks/gpu_sharing.py [--stages mixes,steps,skewed,many,map,live,fed] [--seconds 1]
+Usage: PYTHONPATH=src python benchmarks/gpu_sharing.py [--stages mixes,many,map,live,fed,crowd,…] [--seconds 1]
 Every training is a process at a share it keeps, all resident; rows are windows of a second in which some of them run.
 The measure is Σ rate / (rate alone as a graph): one after another with graphs is 1.00. Needs a GPU and NVIDIA's MPS;
 `--device cpu` tries the benchmark out with tiny nets. Rows are written to the file as they come.
@@ -22,8 +22,9 @@ from sharing.room import Room
 from sharing.stages import HAND, MAP, many, mapped, skewed, steps
 from sharing.table import Table
 
-STAGES = ("mixes", "steps", "skewed", "many", "map", "live", "fed")
-LIVE = ("live", "fed")  # through `carpool run`
+STAGES = ("mixes", "steps", "skewed", "many", "map", "live", "fed", "crowd")
+LIVE = {"live": "mixes", "fed": "fed", "crowd": "many"}  # through `carpool run`: which mixes
+_MOST = 8  # trainings on one GPU in the stage with crowds
 
 
 def main() -> None:
@@ -77,9 +78,11 @@ def _runs(stage: str, options: argparse.Namespace) -> list[LiveRun]:
     policy, settings = options.policy, options.deterministic.split(",")
     if stage == "fed":
         policy, settings = f"{WALK}:Compared:walk={options.walk}:hold_s={options.hold}", settings[:1]
+    elif stage == "crowd":
+        policy, settings = f"{policy}:most={_MOST}", settings[:1]
     return [
         LiveRun(whole, policy=policy, devices=devices, deterministic=setting == "true")
-        for whole in _chosen("fed" if stage == "fed" else "mixes", options.mixes, options.device)
+        for whole in _chosen(LIVE[stage], options.mixes, options.device)
         for setting in settings
     ]
 
@@ -105,7 +108,7 @@ def _live(table: Table, runs: list[LiveRun], options: argparse.Namespace, began:
 def _solo(table: Table, run: LiveRun) -> list[float]:
     """Rates alone as graphs on seats, in this call; none where they were not measured."""
     rows = [row for row in table.rows if row.get("mix") == run.whole.name and row.get("mode") == "alone, graph"]
-    return next((row["rates"] for row in rows if row.get("deterministic") == run.deterministic), [])
+    return next((row["rates"] for row in rows if row.get("deterministic", True) == run.deterministic), [])
 
 
 def _chosen(stage: str, names: str, device: str) -> list[Mix]:
