@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,23 +69,38 @@ def is_walked(records: Records) -> bool:
     return any(_reason(record) == "walked through all" for record in records)
 
 
+class _Standing:
+    """Since when all jobs have had what was ordered, as far as the records have been heard."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self._pending: set[str] = set()
+
+    def hear(self, record: Mapping[str, Any]) -> None:
+        """What jobs say of orders before this record's own."""
+        for fact in record.get("facts", ()):
+            if fact["fact"] == "AssignApplied":
+                self._pending.discard(fact["job"])
+                self.since = record["at"] if not self._pending else self.since
+
+    def order(self, record: Mapping[str, Any]) -> None:
+        """What this record orders."""
+        self._pending |= _changed(record)
+
+
 def held(records: Records) -> list[Held]:
     """The equal shares of a walk, each from when all jobs had it until the next was ordered."""
     found = []
     share: int | None = None
-    since: float | None = None
-    pending: set[str] = set()
+    standing = _Standing()
     for record in records:
-        for fact in record.get("facts", ()):
-            if fact["fact"] == "AssignApplied":
-                pending.discard(fact["job"])
-                since = record["at"] if not pending else since
+        standing.hear(record)
         words = re.match(r"holds (\d+)% each", _reason(record))
-        if (words or _reason(record) == "walked through all") and share is not None and since is not None:
-            found.append(Held(share, since, record["at"]))
+        if (words or _reason(record) == "walked through all") and share is not None and standing.since is not None:
+            found.append(Held(share, standing.since, record["at"]))
         if words:
-            share, since = int(words[1]), None if _changed(record) else record["at"]
-        pending |= _changed(record)
+            share, standing.since = int(words[1]), None if _changed(record) else record["at"]
+        standing.order(record)
     return found
 
 
@@ -101,18 +116,14 @@ def shares(records: Records, jobs: Sequence[str], before: float = inf) -> list[i
 
 def measuring_s(records: Records) -> float:
     """Seconds in which all jobs ran as ordered and were looked at, until shares were settled."""
-    total, since = 0.0, None
-    pending: set[str] = set()
+    total, standing = 0.0, _Standing()
     for record in records:
-        for fact in record.get("facts", ()):
-            if fact["fact"] == "AssignApplied":
-                pending.discard(fact["job"])
-                since = record["at"] if not pending else since
+        standing.hear(record)
         is_over = "keeps" in _reason(record)
-        if since is not None and (_changed(record) or is_over):
-            total += record["at"] - since
-            since = None
-        pending |= _changed(record)
+        if standing.since is not None and (_changed(record) or is_over):
+            total += record["at"] - standing.since
+            standing.since = None
+        standing.order(record)
         if is_over:
             break
     return total

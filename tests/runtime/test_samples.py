@@ -188,7 +188,7 @@ def test_an_error_of_the_dataset_shows_as_it_is(capfd: pytest.CaptureFixture[str
 def test_readers_end_with_their_samples() -> None:
     samples = Samples(Drawn(), seed=0, workers=1)
     assert samples._readers is not None
-    pid = samples._readers._idle[0]._pid
+    pid = samples._readers._idle[0]._process.pid
     assert Path(f"/proc/{pid}").exists()
     del samples
     assert not Path(f"/proc/{pid}").exists()

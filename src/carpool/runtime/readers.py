@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import pickle
-import signal
 import socket
-import sys
-import traceback
-import warnings
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,9 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from carpool.runtime.deathbed import call_oneself, die_with
+from carpool.runtime.child import Child
 from carpool.runtime.framing import receive, write
-from carpool.runtime.open_files import places, reopen
 
 Read = Callable[[int, NDArray[np.int64]], Any]  # (epoch, samples) -> batch
 
@@ -91,24 +86,11 @@ class Readers:
 
 
 class _Reader:
-    """One process, and this side of the socket to it."""
+    """One of them, as who asks sees it."""
 
     def __init__(self, read: Read) -> None:
-        ours, theirs = socket.socketpair()
-        parent, files = os.getpid(), places()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # newer Pythons warn of threads, which the child has not
-            self._pid = os.fork()
-        if not self._pid:
-            ours.close()
-            reopen(files)
-            _serve(read, theirs, parent)
-        theirs.close()
-        self._socket = ours
+        self._process = Child("carpool-reader", partial(_serve, read))
+        self._socket = self._process.socket
 
     def ask(self, request: BatchRequest) -> bool:
         try:
@@ -128,28 +110,17 @@ class _Reader:
         return found
 
     def close(self) -> None:
-        self._socket.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+        self._process.close()
 
 
-def _serve(read: Read, end: socket.socket, parent: int) -> None:
+def _serve(read: Read, end: socket.socket) -> None:
     """In the child: read what is asked for until nobody asks any more or reading fails."""
-    try:
-        die_with(parent)
-        call_oneself("carpool-reader")
-        torch.set_num_threads(1)  # those of the parent are not here
-        while (raw := receive(end)) is not None:
-            epoch, samples = pickle.loads(raw)
-            answer = _packed((read(epoch, samples),))
-            with contextlib.suppress(BrokenPipeError):
-                write(end, answer)
-    except Exception:  # noqa: BLE001 - told here; the parent reads the batch itself and meets the same
-        traceback.print_exc()
-    finally:
-        os._exit(0)
+    torch.set_num_threads(1)  # those of the parent are not here
+    while (raw := receive(end)) is not None:
+        epoch, samples = pickle.loads(raw)
+        answer = _packed((read(epoch, samples),))
+        with contextlib.suppress(BrokenPipeError):
+            write(end, answer)
 
 
 class _Pickler(pickle.Pickler):

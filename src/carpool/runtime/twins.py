@@ -19,20 +19,15 @@ import mmap
 import os
 import pickle
 import select
-import signal
 import socket
 import struct
-import sys
 import time
-import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from carpool.runtime.deathbed import call_oneself, die_with
+from carpool.runtime.child import Child, Serve
 from carpool.runtime.flat import Contribution, Layout
 from carpool.runtime.framing import receive, write
 from carpool.runtime.pass_figures import PassFigures
@@ -215,26 +210,12 @@ class _Tickets:
 
 
 class _Twin:
-    """One process, and this side of the socket to it."""
+    """One of them, as the worker sees it."""
 
-    def __init__(self, serve: Callable[[socket.socket], None]) -> None:
-        self._socket, theirs = socket.socketpair()
+    def __init__(self, serve: Serve) -> None:
+        self._process = Child("carpool-twin", serve)
+        self._socket = self._process.socket
         self._socket.settimeout(_PATIENCE_S)  # of one that is stopped: it does not empty its end
-        parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child has not
-                self._pid = os.fork()
-        except OSError:
-            self._socket.close()
-            theirs.close()
-            raise
-        if not self._pid:
-            self._socket.close()
-            _live(serve, theirs, parent)
-        theirs.close()
 
     def tell(self, content: bytes) -> bool:
         """Send it something; whether that was possible."""
@@ -257,23 +238,8 @@ class _Twin:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """End it, and wait until it has."""
-        self._socket.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
-
-
-def _live(serve: Callable[[socket.socket], None], end: socket.socket, parent: int) -> NoReturn:
-    try:
-        die_with(parent)
-        call_oneself("carpool-twin")
-        serve(end)
-    except BaseException:  # noqa: BLE001 - told here; what it owes is passed by the parent, which meets the same
-        traceback.print_exc()
-    finally:
-        os._exit(0)
+        """End it."""
+        self._process.close()
 
 
 def _cores(count: int) -> list[int] | list[None]:
