@@ -37,8 +37,6 @@ SOLE_IMPORTERS = {
     "uvicorn": {"cli", "service"},
 }
 VAGUE_NAMES = frozenset({"common", "helper", "helpers", "manager", "misc", "util", "utils"})
-# Classes that share a name with another one: to become fewer, not more.
-SHARED_NAMES = frozenset({"Layout", "Place", "Settings", "Split", "Tenant"})
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -148,7 +146,7 @@ def test_one_name_is_one_class() -> None:
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in modules(PACKAGE)]
     defined = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
     shared = {name for name, count in defined.items() if count > 1 and not name.startswith("_")}
-    assert shared <= SHARED_NAMES
+    assert shared == set()
 
 
 def test_import_is_light() -> None:

@@ -23,8 +23,7 @@ from carpool.policies.slowdown import Slowdown
 from carpool.sim.run import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, PlainWorld, Signs
-from carpool.sim.worlds.contention import Contention
-from carpool.sim.worlds.contention import Tenant as Load
+from carpool.sim.worlds.contention import Contender, Contention
 from carpool.testing import drive
 
 KIND = Kind("H200")
@@ -38,8 +37,8 @@ class Contended:
     version = 0
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        own = Load(*USES[spec.model], placement.fraction)
-        others = [Load(*USES[n.spec.model], n.fraction) for n in placement.neighbours]
+        own = Contender(*USES[spec.model], placement.fraction)
+        others = [Contender(*USES[n.spec.model], n.fraction) for n in placement.neighbours]
         batch = placement.batch_size or spec.batch_size or 1
         return Estimate(Contention().speed(own, others) * (batch / (spec.batch_size or 1)) ** 0.5)
 

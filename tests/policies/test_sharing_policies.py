@@ -29,7 +29,7 @@ from carpool.sim.engine import Engine
 from carpool.sim.machines import Machines
 from carpool.sim.timeline import Timeline
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.contention import Contention, Tenant
+from carpool.sim.worlds.contention import Contender, Contention
 from carpool.sim.worlds.parametric import ParametricWorld
 from carpool.sim.worlds.traits import KindTraits, ModelTraits, Prices
 
@@ -176,7 +176,7 @@ def test_the_default_coefficients_predict_the_parametric_world() -> None:
     rng, policy, truth = Random(7), KernelEst(), Contention()
     errors = []
     for _ in range(300):
-        group = [Tenant(rng.uniform(0.1, 0.95), rng.uniform(0.02, 0.8)) for _ in range(rng.choice((2, 3)))]
+        group = [Contender(rng.uniform(0.1, 0.95), rng.uniform(0.02, 0.8)) for _ in range(rng.choice((2, 3)))]
         models = {f"{place}": ModelTraits(sm=one.sm, memory_bw=one.memory_bw) for place, one in enumerate(group)}
         estimates = ParametricWorld(models).estimator()
         specs = [JobSpec(JobId(name), model=name) for name in models]

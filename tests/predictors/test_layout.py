@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from carpool.core.topology import Cluster
 from carpool.predictors.fabric import Fabric
-from carpool.predictors.layout import Layout, Runner, lay_out
+from carpool.predictors.layout import GroupLayout, Runner, lay_out
 
 CLUSTER = Cluster.build([(2, 4, "V100")])
 FABRIC = Fabric.of(CLUSTER)
@@ -38,7 +38,7 @@ class CountingFabric(Fabric):
         return super().host(device)
 
 
-def one_after_another(layouts: list[Layout]) -> dict[str, np.ndarray]:
+def one_after_another(layouts: list[GroupLayout]) -> dict[str, np.ndarray]:
     """The arrays of layouts joined by hand."""
     counts = {"member": 0, "stage": 0, "load": 0}
     shifted = {
@@ -51,7 +51,7 @@ def one_after_another(layouts: list[Layout]) -> dict[str, np.ndarray]:
     }
     parts: dict[str, list[np.ndarray]] = {}
     for layout in layouts:
-        for field in fields(Layout)[1:]:
+        for field in fields(GroupLayout)[1:]:
             by = counts.get(shifted.get(field.name, ""), 0)
             parts.setdefault(field.name, []).append(getattr(layout, field.name) + by)
         counts["member"] += layout.num_members

@@ -22,11 +22,11 @@ from carpool.runtime.actions import (
     Emit,
     Ended,
     Kill,
+    MicroSteps,
     Mirror,
     Rejoin,
     Segment,
     Send,
-    Split,
     Start,
     Stopped,
     Tell,
@@ -272,7 +272,7 @@ class World:
         self.ended: list[Ended] = []
         self.stopped: list[Stopped] = []
         self.stories: list[str] = []
-        self.written: list[Cut | Split] = []
+        self.written: list[Cut | MicroSteps] = []
         self.alone = 0
         self.asking = False
         self.formations: dict[int, list[Proceed]] = {}
@@ -820,13 +820,13 @@ def test_what_runs_out_of_memory_even_alone_is_split_until_it_fits() -> None:
         "split into 2 micro-steps of 18 samples; rounding differs",
         "split into 4 micro-steps of 9 samples; rounding differs",
     ]
-    splits = [what for what in world.written if isinstance(what, Split)]
-    assert splits == [Split(step, 18), Split(step, 9)]
+    splits = [what for what in world.written if isinstance(what, MicroSteps)]
+    assert splits == [MicroSteps(step, 18), MicroSteps(step, 9)]
     assert world.formations[max(world.formations)][0].limits == ((step, 18), (step, 9))
 
 
 def test_after_a_resume_it_stays_split() -> None:
-    world = World(patient(False), splits=[Split(3, 9)])
+    world = World(patient(False), splits=[MicroSteps(3, 9)])
     world.order(0)
     while not world.living or world.living[0].formation is None:
         happen(world, "both", 1)

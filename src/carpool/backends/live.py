@@ -17,7 +17,7 @@ from carpool.predictors.belief import Belief, ProfileBelief
 from carpool.predictors.fabric import Groups
 from carpool.predictors.learning import Aim, LossCurves
 from carpool.predictors.moves_seen import MovesSeen
-from carpool.predictors.places import Place, Places
+from carpool.predictors.sites import Site, Sites
 from carpool.predictors.step_time import StepTime
 from carpool.runtime.reports import Report, Sized
 
@@ -28,7 +28,7 @@ _UNSURE = 0.5  # spread of a guess, relative to it
 _LEAST = 0.1  # least spread of a rate that was not measured
 _FIXED = 0.5  # part of a step's time that does not grow with its batch, until measured
 
-_REMEMBERED = 200  # jobs that are over: what was measured of them still tells how places compare
+_REMEMBERED = 200  # jobs that are over: what was measured of them still tells how sites compare
 _PROBED = 0.02  # spread of what a probe measured, relative to it
 
 _Key = tuple[JobId, Groups, float, int, bool]  # …, share, batch size, beside others
@@ -47,7 +47,7 @@ class Live:
 
     A rate is the moving average of what was reported under the same devices, share and batch; alone and beside others
     are kept apart (`has_company` tells which it was). Elsewhere it is scaled from the nearest measurement of that job:
-    over the links, from all jobs' steps, once it was measured on unlike numbers of devices (`Places`); before that as
+    over the links, from all jobs' steps, once it was measured on unlike numbers of devices (`Sites`); before that as
     its profile says, and without one by the number of devices (Amdahl, a tenth serial), their speeds (`speeds`: cores
     of a device, say) and the share. Of a job without a profile that never ran it is known only how it compares with
     itself: its rate is 1 on the reference, and its length that of the average known job. Batch sizes are compared by
@@ -77,7 +77,7 @@ class Live:
         self._forgotten_s = (0.0, 0)  # lengths alone of those of which it is not: their sum, and how many they are
         self._typical = (-1, _TYPICAL_S)  # see `_typical_s`, and the version it is of
         self._settings = 0  # in which some job was ever measured
-        self._places: tuple[Cluster, int, Places] | None = None  # after the cluster and stage that it was fitted to
+        self._sites: tuple[Cluster, int, Sites] | None = None  # after the cluster and stage that it was fitted to
         self.has_company: Callable[[Job], bool] = lambda job: False  # whether others hold some of its devices too
         self._batches = BatchesSeen()
 
@@ -113,7 +113,7 @@ class Live:
                 self.curves.aim(report.job, Aim(report.target_loss, report.window))
 
     def alike(self, spec: JobSpec) -> Hashable:
-        """Jobs of which nothing is known are; another is like itself until something is learned of it, or of places."""
+        """Jobs of which nothing is known are; another is like itself until something is learned of it, or of sites."""
         job = spec.id
         if job not in self._lessons_of and job not in self._profiles:
             return spec.batch_size
@@ -142,7 +142,7 @@ class Live:
             return Estimate(1.0 / step.mean, step.std / step.mean**2)
         _, groups, fraction, batch_size, was_shared = near
         if fraction == placement.fraction == 1.0 and not placement.neighbours and not was_shared:
-            faster = self._known_places().ratio(spec.id, Place(groups, batch_size), Place(key[1], key[3]))
+            faster = self._known_sites().ratio(spec.id, Site(groups, batch_size), Site(key[1], key[3]))
             if faster is not None:
                 guess = self._rates[near].mean * faster.mean
                 return Estimate(guess, guess * max(_LEAST, faster.std / faster.mean))
@@ -292,19 +292,19 @@ class Live:
         batch_size = placement.batch_size or self.own_batch(spec)
         return spec.id, placement.groups, placement.fraction, batch_size, shared
 
-    def _known_places(self) -> Places:
-        """How places compare, fitted anew when jobs were measured in other ones.
+    def _known_sites(self) -> Sites:
+        """How sites compare, fitted anew when jobs were measured at other ones.
 
         A fit takes longer the more there is to fit, so that it is not made for every one: see `_stage`.
         """
-        cluster, stage, places = self._places or (None, 0, None)
-        if places is None or cluster != self.cluster or stage != _stage(self._settings):
+        cluster, stage, sites = self._sites or (None, 0, None)
+        if sites is None or cluster != self.cluster or stage != _stage(self._settings):
             whole = [(key, measured.mean) for key, measured in self._rates.items() if key[2] == 1.0 and not key[4]]
-            if places is None or places.cluster != self.cluster:
-                places = Places(self.cluster)  # the routes over its links are kept while it stays as it is
-            places.fit([(key[0], Place(key[1], key[3]), rate) for key, rate in whole])
-            self._places = self.cluster, _stage(self._settings), places
-        return places
+            if sites is None or sites.cluster != self.cluster:
+                sites = Sites(self.cluster)  # the routes over its links are kept while it stays as it is
+            sites.fit([(key[0], Site(key[1], key[3]), rate) for key, rate in whole])
+            self._sites = self.cluster, _stage(self._settings), sites
+        return sites
 
     def _relative(self, groups: Groups, fraction: float) -> float:
         """How fast a job is there, relative to one device of speed 1."""

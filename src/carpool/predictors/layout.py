@@ -34,7 +34,7 @@ GRADIENTS, INPUT = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GroupLayout:
     """Flat arrays over members (runners of all groups), their devices, stages of transfers, and links in a stage."""
 
     runners: tuple[Runner, ...]
@@ -106,13 +106,13 @@ class _Rows:
         stage: _Picked,
         load: _Picked,
         meeting: _Picked,
-    ) -> Layout:
+    ) -> GroupLayout:
         """The arrays of some of the rows, those of each group as often as it was picked."""
         devices = np.array(self.devices, np.float64).reshape(-1, 3)
         staged = np.array(self.stages, np.float64).reshape(-1, 3)
         loads = np.array(self.loads, np.float64).reshape(-1, 4)
         met = np.array(self.met, np.intp).reshape(-1, 2)
-        return Layout(
+        return GroupLayout(
             runners,
             device.of_others(devices[:, 0].astype(np.intp), member),
             devices[device.rows, 1].astype(np.intp),
@@ -151,7 +151,7 @@ class _Rows:
         return self.link_kinds[self.fabric.wires[hop.wire].kind]
 
 
-def lay_out(fabric: Fabric, kinds: Sequence[str], groups: Sequence[Group]) -> Layout:
+def lay_out(fabric: Fabric, kinds: Sequence[str], groups: Sequence[Group]) -> GroupLayout:
     """The arrays of groups on a fabric with devices of certain kinds.
 
     Groups that are alike but for their models are looked at once, since plans ask for many jobs in the same places.

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from carpool.predictors.fabric import Fabric
-from carpool.predictors.layout import GRADIENTS, INPUT, Floats, Ints, Layout
+from carpool.predictors.layout import GRADIENTS, INPUT, Floats, GroupLayout, Ints
 from carpool.predictors.own_figures import Lookup, OwnFigures
 
 _SOFT = 0.2  # of S: how much is seen of transfers that are just hidden
@@ -97,7 +97,7 @@ class Changes(NamedTuple):
 class Steps:
     """Step times of a layout for given figures."""
 
-    def __init__(self, layout: Layout, trainings: Sequence[int]) -> None:
+    def __init__(self, layout: GroupLayout, trainings: Sequence[int]) -> None:
         self.layout = layout
         self.training: Ints = np.array(trainings, np.intp)  # [member]
         runners = layout.runners

@@ -98,8 +98,8 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """From a step on no pass holds more samples than this: more did not fit into memory."""
+class MicroSteps:
+    """From a step on no pass has more samples than this: more did not fit into memory."""
 
     step: int
     samples: int
@@ -109,7 +109,7 @@ class Split:
 class Write:
     """Keep a cut or a split durably, beside the checkpoints."""
 
-    what: Cut | Split
+    what: Cut | MicroSteps
 
 
 @dataclass(frozen=True, slots=True)

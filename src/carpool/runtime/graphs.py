@@ -25,7 +25,7 @@ from torch import Tensor
 
 from carpool.runtime.flat import Layout
 from carpool.runtime.passes import Passes, Step
-from carpool.runtime.proof import Settings, are_same, copies, host_chance, numbers_in, tensors_in
+from carpool.runtime.proof import OptimizerOptions, are_same, copies, host_chance, numbers_in, tensors_in
 from carpool.runtime.recorder import Recorder, why_not
 from carpool.runtime.rows import put
 from carpool.runtime.seeding import Caveats
@@ -63,7 +63,7 @@ class Graphs:
         self._now: Take | None = None  # whose gradients the next update takes
         self._addresses: list[int] = []
         self._moves = 0  # of weights or buffers, since a recording was trusted last
-        self._settings: Settings | None = None
+        self._options: OptimizerOptions | None = None
         self._updates = 0
         self._told: set[str] = set()
         self.refusal = ""  # why passes are made by the code
@@ -272,27 +272,27 @@ class Graphs:
     def make_update(self, then: Callable[[], object] | None = None) -> None:
         """New weights from the gradients that `make_pass` left; ``then`` is called behind those without proof."""
         take, self._now = self._now, None
-        settings = Settings(self._optimizer)
-        steady = self._settings is not None and settings.hold(self._settings)
-        self._settings = settings
+        options = OptimizerOptions(self._optimizer)
+        steady = self._options is not None and options.are_same_as(self._options)
+        self._options = options
         if take is None:
             self._update.make(then)
             return
         update = take.update
-        if update is not None and update.is_proven and settings.hold(update.settings):
+        if update is not None and update.is_proven and options.are_same_as(update.options):
             update.replay()
             if then is not None:
                 then()
         elif self.update_refusal or not steady:
             self._by_code(take, then)
         else:
-            self._prove_update(take, settings)
+            self._prove_update(take, options)
 
     def _by_code(self, take: Take, then: Callable[[], object] | None = None) -> None:
         self._passes.hang(take.gradients)
         self._update.make(then)
 
-    def _prove_update(self, take: Take, settings: Settings) -> None:
+    def _prove_update(self, take: Take, options: OptimizerOptions) -> None:
         """Make the update by the code, then by the recording from the same state; the code's result stands."""
         update, optimizer = self._update, self._optimizer
         remembered, numbers = tensors_in(optimizer), numbers_in(optimizer)
@@ -321,8 +321,8 @@ class Graphs:
         put(state, before)
         put(gradients, given)
         try:
-            if take.update is None or not settings.hold(take.update.settings):
-                self._record_update(take, settings, remembered)
+            if take.update is None or not options.are_same_as(take.update.options):
+                self._record_update(take, options, remembered)
             assert take.update is not None
             take.update.replay()
             same = are_same(state, after, loosely=self._compares_loosely)
@@ -337,7 +337,7 @@ class Graphs:
         elif take.update is not None:
             take.update.proofs += 1
 
-    def _record_update(self, take: Take, settings: Settings, remembered: list[Tensor]) -> None:
+    def _record_update(self, take: Take, options: OptimizerOptions, remembered: list[Tensor]) -> None:
         self._updates += 1
         if self._updates > _MOST_UPDATES:
             raise RuntimeError("the optimizer's settings change too often")
@@ -348,7 +348,7 @@ class Graphs:
             self._update.step()
 
         take.update = None
-        take.update = TakenUpdate(self._recorder.record(work), settings, remembered)
+        take.update = TakenUpdate(self._recorder.record(work), options, remembered)
 
     @property
     def _compares_loosely(self) -> bool:

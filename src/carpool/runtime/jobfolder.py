@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from carpool.runtime.actions import Cut, Split
+from carpool.runtime.actions import Cut, MicroSteps
 from carpool.runtime.crew import KeptState
 
 _LONGEST = 255  # characters of a file's name (NAME_MAX)
@@ -32,7 +32,7 @@ class JobFolder:
         """Make it; without ``resume``, what an earlier run left is put aside so that nothing is taken for new."""
         self.path.mkdir(parents=True, exist_ok=True)
         if resume:
-            whole: list[Cut | Split] = [*self.cuts(), *self.splits()]  # a line may have been cut short by a crash
+            whole: list[Cut | MicroSteps] = [*self.cuts(), *self.splits()]  # a line may have been cut short by a crash
             self._forget()
             for known in whole:
                 self.write(known)
@@ -65,11 +65,11 @@ class JobFolder:
             cuts = [*(known for known in cuts if known.step < cut.step), cut]
         return cuts
 
-    def splits(self) -> list[Split]:
+    def splits(self) -> list[MicroSteps]:
         """How steps were split before, because memory ran out."""
-        return [Split(value["step"], value["samples"]) for value in _lines(self._splits)]
+        return [MicroSteps(value["step"], value["samples"]) for value in _lines(self._splits)]
 
-    def write(self, what: Cut | Split) -> None:
+    def write(self, what: Cut | MicroSteps) -> None:
         """Keep how steps are cut or split from here on."""
         path = self._cuts if isinstance(what, Cut) else self._splits
         with path.open("a", encoding="utf-8") as file:

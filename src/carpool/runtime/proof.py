@@ -81,7 +81,7 @@ def numbers_in(optimizer: torch.optim.Optimizer) -> list[Any]:
     ]
 
 
-class Settings:
+class OptimizerOptions:
     """The options of an optimizer's groups: plain ones by value, tensors by being the same tensor."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -89,8 +89,8 @@ class Settings:
             [(name, value) for name, value in group.items() if name != "params"] for group in optimizer.param_groups
         ]
 
-    def hold(self, other: Settings) -> bool:
-        """Whether the other ones are these."""
+    def are_same_as(self, other: OptimizerOptions) -> bool:
+        """Whether these are the options that held then, too."""
         return len(self._options) == len(other._options) and all(
             len(mine) == len(theirs) and all(_is_same_option(a, b) for a, b in zip(mine, theirs, strict=True))
             for mine, theirs in zip(self._options, other._options, strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from carpool.runtime.actions import Split
+from carpool.runtime.actions import MicroSteps
 from carpool.runtime.crew import Rules
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.protocol import Broke, Ready
@@ -36,7 +36,7 @@ class Shortage:
 class Splits:
     """How a job's steps have been split so far."""
 
-    def __init__(self, known: Sequence[Split] = ()) -> None:
+    def __init__(self, known: Sequence[MicroSteps] = ()) -> None:
         self._known = list(known)
 
     @property
@@ -44,12 +44,12 @@ class Splits:
         """For the workers."""
         return tuple((split.step, split.samples) for split in self._known)
 
-    def halve(self, step: int, samples: int) -> Split | None:
+    def halve(self, step: int, samples: int) -> MicroSteps | None:
         """Split the passes over so many samples once more, from a step on; None: there is nothing to split."""
         now = min(most_samples(self.limits, step) or samples, samples)
         if now < 2:
             return None
-        split = Split(step, -(-now // 2))
+        split = MicroSteps(step, -(-now // 2))
         self._known.append(split)
         return split
 

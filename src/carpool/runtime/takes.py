@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from carpool.runtime.gathering import Gathering
-from carpool.runtime.proof import Settings
+from carpool.runtime.proof import OptimizerOptions
 from carpool.runtime.recorder import Replay
 
 _PROOFS = 2  # steps made both ways before a recording is trusted
@@ -19,7 +19,7 @@ class TakenUpdate:
     """The recording of an update."""
 
     replay: Replay
-    settings: Settings
+    options: OptimizerOptions
     remembers: list[Tensor]  # held, because the recording has their addresses
     proofs: int = 0
 

@@ -9,10 +9,10 @@ from carpool.runtime.actions import (
     Action,
     Cut,
     Kill,
+    MicroSteps,
     Mirror,
     Segment,
     Send,
-    Split,
     Start,
     Tell,
 )
@@ -61,7 +61,7 @@ class TeamState:
         *,
         checkpoints: Sequence[KeptState] = (),  # to go on from, oldest first
         cuts: Sequence[Cut] = (),  # that held when the job ran before
-        splits: Sequence[Split] = (),
+        splits: Sequence[MicroSteps] = (),
     ) -> None:
         self.job = job
         self.devices = devices

@@ -16,7 +16,7 @@ from carpool.core.model import Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.policies.uses import KnowsMemory, KnowsUse
 from carpool.sim.worlds import parse_world
-from carpool.sim.worlds.contention import Contention, Tenant
+from carpool.sim.worlds.contention import Contender, Contention
 from carpool.sim.worlds.mixes import MIXES
 from carpool.sim.worlds.parametric import ParametricEstimator, ParametricWorld
 from carpool.sim.worlds.traits import KindTraits, ModelTraits, Prices
@@ -46,44 +46,46 @@ def world(**traits: object) -> ParametricWorld:
 ONE_TURN, THREE_TURNS = st.just(0), st.integers(0, 2)
 
 
-def tenants(turns: st.SearchStrategy[int] = ONE_TURN) -> st.SearchStrategy[Tenant]:
+def contenders(turns: st.SearchStrategy[int] = ONE_TURN) -> st.SearchStrategy[Contender]:
     use = st.floats(0.01, 1.0)
-    return st.builds(Tenant, use, st.floats(0.0, 1.0), st.floats(0.05, 1.0), turns)
+    return st.builds(Contender, use, st.floats(0.0, 1.0), st.floats(0.05, 1.0), turns)
 
 
-def speeds(group: list[Tenant], rule: Contention) -> list[float]:
+def speeds(group: list[Contender], rule: Contention) -> list[float]:
     return [rule.speed(own, group[:place] + group[place + 1 :]) for place, own in enumerate(group)]
 
 
 rules = st.builds(Contention, pressure=st.floats(0.0, 4.0), filler=st.floats(0.0, 1.0))
 
 
-@given(tenants(), rules)
-def test_a_job_alone_with_the_whole_device_is_not_slowed(own: Tenant, rule: Contention) -> None:
+@given(contenders(), rules)
+def test_a_job_alone_with_the_whole_device_is_not_slowed(own: Contender, rule: Contention) -> None:
     assert rule.speed(own._replace(fraction=1.0), []) == 1.0
 
 
-@given(tenants(), rules)
-def test_a_cap_alone_binds_only_below_what_the_job_uses(own: Tenant, rule: Contention) -> None:
+@given(contenders(), rules)
+def test_a_cap_alone_binds_only_below_what_the_job_uses(own: Contender, rule: Contention) -> None:
     assert rule.speed(own, []) == pytest.approx(min(1.0, own.fraction / own.sm))
 
 
-@given(tenants(), st.lists(tenants(THREE_TURNS), max_size=4), tenants(THREE_TURNS), rules)
-def test_another_neighbour_never_helps(own: Tenant, others: list[Tenant], more: Tenant, rule: Contention) -> None:
+@given(contenders(), st.lists(contenders(THREE_TURNS), max_size=4), contenders(THREE_TURNS), rules)
+def test_another_neighbour_never_helps(
+    own: Contender, others: list[Contender], more: Contender, rule: Contention
+) -> None:
     assert rule.speed(own, [*others, more]) <= rule.speed(own, others) + 1e-12
 
 
-@given(tenants(), st.lists(tenants(), min_size=1, max_size=4), st.floats(0.0, 1.0), rules)
+@given(contenders(), st.lists(contenders(), min_size=1, max_size=4), st.floats(0.0, 1.0), rules)
 def test_a_larger_cap_helps_its_owner_and_nobody_else(
-    own: Tenant, others: list[Tenant], extra: float, rule: Contention
+    own: Contender, others: list[Contender], extra: float, rule: Contention
 ) -> None:
     larger = own._replace(fraction=min(1.0, own.fraction + extra))
     assert rule.speed(larger, others) >= rule.speed(own, others) - 1e-12
     assert rule.speed(others[0], [larger, *others[1:]]) <= rule.speed(others[0], [own, *others[1:]]) + 1e-12
 
 
-@given(st.lists(tenants(), min_size=1, max_size=6), rules)
-def test_nobody_gets_more_than_there_is(group: list[Tenant], rule: Contention) -> None:
+@given(st.lists(contenders(), min_size=1, max_size=6), rules)
+def test_nobody_gets_more_than_there_is(group: list[Contender], rule: Contention) -> None:
     got = speeds(group, rule)
     assert all(0.0 < speed <= 1.0 for speed in got)
     assert sum(speed * own.sm for speed, own in zip(got, group, strict=True)) <= 1.0 + 1e-9
@@ -92,23 +94,23 @@ def test_nobody_gets_more_than_there_is(group: list[Tenant], rule: Contention) -
     assert sum(got) <= 1.0 / least + 1e-9
 
 
-@given(st.lists(tenants(st.integers(0, 3)), min_size=1, max_size=6), rules)
-def test_turns_share_one_device_too(group: list[Tenant], rule: Contention) -> None:
+@given(st.lists(contenders(st.integers(0, 3)), min_size=1, max_size=6), rules)
+def test_turns_share_one_device_too(group: list[Contender], rule: Contention) -> None:
     got = speeds(group, rule)
     assert sum(speed * own.sm for speed, own in zip(got, group, strict=True)) <= 1.0 + 1e-9
 
 
-@given(tenants(), st.lists(tenants(st.integers(1, 3)), max_size=4), rules)
-def test_higher_turns_do_not_disturb_lower_ones(own: Tenant, others: list[Tenant], rule: Contention) -> None:
+@given(contenders(), st.lists(contenders(st.integers(1, 3)), max_size=4), rules)
+def test_higher_turns_do_not_disturb_lower_ones(own: Contender, others: list[Contender], rule: Contention) -> None:
     assert rule.speed(own, others) == rule.speed(own, [])
 
 
 def test_a_higher_turn_fills_idle_cycles() -> None:
-    guaranteed, filler = Tenant(0.4, 0.9), Tenant(0.9, 0.9, turn=1)
+    guaranteed, filler = Contender(0.4, 0.9), Contender(0.9, 0.9, turn=1)
     assert Contention().speed(filler, [guaranteed]) == pytest.approx(0.9 * (1.0 - 0.4))
-    third = Tenant(0.5, 0.1, turn=5)
+    third = Contender(0.5, 0.1, turn=5)
     assert Contention().speed(third, [filler, guaranteed]) == pytest.approx(0.9 * (0.6 - 0.9 * 0.6 * 0.9))
-    assert Contention().speed(filler, [Tenant(1.0, 0.1)]) == 0.0
+    assert Contention().speed(filler, [Contender(1.0, 0.1)]) == 0.0
 
 
 @pytest.mark.parametrize(

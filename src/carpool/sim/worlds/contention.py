@@ -9,7 +9,7 @@ from typing import NamedTuple
 from carpool.sim.worlds.traits import number
 
 
-class Tenant(NamedTuple):
+class Contender(NamedTuple):
     """One job on a device: what it would use of it alone, and what it holds of it."""
 
     sm: float  # share of the streaming multiprocessors it keeps busy when it has the device to itself, in (0, 1]
@@ -25,7 +25,7 @@ class Tenant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """The rule by which tenants of one device slow each other down; speeds are relative to having it alone.
+    """The rule by which contenders of one device slow each other down; speeds are relative to having it alone.
 
     With SM use u, bandwidth use w and fraction f, job i beside the jobs j of its own turn goes at
 
@@ -49,9 +49,9 @@ class Contention:
 
     pressure: float = number(2.0, low=0.0)  # κ
     filler: float = number(0.9, low=0.0, high=1.0)  # of an idle cycle, what a higher turn can use
-    parked: float = number(0.5, low=0.0, high=1.0, above=True)  # speed left when the tenants' memory does not fit
+    parked: float = number(0.5, low=0.0, high=1.0, above=True)  # speed left when the contenders' memory does not fit
 
-    def speed(self, own: Tenant, others: Sequence[Tenant]) -> float:
+    def speed(self, own: Contender, others: Sequence[Contender]) -> float:
         """Speed of a job beside others, relative to having the device alone and whole."""
         left, part = 1.0, 1.0
         for turn in sorted({other.turn for other in others if other.turn < own.turn}):
@@ -62,10 +62,10 @@ class Contention:
         return part * self._among(own, [own, *[other for other in others if other.turn == own.turn]])
 
     def squeezed(self, needed: int, there: int) -> float:
-        """Speed left when tenants need more memory than there is: they park each other, or cut their steps."""
+        """Speed left when contenders need more memory than there is: they park each other, or cut their steps."""
         return 1.0 if not there or needed <= there else self.parked * there / needed
 
-    def _among(self, own: Tenant, peers: Sequence[Tenant]) -> float:
+    def _among(self, own: Contender, peers: Sequence[Contender]) -> float:
         """Speed among peers of one turn, itself included."""
         reach = demand = traffic = 0.0
         for peer in peers:

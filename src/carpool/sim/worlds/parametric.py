@@ -15,7 +15,7 @@ from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.world import Pace, Signs
-from carpool.sim.worlds.contention import Contention, Tenant
+from carpool.sim.worlds.contention import Contender, Contention
 from carpool.sim.worlds.mixes import draw_kinds, draw_models
 from carpool.sim.worlds.traits import KindTraits, ModelTraits, Prices
 from carpool.sim.worlds.worldfile import DEFAULT, TopKeys, read_world
@@ -164,11 +164,11 @@ class ParametricWorld:
         kind = max(placement.kinds, key=lambda kind: (self.slowdown(spec, kind), kind))
         width = placement.num_devices
         use = self.use(spec, kind, placement.batch_size, width)
-        own = Tenant(*use, placement.fraction, placement.turn)
+        own = Contender(*use, placement.fraction, placement.turn)
         needed = self.memory(spec, placement.batch_size, width)
-        others: list[Tenant] = []
+        others: list[Contender] = []
         for beside in placement.neighbours:
-            others.append(Tenant(*self.use(beside.spec, kind, beside.batch_size), beside.fraction, beside.turn))
+            others.append(Contender(*self.use(beside.spec, kind, beside.batch_size), beside.fraction, beside.turn))
             needed += self.memory(beside.spec, beside.batch_size)
         there = self.kinds.get(kind)
         squeezed = 1.0 if there is None else self.contention.squeezed(needed, there.memory)
