@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from carpool.core.messages import Assign, AssignApplied, JobFailed, OutsidersSeen, Release, ReleaseApplied
 from carpool.core.model import Allocation, JobId
-from carpool.runtime import hands
 from carpool.runtime.baton import Baton
 from carpool.runtime.devices import LocalDevice
+from carpool.runtime.hands import Executor
+from carpool.runtime.means import Means
+from carpool.runtime.mps import Mps
 from carpool.runtime.nvml import Computing
-from carpool.runtime.outsiders import EVERY_S
+from carpool.runtime.outsiders import EVERY_S, Ask
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Arrived,
@@ -42,17 +44,17 @@ from carpool.runtime.protocol import (
     Warmed,
 )
 from carpool.runtime.reports import Facts, Report, Sized, Told
-from carpool.runtime.staff import Key
+from carpool.runtime.staff import Key, Staff
 from carpool.runtime.wire import ExecutorOptions
 
 READY = Ready("digest", segment_bytes=64, batch_size=8, total_steps=9, num_samples=80)
 DEVICES = [LocalDevice(i, f"cpu:{i}", "cpu1", cores=(i,)) for i in range(2)]
 
 
-class FakeStaff:
+class FakeStaff(Staff):
     """Notes who was started and what was said to whom."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self) -> None:
         self.begun: list[Key] = []
         self.killed: list[Key] = []
         self.environments: dict[Key, dict[str, str]] = {}
@@ -60,6 +62,9 @@ class FakeStaff:
         self.sent: list[tuple[Key, Message]] = []
         self.seated: dict[Key, dict[str, str]] = {}
         self.moved: dict[Key, Key] = {}
+
+    async def start(self) -> None:
+        """Nobody has to be there."""
 
     def seat(self, key: Key, warm: Warm) -> None:
         self.seated[key] = dict(warm.environment)
@@ -85,14 +90,15 @@ class FakeStaff:
     def granted(self) -> list[Key]:
         return [key for key, message in self.sent if isinstance(message, Grant)]
 
+    def means(self, clock: Callable[[], float] = lambda: 0.0, ask: Ask | None = None) -> Means:
+        """Those of an executor whose workers these are."""
+        return Means(clock, lambda *_: self, ask=ask)
 
-def test_a_worker_that_halts_while_it_waits_for_the_token_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+def test_a_worker_that_halts_while_it_waits_for_the_token_is_passed_over(tmp_path: Path) -> None:
     """Else the token lies with one that stands still, and if it stands still for a neighbour, for ever."""
     staff = FakeStaff()
-    monkeypatch.setattr(hands, "Staff", lambda *_: staff)
-    executor = hands.Executor(DEVICES, tmp_path, ExecutorOptions(), lambda report: None, clock=lambda: 0.0)
+    executor = Executor(DEVICES, tmp_path, ExecutorOptions(), lambda report: None, staff.means())
     for job in ("a", "b"):
         executor.introduce(JobId(job), Program(entry="jobs.py:tiny"), resume=False)
     executor.carry([Assign(JobId(job), Allocation.of(0, 1), 1) for job in ("a", "b")])
@@ -109,12 +115,9 @@ def test_a_worker_that_halts_while_it_waits_for_the_token_is_passed_over(
     assert staff.granted() == [b0, b0]
 
 
-def test_the_next_worker_is_told_before_the_last_step_is_through_and_a_death_sets_it_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_worker_is_told_before_the_last_step_is_through_and_a_death_sets_it_free(tmp_path: Path) -> None:
     staff = FakeStaff()
-    monkeypatch.setattr(hands, "Staff", lambda *_: staff)
-    executor = hands.Executor(DEVICES, tmp_path, ExecutorOptions(), lambda report: None, clock=lambda: 0.0)
+    executor = Executor(DEVICES, tmp_path, ExecutorOptions(), lambda report: None, staff.means())
     for job in ("a", "b"):
         executor.introduce(JobId(job), Program(entry="jobs.py:tiny"), resume=False)
     executor.carry([Assign(JobId(job), Allocation.of(0, fraction=0.5), 1) for job in ("a", "b")])
@@ -131,13 +134,10 @@ def test_the_next_worker_is_told_before_the_last_step_is_through_and_a_death_set
     baton.close()
 
 
-def test_under_a_memory_cap_a_grant_waits_until_another_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_under_a_memory_cap_a_grant_waits_until_another_has_left(tmp_path: Path) -> None:
     staff = FakeStaff()
-    monkeypatch.setattr(hands, "Staff", lambda *_: staff)
     options, clock = ExecutorOptions(memory_cap=100), itertools.count()
-    executor = hands.Executor(DEVICES, tmp_path, options, lambda report: None, clock=lambda: float(next(clock)))
+    executor = Executor(DEVICES, tmp_path, options, lambda report: None, staff.means(lambda: float(next(clock))))
     for job in ("a", "b"):
         executor.introduce(JobId(job), Program(entry="jobs.py:tiny"), resume=False)
     executor.carry([Assign(JobId(job), Allocation.of(0, fraction=0.5), 1) for job in ("a", "b")])
@@ -157,10 +157,13 @@ def test_under_a_memory_cap_a_grant_waits_until_another_has_left(
 # -- lanes of a GPU ---------------------------------------------------------------------------------------------------
 
 
-class FakeMps:
-    """A daemon that is there."""
+class FakeMps(Mps):
+    """A service that is there until it is told not to be."""
 
     is_alive = True
+
+    async def start(self) -> None:
+        """It is there already."""
 
     def environment(self, percent: int) -> dict[str, str]:
         return {"percent": str(percent)}
@@ -169,16 +172,15 @@ class FakeMps:
 class Gpu:
     """An executor with one GPU and MPS, its workers pretended."""
 
-    def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch, *, is_closed: bool = False) -> None:
-        self.staff = FakeStaff()
+    def __init__(self, state: Path, *, is_closed: bool = False) -> None:
+        self.staff, self.mps = FakeStaff(), FakeMps()
         self.now = 0.0
         self.reports: list[Report] = []
-        monkeypatch.setattr(hands, "Staff", lambda *_: self.staff)
         devices = [LocalDevice(0, "cuda:0", "H200", (), 0)]
-        self.executor = hands.Executor(
-            devices, state, ExecutorOptions(warm=1, is_closed=is_closed), self.reports.append, clock=lambda: self.now
-        )
-        self.executor._gate._mps = FakeMps()  # type: ignore[assignment]
+        options = ExecutorOptions(warm=1, is_closed=is_closed)
+        means = Means(lambda: self.now, lambda *_: self.staff, lambda: self.mps)
+        self.executor = Executor(devices, state, options, self.reports.append, means)
+        asyncio.run(self.executor.start())
 
     def run(self, job: str, fraction: float, generation: int = 1, *, exact: bool = False) -> Key:
         """Order a job to run with a share; its newest worker, if that was started."""
@@ -196,8 +198,8 @@ class Gpu:
 
 
 @pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return Gpu(tmp_path, monkeypatch)
+def gpu(tmp_path: Path) -> Gpu:
+    return Gpu(tmp_path)
 
 
 def test_shares_of_a_gpu_are_lanes_without_turns(gpu: Gpu) -> None:
@@ -324,11 +326,10 @@ def test_a_worker_that_waits_to_start_can_be_called_off(gpu: Gpu) -> None:
     asyncio.run(go())
 
 
-def test_where_a_training_ends_is_reported_when_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_training_ends_is_reported_when_it_is_loaded(tmp_path: Path) -> None:
     staff = FakeStaff()
-    monkeypatch.setattr(hands, "Staff", lambda *_: staff)
     told: list[Report] = []
-    executor = hands.Executor(DEVICES, tmp_path, ExecutorOptions(), told.append, clock=lambda: 0.0)
+    executor = Executor(DEVICES, tmp_path, ExecutorOptions(), told.append, staff.means())
     executor.introduce(JobId("a"), Program(entry="jobs.py:tiny"), resume=False)
     executor.carry([Assign(JobId("a"), Allocation.of(0), 1)])
     executor.heard(staff.begun[0], replace(READY, target_loss=0.05, window=5))
@@ -353,8 +354,8 @@ def test_a_fault_takes_the_warm_seats_along_and_nobody_starts_before_they_are_go
     assert [key[0] for key in gpu.staff.begun] == ["a", "a"]
 
 
-def test_where_nobody_else_will_come_no_seat_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu(tmp_path, monkeypatch, is_closed=True)
+def test_where_nobody_else_will_come_no_seat_is_kept(tmp_path: Path) -> None:
+    gpu = Gpu(tmp_path, is_closed=True)
     gpu.now = 5.0
     gpu.executor.tick()
     assert not gpu.staff.seated  # no job is known
@@ -393,19 +394,17 @@ def test_whoever_needs_all_memory_gets_that_of_the_seats_too(gpu: Gpu) -> None:
 
 def test_a_worker_that_sees_the_whole_gpu_starts_again_and_it_is_nobodys_fault(gpu: Gpu) -> None:
     words = "40 % were asked, 132 of 132 multiprocessors are seen: NVIDIA's MPS was not found"
-    mps = gpu.executor._gate._mps
-    assert mps is not None
-    mps.is_alive = False  # type: ignore[misc]
+    gpu.mps.is_alive = False
     key = gpu.run("a", 0.4)
     assert gpu.staff.begun == []
-    mps.is_alive = True  # type: ignore[misc]
+    gpu.mps.is_alive = True
     gpu.executor._reopen()
     key = gpu.staff.begun[-1]
-    mps.is_alive = False  # type: ignore[misc]
+    gpu.mps.is_alive = False
     gpu.says(key, Broke("lane", words))
     gpu.executor.ended(key, "exit code 3")
     assert len(gpu.staff.begun) == 1  # nobody would put it on its lane now
-    mps.is_alive = True  # type: ignore[misc]
+    gpu.mps.is_alive = True
     gpu.executor._reopen()
     assert len(gpu.staff.begun) == 2
     stories = [report.words for report in gpu.reports if isinstance(report, Told)]
@@ -446,13 +445,13 @@ def test_where_lanes_are_never_given_jobs_take_turns(gpu: Gpu) -> None:
     assert not any(isinstance(f, JobFailed) for r in gpu.reports if isinstance(r, Facts) for f in r.facts)
 
 
-def test_others_on_a_gpu_are_reported_as_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hands, "Staff", lambda *_: FakeStaff())
+def test_others_on_a_gpu_are_reported_as_facts(tmp_path: Path) -> None:
     clock, told = itertools.count(0, EVERY_S), list[Report]()
     rows = [Computing(os.getppid(), 3 << 30)]
     gpu = LocalDevice(4, "cuda:1", "H200", (), 1)
     options = ExecutorOptions(mps=False)
-    executor = hands.Executor([gpu], tmp_path, options, told.append, lambda: float(next(clock)), lambda index: rows)
+    means = FakeStaff().means(lambda: float(next(clock)), lambda index: rows)
+    executor = Executor([gpu], tmp_path, options, told.append, means)
     for _ in range(3):
         executor.tick()
     (report,) = told

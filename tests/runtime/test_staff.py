@@ -8,35 +8,34 @@ from collections.abc import Callable, Container
 
 import pytest
 
-from carpool.runtime import staff
-from carpool.runtime.nursery import NurseryGone
+from carpool.runtime.nursery import Nursery, NurseryGone
 from carpool.runtime.protocol import Exited, Message, Warm
+from carpool.runtime.staff import Key, Staff
 
 
 class Deaf:
     """Ears for a staff without workers."""
 
-    def heard(self, who: staff.Key, message: Message) -> None:
+    def heard(self, who: Key, message: Message) -> None:
         raise AssertionError(who, message)
 
-    def ended(self, who: staff.Key, why: str) -> None:
+    def ended(self, who: Key, why: str) -> None:
         raise AssertionError(who, why)
 
 
-class FakeNursery:
+class FakeNursery(Nursery):
     """Notes what is done to it; dies when it is told to."""
 
-    made: list[FakeNursery]
-    stillborn: Container[int]  # which of them die before they can fork
-
-    def __init__(self, on_exit: Callable[[Exited], object], on_gone: Callable[[str], object]) -> None:
+    def __init__(self, made: list[FakeNursery], on_gone: Callable[[str], object], *, is_stillborn: bool) -> None:
         self.die = on_gone
+        self.is_stillborn = is_stillborn  # it dies before it can fork
         self.done: list[str] = []
-        self.made.append(self)
+        self.made = made
+        made.append(self)
 
     async def start(self) -> None:
         self.done.append("start")
-        if len(self.made) in self.stillborn:
+        if self.is_stillborn:
             raise NurseryGone("killed by SIGKILL")
 
     async def fork(self, channel: socket.socket, log: int | None = None) -> int:
@@ -48,37 +47,46 @@ class FakeNursery:
         self.done.append("stop")
 
 
-def test_a_dead_nursery_is_stopped_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+class Ward:
+    """Makes nurseries, one after another."""
+
+    def __init__(self, stillborn: Container[int] = ()) -> None:
+        self.made: list[FakeNursery] = []
+        self.stillborn = stillborn
+
+    def make(self, on_exit: Callable[[Exited], object], on_gone: Callable[[str], object]) -> FakeNursery:
+        return FakeNursery(self.made, on_gone, is_stillborn=len(self.made) + 1 in self.stillborn)
+
+
+def test_a_dead_nursery_is_stopped_and_replaced() -> None:
     """Else its socket stays open, and it stays in the process table until the collector finds its handle."""
-    FakeNursery.made, FakeNursery.stillborn = [], ()
-    monkeypatch.setattr(staff, "Nursery", FakeNursery)
+    ward = Ward()
 
     async def go() -> None:
-        workers = staff.Staff(Deaf(), lambda: 0.0)
+        workers = Staff(Deaf(), lambda: 0.0, ward.make)
         await workers.start()
-        FakeNursery.made[0].die("killed by SIGKILL")
+        ward.made[0].die("killed by SIGKILL")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert [nursery.done for nursery in FakeNursery.made] == [["start", "stop"], ["start"]]
+        assert [nursery.done for nursery in ward.made] == [["start", "stop"], ["start"]]
         await workers.stop()
-        assert [nursery.done for nursery in FakeNursery.made] == [["start", "stop"], ["start", "stop"]]
+        assert [nursery.done for nursery in ward.made] == [["start", "stop"], ["start", "stop"]]
 
     asyncio.run(go())
 
 
-def test_a_process_that_is_asked_for_before_there_is_a_nursery_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_asked_for_before_there_is_a_nursery_waits_for_it() -> None:
     """Else it is never forked, and whoever asked for it waits for ever."""
-    FakeNursery.made, FakeNursery.stillborn = [], ()
-    monkeypatch.setattr(staff, "Nursery", FakeNursery)
+    ward = Ward()
 
     async def go() -> None:
-        workers = staff.Staff(Deaf(), lambda: 0.0)
+        workers = Staff(Deaf(), lambda: 0.0, ward.make)
         workers.seat(("", 1), Warm("cpu"))
         await asyncio.sleep(0)
         await workers.start()
         for _ in range(3):
             await asyncio.sleep(0)
-        assert FakeNursery.made[0].done == ["start", "fork"]
+        assert ward.made[0].done == ["start", "fork"]
         await workers.stop()
 
     asyncio.run(go())
@@ -86,18 +94,17 @@ def test_a_process_that_is_asked_for_before_there_is_a_nursery_waits_for_it(monk
 
 @pytest.mark.parametrize(("stillborn", "made", "is_broken"), [({2, 3}, 4, False), (range(2, 99), 6, True)])
 def test_a_nursery_that_dies_while_it_starts_is_replaced_too_but_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch, stillborn: Container[int], made: int, is_broken: bool
+    stillborn: Container[int], made: int, is_broken: bool
 ) -> None:
-    FakeNursery.made, FakeNursery.stillborn = [], stillborn
-    monkeypatch.setattr(staff, "Nursery", FakeNursery)
+    ward = Ward(stillborn)
 
     async def go() -> None:
-        workers = staff.Staff(Deaf(), lambda: 0.0)
+        workers = Staff(Deaf(), lambda: 0.0, ward.make)
         await workers.start()
-        FakeNursery.made[0].die("killed by SIGKILL")
+        ward.made[0].die("killed by SIGKILL")
         for _ in range(20):
             await asyncio.sleep(0)
-        assert (len(FakeNursery.made), workers.broken.done()) == (made, is_broken)
+        assert (len(ward.made), workers.broken.done()) == (made, is_broken)
         await workers.stop()
 
     asyncio.run(go())

@@ -37,13 +37,13 @@ class Gate:
         wanted: bool,
         on_change: Callable[[], object],  # somebody who waits may be able to start
         tell: Callable[[str], object],  # words that concern every job on a GPU
-        make: Callable[[], Mps] | None = None,
+        make: Callable[[], Mps] = Mps,
     ) -> None:
         self._gpus = {device.id for device in devices if device.cuda is not None}
         self._probations = {gpu: Probation[Key]() for gpu in self._gpus}
         self._on_change = on_change
         self._tell = tell
-        self._make = make or Mps
+        self._make = make
         self._mps: Mps | None = None
         self._starting: asyncio.Task[None] | None = None
         self.waiting: list[Waiting] = []

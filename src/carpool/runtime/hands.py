@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -36,8 +35,8 @@ from carpool.runtime.entrance import Entrance
 from carpool.runtime.gate import Gate, Waiting
 from carpool.runtime.holding import HeldTraining, rules_of
 from carpool.runtime.intake import Intake
+from carpool.runtime.means import Means
 from carpool.runtime.mps import is_of_service
-from carpool.runtime.outsiders import Ask
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Alive,
@@ -57,7 +56,7 @@ from carpool.runtime.reporting import Reporting
 from carpool.runtime.reports import Evaluation, Report, Sized, Told
 from carpool.runtime.rota import Rota, Said
 from carpool.runtime.solitude import Solitude
-from carpool.runtime.staff import Key, Staff
+from carpool.runtime.staff import Key
 from carpool.runtime.wire import ExecutorOptions
 from carpool.runtime.workshop import Workshop
 
@@ -73,23 +72,25 @@ class Executor:
         state: Path,
         options: ExecutorOptions,
         report: Callable[[Report], None],
-        clock: Callable[[], float] = time.monotonic,
-        ask: Ask | None = None,  # who computes on a GPU; else the driver is asked
+        means: Means | None = None,
     ) -> None:
+        means = means or Means()
         self._devices = {device.id: device for device in devices}
         self._options = options
         self._reporting = Reporting(report)
         self._report = self._reporting.report
         self._emit = self._reporting.emit
-        self._clock = clock
-        self._staff = Staff(self, clock)
+        self._clock = clock = means.clock
+        self._staff = means.hire(self, clock)
         self.jobs = Intake(state, self._devices, options.grace_s)
         self._trainings, self._commands = self.jobs.trainings, self.jobs.commands
         self._rota = Rota(devices, options, self._say)
         self._solitude = Solitude(self._trainings, self._do, clock)
-        self._gate = Gate(devices, wanted=options.mps, on_change=self._reopen, tell=self._tell_sharers)
+        self._gate = Gate(
+            devices, wanted=options.mps, on_change=self._reopen, tell=self._tell_sharers, make=means.make_mps
+        )
         workshop = Workshop(self._devices, options, self.jobs, self._staff, self._gate, self._rota, self._report, clock)
-        self._entrance = Entrance(workshop, ask)
+        self._entrance = Entrance(workshop, means.ask)
         self._alternation = Alternation(workshop, self._do, self._tell_sharers)
         self._ticked_at = clock()
         self._stopping: bool | None = None

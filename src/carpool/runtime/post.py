@@ -15,6 +15,7 @@ from typing import Any
 from carpool.core.model import JobId
 from carpool.runtime.hands import Executor
 from carpool.runtime.inventory import Inventory, inventory_to_json
+from carpool.runtime.means import Means
 from carpool.runtime.outbox import Numbered, Outbox
 from carpool.runtime.reports import Report
 from carpool.runtime.wire import (
@@ -112,7 +113,9 @@ class Post:
         self._life = self._epoch
         self._options = options_from_json(claim["options"])
         self._devices = devices_from_json(claim["devices"])
-        self._executor = Executor(self._devices, Path(claim["state"]), self._options, self._report, self._clock)
+        self._executor = Executor(
+            self._devices, Path(claim["state"]), self._options, self._report, Means(clock=self._clock)
+        )
         if self._waits:
             self._executor.wait(True)
         self._starting = asyncio.create_task(self._start(self._executor))

@@ -15,6 +15,7 @@ from carpool.runtime.nursery import Nursery, NurseryGone
 from carpool.runtime.protocol import Begin, Exited, Message, Warm
 
 Key = tuple[str, int]  # job and number of a worker
+MakeNursery = Callable[[Callable[[Exited], object], Callable[[str], object]], Nursery]  # after its ears: exits, its end
 
 _DRAIN_S = 2.0  # after a worker's end, for what it said before
 _MOST_NURSERIES = 5  # that may die before any of them forked a worker
@@ -46,9 +47,10 @@ class _Process:
 class Staff:
     """All workers of an executor. A nursery that dies takes them along and is replaced."""
 
-    def __init__(self, ears: StaffEar, clock: Callable[[], float]) -> None:
+    def __init__(self, ears: StaffEar, clock: Callable[[], float], make_nursery: MakeNursery = Nursery) -> None:
         self._ears = ears
         self._clock = clock
+        self._make_nursery = make_nursery
         self._processes: dict[Key, _Process] = {}
         self._by_pid: dict[int, _Process] = {}
         self._early: dict[int, str] = {}  # exits that were reported before the fork was
@@ -61,7 +63,7 @@ class Staff:
 
     async def start(self) -> None:
         """Start the nursery."""
-        nursery = Nursery(self._on_exit, self._on_gone)
+        nursery = self._make_nursery(self._on_exit, self._on_gone)
         await nursery.start()
         self._nursery = nursery
         self._is_there.set()
