@@ -45,7 +45,7 @@ from trials.steps import MODELS, mlp
 
 import carpool
 from carpool.runtime.channel import AsyncChannel, Channel, Closed, pair
-from carpool.runtime.memory import Mirrors
+from carpool.runtime.memory import new_memory
 from carpool.runtime.mirror import read_mirror, write_mirror
 from carpool.runtime.nursery import Nursery
 from carpool.runtime.protocol import (
@@ -196,15 +196,15 @@ def ratios(made: list[dict[str, Spent]], *, by_core: bool) -> dict[str, float]:
 
 async def publish_ms(worker: Worker) -> float:
     """What a mirror takes, from asking for it to its being there; the second time into each of two memory files."""
-    mirrors = Mirrors("bench")
+    mirrors = new_memory("bench"), new_memory("bench")
     took = []
     for number in range(6):
         began = time.perf_counter()
-        worker.channel.send(Publish(), [mirrors.next])
+        worker.channel.send(Publish(), [mirrors[number % 2]])
         await worker.hear(Published)
         took.append(time.perf_counter() - began)
-        mirrors.published(number)
-    mirrors.close()
+    for mirror in mirrors:
+        os.close(mirror)
     return round(statistics.median(took[2:]) * 1e3, 2)
 
 
@@ -214,10 +214,8 @@ def mirror_ms(training: carpool.Training) -> dict[str, float]:
 
     trainer = Trainer(training)
     trainer.step()
-    mirrors = Mirrors("bench")
-    state = trainer.state_dict()
-    write_mirror(mirrors.next, 1, state)
-    fd = mirrors.next
+    fd, state = new_memory("bench"), trainer.state_dict()
+    write_mirror(fd, 1, state)
     return {
         "write_ms": median_ms(lambda: write_mirror(fd, 1, state)),
         "read_ms": median_ms(lambda: read_mirror(fd)),

@@ -11,7 +11,7 @@ import pytest
 from carpool.runtime.container import Parts
 from carpool.runtime.digest import digest
 from carpool.runtime.errors import CheckpointError
-from carpool.runtime.memory import Mirrors, new_memory
+from carpool.runtime.memory import new_memory
 from carpool.runtime.mirror import read_mirror, write_mirror, write_parts
 from carpool.runtime.trainer import Trainer
 
@@ -55,19 +55,3 @@ class _Dying(list[Any]):
 def test_an_empty_mirror_says_so(fd: int) -> None:
     with pytest.raises(CheckpointError, match="empty"):
         read_mirror(fd)
-
-
-def test_states_are_published_by_turns() -> None:
-    mirrors = Mirrors("job")
-    written: list[int] = []
-    for step in range(4):
-        write_mirror(mirrors.next, step, {"step": step})
-        written.append(mirrors.next)
-        mirrors.published(step)
-        assert mirrors.newest is not None
-        assert mirrors.newest == written[-1]
-        assert mirrors.newest != mirrors.next, "the newest state would be overwritten"
-        assert read_mirror(mirrors.newest) == (step, {"step": step})
-    assert mirrors.step == 3
-    assert len(set(written)) == 2
-    mirrors.close()

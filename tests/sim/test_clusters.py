@@ -6,7 +6,8 @@ import pytest
 
 from carpool.core.errors import InputError
 from carpool.core.supplies import Supplies
-from carpool.sim.clusters import describe, parse_cluster, read_cluster
+from carpool.core.topology import Cluster
+from carpool.sim.clusters import parse_cluster, read_cluster
 
 GOOD = """
 [[node]]
@@ -23,15 +24,19 @@ bytes_per_s = 1e9
 """
 
 
-def test_text_and_back() -> None:
-    assert describe(parse_cluster("2x4xV100,4x4xP100")) == "2x4xV100,4x4xP100"
+def banks(cluster: Cluster) -> list[list[tuple[int, str]]]:
+    return [[(len(bank.devices), bank.kind) for bank in node.banks] for node in cluster.nodes]
+
+
+def test_text_becomes_nodes() -> None:
+    assert banks(parse_cluster("2x4xV100,1x2xP100")) == [[(4, "V100")], [(4, "V100")], [(2, "P100")]]
 
 
 def test_a_file_with_banks_and_links(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(GOOD, encoding="utf-8")
     cluster = parse_cluster(str(path))
-    assert describe(cluster) == "2x4xV100,1x1xK80+2xV100"
+    assert banks(cluster) == [[(4, "V100")], [(4, "V100")], [(1, "K80"), (2, "V100")]]
     assert cluster.nodes[0].banks[0].memory_bytes == 16 << 30
     assert cluster.links[0].ends == ("n0", "mixed")
 

@@ -4,7 +4,7 @@
     content: container.py, without its checksum (memory does not rot, and hashing takes longer than copying)
 
 The header is wiped before the content is written, so that a writer killed in between leaves a file that says so. The
-state before it is in the other of the two files that are written by turns (`memory.Mirrors`).
+state before it lies in another file, which is kept until this one is whole (`safe.py`).
 """
 
 from __future__ import annotations

@@ -65,18 +65,6 @@ def read_cluster(path: Path) -> Cluster:
     return Cluster(tuple(nodes), links)
 
 
-def describe(cluster: Cluster) -> str:
-    """A cluster as short text, such as ``64x8xV100``."""
-    groups: list[list[Any]] = []
-    for node in cluster.nodes:
-        shape = "+".join(f"{len(bank.devices)}x{bank.kind}" for bank in node.banks)
-        if groups and groups[-1][1] == shape:
-            groups[-1][0] += 1
-        else:
-            groups.append([1, shape])
-    return ",".join(f"{count}x{shape}" for count, shape in groups)
-
-
 def _add_nodes(nodes: list[Node], table: dict[str, Any], where: str) -> None:
     _known(table, {"name", "count", "devices", "kind", "memory", "bank", "cpus", "ram", "disk"}, where)
     count = _whole(table, "count", where, default=1)

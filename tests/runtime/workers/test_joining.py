@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from carpool.runtime.entry import load_training
-from carpool.runtime.memory import Mirrors
+from carpool.runtime.memory import new_memory
 from carpool.runtime.mirror import read_mirror
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import Apply, Contributed, Done, Halt, Halted, Load, Loaded, Publish, Published
@@ -31,12 +31,11 @@ def owners(*sizes: int) -> tuple[tuple[int, int], ...]:
     return tuple(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
 
 
-async def published(hand: Any, mirrors: Mirrors) -> dict[str, Tensor]:
+async def published(hand: Any, mirror: int) -> dict[str, Tensor]:
     """A worker's weights and statistics."""
-    hand.say(Publish(), mirrors.next)
-    mirrors.published((await hand.hear(Published)).step)
-    assert mirrors.newest is not None
-    state: dict[str, Tensor] = read_mirror(mirrors.newest)[1]["model"]
+    hand.say(Publish(), mirror)
+    await hand.hear(Published)
+    state: dict[str, Tensor] = read_mirror(mirror)[1]["model"]
     return {name: value.clone() for name, value in state.items()}
 
 
@@ -44,28 +43,28 @@ def test_joint_statistics_are_those_of_one_device_also_after_a_resize(
     bench: Any, run: Any, program: MakeProgram
 ) -> None:
     wanted = program("normalised", options=JOINT)
-    mirrors = Mirrors("job")
+    mirror = new_memory("mirror")
 
     async def alone() -> dict[str, Tensor]:
         hand = await bench.worker(wanted)
         bench.form([hand], by_token=False)
         await hand.hear(Done)
-        return await published(hand, mirrors)
+        return await published(hand, mirror)
 
     async def cut() -> dict[str, Tensor]:
         hands = await bench.workers(2, wanted)
         said = await bench.drive(hands, bench.form(hands, parts=(25, 11)), until=3)
         assert said == [Halted(3)] * 2
-        await published(hands[1], mirrors)
+        await published(hands[1], mirror)
         hands.append(await bench.worker(wanted))
-        hands[2].say(Load(), mirrors.newest)
+        hands[2].say(Load(), mirror)
         assert await hands[2].hear(Loaded) == Loaded(3)
         done = await bench.drive(hands, bench.form(hands, parts=(6, 20, 10)))
         assert len({each.digest for each in done}) == 1
-        return await published(hands[0], mirrors)
+        return await published(hands[0], mirror)
 
     whole, parts = run(alone()), run(cut())
-    mirrors.close()
+    os.close(mirror)
     for name, expected in whole.items():
         assert float((parts[name] - expected).float().norm() / expected.float().norm()) < 1e-5, name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import signal
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from carpool.runtime.digest import digest
 from carpool.runtime.division import stretches
 from carpool.runtime.entry import load_training
 from carpool.runtime.life import TORN
-from carpool.runtime.memory import Mirrors
+from carpool.runtime.memory import new_memory
 from carpool.runtime.program import Program
 from carpool.runtime.protocol import (
     Apply,
@@ -163,15 +164,15 @@ def test_survivors_of_a_kill_in_the_middle_of_a_step_go_on(
         formation = bench.form(survivors, owners(6, 2))
         for hand in survivors:
             assert (await hand.hear(Contributed)).step == 5  # of the step that was given up, or of the retried one
-        mirrors = Mirrors("job")
+        mirror = new_memory("mirror")
         for hand in survivors:
             hand.say(Halt())
             assert await hand.hear(Halted) == Halted(5)
-        survivors[0].say(Publish(), mirrors.next)
-        mirrors.published((await survivors[0].hear(Published)).step)
-        newcomer.say(Load(), mirrors.newest)
+        survivors[0].say(Publish(), mirror)
+        await survivors[0].hear(Published)
+        newcomer.say(Load(), mirror)
         assert await newcomer.hear(Loaded) == Loaded(5)
-        mirrors.close()
+        os.close(mirror)
         crew = [newcomer, *survivors]
         last: list[Any] = await bench.drive(crew, bench.form(crew, owners(1, 2, 5)))
         return last
@@ -184,21 +185,21 @@ def test_another_goes_on_from_the_mirror_of_one_that_died(bench: Any, run: Any, 
 
     async def work() -> list[Any]:
         hand = await bench.worker(wanted)
-        mirrors = Mirrors("job")
+        mirror = new_memory("mirror")
         bench.form([hand], by_token=True)
         for step in (0, 4):
             assert await hand.hear(Asked) == Asked(step)
             hand.say(Grant(4))
         await hand.hear(Asked)
         for _ in range(2):
-            hand.say(Publish(), mirrors.next)
-            mirrors.published((await hand.hear(Published)).step)
+            hand.say(Publish(), mirror)
+            assert (await hand.hear(Published)).step == 8
         bench.nursery.kill(hand.pid)
         assert await bench.exits[hand.pid] == -signal.SIGKILL
         heir = await bench.worker(wanted)
-        heir.say(Load(), mirrors.newest)
-        assert (await heir.hear(Loaded)).step == mirrors.step == 8
-        mirrors.close()
+        heir.say(Load(), mirror)
+        assert await heir.hear(Loaded) == Loaded(8)
+        os.close(mirror)
         bench.form([heir])
         return [await heir.hear(Done)]
 
@@ -252,13 +253,13 @@ def test_each_rank_may_update_a_range_of_the_parameters(bench: Any, run: Any, pr
         ranges = stretches(hands[0].ready.sizes, [1.0, 1.0])
         said = await bench.drive(hands, bench.form(hands, owners(4, 4), updates=ranges), until=5)
         assert said == [Halted(5)] * 2
-        mirror = Mirrors("job")
-        hands[1].say(Publish(), mirror.next)  # at a boundary any of them has the whole state
-        mirror.published((await hands[1].hear(Published)).step)
+        mirror = new_memory("mirror")
+        hands[1].say(Publish(), mirror)  # at a boundary any of them has the whole state
+        await hands[1].hear(Published)
         hands.append(await bench.worker(wanted))
-        hands[2].say(Load(), mirror.newest)
+        hands[2].say(Load(), mirror)
         assert await hands[2].hear(Loaded) == Loaded(5)
-        mirror.close()
+        os.close(mirror)
         ranges = stretches(hands[0].ready.sizes, [1.0, 1.0, 2.0])
         last: list[Any] = await bench.drive(hands, bench.form(hands, owners(2, 2, 4), updates=ranges))
         return last

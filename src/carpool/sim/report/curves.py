@@ -18,7 +18,6 @@ class Distribution:
 
     value: tuple[float, ...]
     share: tuple[float, ...]
-    num_values: int  # before thinning
 
 
 def distribution(values: Iterable[float], num_jobs: int, limit: int) -> Distribution:
@@ -32,11 +31,7 @@ def distribution(values: Iterable[float], num_jobs: int, limit: int) -> Distribu
     if num > limit:
         even = (round(place * (num - 1) / (limit - 1)) for place in range(limit))
         ranks = sorted({*even, *range(TAIL), *range(num - TAIL, num)})
-    return Distribution(
-        tuple(ordered[rank] for rank in ranks),
-        tuple((rank + 1) / num_jobs for rank in ranks),
-        num,
-    )
+    return Distribution(tuple(ordered[rank] for rank in ranks), tuple((rank + 1) / num_jobs for rank in ranks))
 
 
 def completion_times(recording: Recording) -> list[float]:
