@@ -14,7 +14,7 @@ from carpool.core.errors import InputError
 from carpool.service.door import COOKIE
 from carpool.service.origins import origin_of
 from carpool.service.tokens import AccessTokens
-from carpool.testing.reception import BASE, GENEROUS, PEOPLE, Reception, open_reception, withstand
+from carpool.testing.reception import BASE, GENEROUS, PEOPLE, Reception, by_socket, client_of, open_reception, withstand
 
 
 def test_a_wrong_token_lets_nobody_in(tmp_path: Path) -> None:
@@ -146,9 +146,7 @@ def test_an_address_is_read_as_browsers_write_it(given: str, meant: str) -> None
 
 def test_another_user_at_the_socket_is_nobody(tmp_path: Path) -> None:
     async def scene(at: Reception) -> None:
-        from carpool.testing.reception import _by_socket, _client
-
-        async with _client(_by_socket(at.app, 4712)) as other:
+        async with client_of(by_socket(at.app, 4712)) as other:
             assert (await other.get("/v1/me")).status_code == 401
             assert (await other.post("/v1/jobs", json=at.body("a"))).status_code == 401
 

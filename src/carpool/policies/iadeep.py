@@ -124,21 +124,14 @@ class IADeep(Policy):
         """Free devices that no waiting job took go to the jobs that save most by moving there."""
         moved: set[DeviceId] = set()
         while draft.num_free and draft.occupancy.is_shared:
-            best: tuple[float, Job | None] = (self.move_s, None)
-            for device in draft.occupancy.shared_devices():
-                guests = flow.guests(device, residents_of(draft, device))
-                if len(guests) < 2 or device in moved:
-                    continue
-                kind = draft.view.cluster.kind_of(device)
-                whole = flow.cost(kind, guests)
-                for guest in guests:
-                    if guest.job.lane or guest.job.spec.devices > 1 or guest.job.is_starting:
-                        continue
-                    rest = [other for other in guests if other is not guest]
-                    saved = whole - flow.cost(kind, rest) - flow.cost(kind, [guest])
-                    best = max(best, (saved, guest.job), key=lambda pair: pair[0])
-            saved, job = best
-            if job is None:
+            moves = [
+                move
+                for device in draft.occupancy.shared_devices()
+                if device not in moved
+                for move in _moves_away(draft, flow, device)
+            ]
+            saved, job = max(moves, key=lambda move: move[0], default=(0.0, None))
+            if job is None or saved <= self.move_s:
                 return
             held = draft.holding(job)
             if held is None or start_alone(draft, job) is None:
@@ -241,10 +234,25 @@ class _Queue:
 
 
 def _signature(draft: Draft) -> list[int]:
-    """Changes whenever a job has come, gone or stopped, or devices have: placing anew is worth while only then."""
+    """Changes whenever a job has come, gone or stopped, or devices have: placing anew is worthwhile only then."""
     view = draft.view
     waiting = sum(draft.holding(view.jobs[job]) is None for job in view.waiting)
     return [len(view.jobs), max((job.seq for job in view.jobs.values()), default=0), waiting, draft.num_free]
+
+
+def _moves_away(draft: Draft, flow: Flow, device: DeviceId) -> list[tuple[float, Job]]:
+    """What it would save if a resident of a shared device had one of its own, for each that may move."""
+    guests = flow.guests(device, residents_of(draft, device))
+    if len(guests) < 2:
+        return []
+    kind = draft.view.cluster.kind_of(device)
+    whole = flow.cost(kind, guests)
+    moves = []
+    for guest in guests:
+        if not (guest.job.lane or guest.job.spec.devices > 1 or guest.job.is_starting):
+            rest = [other for other in guests if other is not guest]
+            moves.append((whole - flow.cost(kind, rest) - flow.cost(kind, [guest]), guest.job))
+    return moves
 
 
 def _use(draft: Draft, flow: Flow, device: DeviceId) -> float:

@@ -40,7 +40,7 @@ class Denied(InputError):
 
 
 class Faulty(CarpoolError):
-    """The daemon could not do what was asked, through no fault of who asked."""
+    """The daemon could not do what was asked, through no fault of whoever asked."""
 
 
 class Client:
@@ -192,17 +192,9 @@ class Client:
         while True:
             given = {} if after is None else {"after": after}
             with _whatever_breaks(), self._stream("/v1/events", **given) as answer:
-                number, data = after, ""
-                while line := answer.readline().decode():
-                    name, _, value = line.rstrip("\n").partition(": ")
-                    if name == "id":
-                        number = int(value)
-                    elif name == "data":
-                        data = value
-                    elif not name and data:
-                        after = number
-                        yield json.loads(data)
-                        data = ""
+                for number, event in _server_sent(answer):
+                    after = after if number is None else number
+                    yield event
 
     # --------------------------------------------------------------------------------------------------------- inside
     def ask(
@@ -307,6 +299,20 @@ def _whatever_breaks() -> Iterator[None]:
         time.sleep(_BREATH_S)
 
 
+def _server_sent(answer: http.client.HTTPResponse) -> Iterator[tuple[int | None, Json]]:
+    """The events of a stream, each with the number that was told last."""
+    number, data = None, ""
+    while line := answer.readline().decode():
+        name, _, value = line.rstrip("\n").partition(": ")
+        if name == "id":
+            number = int(value)
+        elif name == "data":
+            data = value
+        elif not name and data:
+            yield number, json.loads(data)
+            data = ""
+
+
 def _has_hung_up(line: http.client.HTTPConnection) -> bool:
     """Whether the other end has closed a line on which nothing is due: only then is there something to read."""
     if line.sock is None:
@@ -358,7 +364,7 @@ def _error(status: int, text: bytes) -> CarpoolError:
         detail, where, way_out = text.decode("utf-8", "replace")[:500] or f"answered {status}", "", ""
     if status >= 500:
         return Faulty(detail)
-    if way_out and detail.endswith(way_out):  # the sentence is put together again by who raises it
+    if way_out and detail.endswith(way_out):  # the sentence is put together again by whoever raises it
         detail = detail[: -len(way_out)].rstrip()
     if where and detail.startswith(f"{where}: "):
         detail = detail[len(where) + 2 :]

@@ -142,7 +142,7 @@ def _journalled(path: str, header: Header, observers: list[Observer], run: Calla
 
 
 def _guarded(policy: str, run: Callable[[], Summary]) -> Summary:
-    """Run; what goes wrong inside a policy from a file is the file's fault, and is said so."""
+    """Run; what goes wrong inside a policy from a file is the file's fault, and the error says so."""
     if ".py:" not in policy:
         return run()
     try:
@@ -178,7 +178,6 @@ def compare(requests: Sequence[RunInWords], progress: Progress | None = None) ->
     if len(requests) == 1:
         request = requests[0]
         return [perform(request, (lambda part: progress(request.policy, part)) if progress else None)]
-    context = multiprocessing.get_context("spawn")  # a fresh process: its CPU time is that policy's alone
     results: dict[int, Result] = {}
     waiting = list(enumerate(requests))
     running: dict[Connection, tuple[int, Any]] = {}
@@ -186,26 +185,32 @@ def compare(requests: Sequence[RunInWords], progress: Progress | None = None) ->
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1):
                 index, request = waiting.pop(0)
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(request, theirs), daemon=True)
-                process.start()
-                theirs.close()
-                running[ours] = (index, process)
+                pipe, process = _start(request)
+                running[pipe] = (index, process)
             for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)
                 index, process = running[pipe]
                 message = _receive(pipe, process, requests[index])
-                if isinstance(message, float):
-                    if progress is not None:
-                        progress(requests[index].policy, message)
-                    continue
-                results[index] = message
-                process.join()
-                del running[pipe]
+                if isinstance(message, Result):
+                    results[index] = message
+                    process.join()
+                    del running[pipe]
+                elif progress is not None:
+                    progress(requests[index].policy, message)
     finally:
         for _, process in running.values():
             process.terminate()
     return [results[index] for index in range(len(requests))]
+
+
+def _start(request: RunInWords) -> tuple[Connection, Any]:
+    """A process that performs a request, and the pipe on which it tells how far it is."""
+    context = multiprocessing.get_context("spawn")  # a fresh process: its CPU time is that policy's alone
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(request, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
 
 
 def _receive(pipe: Connection, process: Any, request: RunInWords) -> float | Result:

@@ -91,9 +91,9 @@ async def open_reception(
             planner=planner,
         )
         app = make_app(desk)
-        clients = {name: _client(app, secrets[name]) for name in PEOPLE}
-        clients["nobody"] = _client(app)
-        clients["owner"] = _client(_by_socket(app, uid))
+        clients = {name: client_of(app, secrets[name]) for name in PEOPLE}
+        clients["nobody"] = client_of(app)
+        clients["owner"] = client_of(by_socket(app, uid))
         for client in clients.values():
             await stack.enter_async_context(client)
         yield Reception(app, office, desk, folder / "work", clients)
@@ -170,12 +170,13 @@ def serve_reception(folder: Path, *, tls: SSLContext | None = None, **options: A
         thread.join(30)
 
 
-def _client(app: Any, token: str = "") -> httpx.AsyncClient:
+def client_of(app: Any, token: str = "") -> httpx.AsyncClient:
+    """Somebody who asks an application, with a token or without."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=BASE, headers=headers)
 
 
-def _by_socket(app: Any, uid: int) -> Any:
+def by_socket(app: Any, uid: int) -> Any:
     """The application as somebody at a Unix socket sees it."""
 
     async def seen(scope: Any, receive: Any, send: Any) -> None:

@@ -62,7 +62,7 @@ def plain_loop(
 
 def _run(training: Training, shards: int, seed: int, device: torch.device, max_steps: int | None) -> PlainRun:
     order = DataOrder(training.num_samples, seed, training.shuffle)
-    scaler = torch.amp.GradScaler(device.type, enabled=training.autocast_dtype is torch.float16)
+    steps = _Steps(training, shards, seed, device)
     losses: list[float] = []
     metrics: dict[str, float] = {}
     epoch, reason = 0, ""
@@ -71,7 +71,7 @@ def _run(training: Training, shards: int, seed: int, device: torch.device, max_s
         for start in range(0, len(samples), training.batch_size):
             batch = samples[start : start + training.batch_size]
             ends_epoch = start + training.batch_size >= len(samples)
-            losses.append(_step(training, batch, shards, seed, len(losses), epoch, device, scaler, ends_epoch))
+            losses.append(steps.make(batch, len(losses), epoch, ends_epoch=ends_epoch))
             epochs_done = epoch + ends_epoch
             reason = training.stop.by_progress(len(losses), epochs_done, losses)
             due = ends_epoch and epochs_done % training.evaluate_every == 0
@@ -87,61 +87,79 @@ def _run(training: Training, shards: int, seed: int, device: torch.device, max_s
     return PlainRun(digest(training.model), losses, metrics)
 
 
-def _step(
-    training: Training,
-    samples: Any,
-    shards: int,
-    seed: int,
-    step: int,
-    epoch: int,
-    device: torch.device,
-    scaler: torch.amp.GradScaler,
-    ends_epoch: bool,
-) -> float:
-    model, optimizer, num_samples = training.model, training.optimizer, len(samples)
-    held = {p for group in optimizer.param_groups for p in group["params"]}
-    parameters = [p for p in model.parameters() if p in held and p.requires_grad]
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    made: list[_Made | None] = []
-    for shard in range(shards):
-        mine = samples[shard * num_samples // shards : (shard + 1) * num_samples // shards]
-        if len(mine) == 0:
-            made.append(None)
-            continue
-        batch = _batch(training, mine, seed, epoch, device)
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(before[name])
-        seed_pass(seed, step, shard)
-        made.append(_shard(training, batch, len(mine), num_samples, parameters, before, scaler))
-    total = _tree(made)
-    assert total is not None
-    loss = float(total.loss) if total.count is None else float(total.loss) / float(total.count)
-    for parameter, gradient, used in zip(parameters, total.gradients, total.used, strict=True):
-        gradient = gradient if total.count is None else gradient / total.count
-        parameter.grad = gradient.to(parameter.dtype) if used else None
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            if name in total.changed:
-                buffer.copy_(total.buffers[name])
-            else:
-                buffer.copy_(before[name])
-    scale = scaler.get_scale()
-    scaler.unscale_(optimizer)
-    if training.clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_(parameters, training.clip_norm)
-    if shards > 1:
-        seed_update(seed, step)
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-    every = training.schedule_every
-    if scaler.get_scale() >= scale:
+class _Steps:
+    """Makes the steps of a training, one after another."""
+
+    def __init__(self, training: Training, shards: int, seed: int, device: torch.device) -> None:
+        self._training = training
+        self._shards = shards
+        self._seed = seed
+        self._device = device
+        self._scaler = torch.amp.GradScaler(device.type, enabled=training.autocast_dtype is torch.float16)
+
+    @property
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        held = {p for group in self._training.optimizer.param_groups for p in group["params"]}
+        return [p for p in self._training.model.parameters() if p in held and p.requires_grad]
+
+    def make(self, samples: Any, step: int, epoch: int, *, ends_epoch: bool) -> float:
+        """One step over these samples; its loss."""
+        total = self._passes(samples, step, epoch)
+        loss = float(total.loss) if total.count is None else float(total.loss) / float(total.count)
+        for parameter, gradient, used in zip(self._parameters, total.gradients, total.used, strict=True):
+            gradient = gradient if total.count is None else gradient / total.count
+            parameter.grad = gradient.to(parameter.dtype) if used else None
+        if self._update(step):
+            self._follow_up(step, ends_epoch=ends_epoch)
+        return loss
+
+    def _passes(self, samples: Any, step: int, epoch: int) -> _Made:
+        """All shards, each from the buffers that the step began with; the model is left with the buffers' sum."""
+        model, num_samples = self._training.model, len(samples)
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        made: list[_Made | None] = []
+        for shard in range(self._shards):
+            mine = samples[shard * num_samples // self._shards : (shard + 1) * num_samples // self._shards]
+            if len(mine) == 0:
+                made.append(None)
+                continue
+            batch = _batch(self._training, mine, self._seed, epoch, self._device)
+            _put_buffers(model, before)
+            seed_pass(self._seed, step, shard)
+            part = len(mine), num_samples
+            made.append(_shard(self._training, batch, part, self._parameters, before, self._scaler))
+        total = _tree(made)
+        assert total is not None
+        _put_buffers(model, before | {name: total.buffers[name] for name in total.changed})
+        return total
+
+    def _update(self, step: int) -> bool:
+        """Apply the gradients; whether they were finite."""
+        training, scaler = self._training, self._scaler
+        scale = scaler.get_scale()
+        scaler.unscale_(training.optimizer)
+        if training.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, training.clip_norm)
+        if self._shards > 1:
+            seed_update(self._seed, step)
+        scaler.step(training.optimizer)
+        scaler.update()
+        training.optimizer.zero_grad()
+        return scaler.get_scale() >= scale
+
+    def _follow_up(self, step: int, *, ends_epoch: bool) -> None:
+        """What a training wants done behind an update."""
+        training, every = self._training, self._training.schedule_every
         if training.schedule is not None and (every == "step" or (every == "epoch" and ends_epoch)):
             training.schedule.step()
         if training.after_update is not None:
-            training.after_update(model, step + 1)
-    return loss
+            training.after_update(training.model, step + 1)
+
+
+def _put_buffers(model: torch.nn.Module, values: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(values[name])
 
 
 def _schedule(training: Training, metrics: dict[str, float]) -> None:
@@ -167,13 +185,13 @@ class _Made:
 def _shard(
     training: Training,
     batch: Any,
-    num_samples: int,
-    of: int,
+    part: tuple[int, int],  # its samples, of so many in the step
     parameters: list[torch.nn.Parameter],
     before: dict[str, Tensor],
     scaler: torch.amp.GradScaler,
 ) -> _Made:
     model, dtype = training.model, training.autocast_dtype
+    num_samples, of = part
     model.zero_grad()
     with torch.autocast(next(model.parameters()).device.type, dtype=dtype, enabled=dtype is not None):
         result = training.loss(model, batch)
