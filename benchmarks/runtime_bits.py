@@ -2,7 +2,7 @@
 
     python benchmarks/runtime_bits.py [--threads 8] [--births 3] [--seconds 1.0]
 
-Default mode promises that a run on unchanged devices can be repeated bit for bit. That hangs on the libraries below
+Default mode promises that a run on unchanged devices can be repeated bit for bit. That depends on the libraries below
 torch: the same product of the same numbers on the same number of threads has to round alike. A pass (loss and gradients
 of one batch, from the same weights) is made again and again, each time with its memory lying elsewhere, in several
 processes, forked for it from one that has torch imported; every result is hashed, and the different ones are counted.

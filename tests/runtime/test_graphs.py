@@ -154,7 +154,7 @@ def test_a_wrong_recording_is_found_and_changes_nothing(make_training: Any) -> N
 
 
 class Counting(torch.optim.SGD):
-    """Keeps a plain number that its next step hangs on."""
+    """Keeps a plain number that its next step depends on."""
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:

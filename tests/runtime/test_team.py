@@ -539,7 +539,7 @@ FAULTS = ["kill", "hang", "short"]
 def test_faults_on_unchanged_devices_change_nothing_of_what_is_learned(
     exact: bool, division: Division, faults: list[tuple[int, str, int]]
 ) -> None:
-    """In default mode on like devices: between unlike ones, when parts are dealt anew hangs on what was measured."""
+    """In default mode on like devices: between unlike ones, when parts are dealt anew depends on what was measured."""
     devices = (0, 1, 3) if exact else (0, 1, 2)
     rough = started(exact, *devices, division=division)
     for pause, kind, which in faults:

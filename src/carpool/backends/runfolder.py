@@ -164,7 +164,7 @@ class RunFolder:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """What cannot be written here is the fault of who named the folder."""
+        """What cannot be written here is the fault of whoever named the folder."""
         try:
             yield
         except OSError as error:

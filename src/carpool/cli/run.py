@@ -202,7 +202,7 @@ def _interrupt(run: LocalRun) -> None:
 
 
 def check_reducer(reducer: str, jobs: Sequence[Listed]) -> None:
-    """Refuse what needs shared memory where there shall be none."""
+    """Refuse what needs shared memory where there is to be none."""
     joint = [spec.id for spec, program in jobs if program.sync_batchnorm]
     if reducer == "group" and joint:
         raise InputError(

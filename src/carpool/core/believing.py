@@ -15,7 +15,7 @@ from carpool.core.policy import placement_of
 def rates_of(
     changes: Sequence[Change], jobs: dict[JobId, Job], occupancy: Occupancy, estimator: Estimator
 ) -> tuple[float, ...]:
-    """Of each change in order, once all of them hold; 0 for who leaves."""
+    """The rate of each changed job, in order, once all changes hold; 0 for one that leaves."""
     after: Mapping[JobId, Job] = jobs
     if occupancy.is_shared:  # those who start together are neighbours of each other already
         after = ChainMap({job: jobs[job]._replace(desired=held) for job, held, _ in changes}, jobs)

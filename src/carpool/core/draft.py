@@ -67,7 +67,7 @@ class Draft:
     ) -> Allocation | None:
         """Free devices for the job (as many as it asks for, unless `count` says otherwise), or None."""
         if len(job.lane) > 1:
-            return None  # unlike shares: only who gave them out can do it again
+            return None  # unlike shares: only whoever gave them out can do it again
         allowed = self.kinds_for(job)
         kinds = [kind for kind in kinds if kind in allowed] if kinds else allowed
         count = count or job.spec.devices

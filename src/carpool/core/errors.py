@@ -47,7 +47,7 @@ class Overbooked(CarpoolError):
 
 
 class OutOfSupplies(Overbooked):
-    """A plan that lets a job have cores, RAM or disk that its node has not left."""
+    """A plan that lets a job have cores, RAM or disk that its node no longer has to give."""
 
     def __init__(self, problem: str, job: str) -> None:
         self.job = job

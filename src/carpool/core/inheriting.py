@@ -12,7 +12,7 @@ def ousted(view: Snapshot) -> list[Job]:
     """Running jobs whose holdings the policy could not have given out: they have to leave before it is asked.
 
     One that gives out whole devices counts them as if each had one holder. One that shares lets fractions sum up to its
-    own limit. Who was submitted first stays; an exact job keeps its share for life, and may have it on a device alone.
+    own limit. The job submitted first stays; an exact one keeps its share for life, and may have it on a device alone.
     """
     leaving: list[Job] = []
     loads: dict[int, float] = {}

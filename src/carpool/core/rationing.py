@@ -18,9 +18,9 @@ _TOLD = 3  # nodes that are named
 
 
 def rationed(view: Snapshot, attempt: Callable[[], Plan]) -> Plan:
-    """The plan of the first attempt that lets no job have supplies that its node has not.
+    """The plan of the first attempt that lets no job have supplies that its node lacks.
 
-    A policy chooses devices. Where a node has not the cores, RAM or disk for what it chose, it is asked again with less
+    A policy chooses devices. Where a node lacks the cores, RAM or disk for what it chose, it is asked again with less
     to choose from: the job in question is shown with fewer devices, or not in the queue at all; one that runs is shown
     as if it could not be resized. Others in the queue that no node has supplies for then are left out with it: it takes
     as many attempts as there are unlike demands, not jobs. Where a policy insists, its plan ends before that job.

@@ -29,7 +29,7 @@ def order_for(job: Job) -> Order:
 
 
 def known_in(planned: Planned, jobs: Mapping[JobId, Job], num_devices: int) -> Planned:
-    """A plan without what is said in it of jobs and devices that are not known."""
+    """A plan without what it says of unknown jobs and devices."""
     known = [
         (change, rate)
         for change, rate in zip(planned.changes, planned.believed, strict=True)

@@ -1,4 +1,4 @@
-"""What cannot be taken in: facts that are none, and plans that are none. Nothing has changed when they are refused."""
+"""What is refused, with nothing changed: facts that cannot be true, and plans that cannot be carried out."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ class Scheduler:
 
     # --------------------------------------------------------------------------------------------------- policies
     def _found_in(self, facts: Sequence[Fact]) -> Policy | None:
-        """The policy that facts name, the last one if there are several; InputError for one that there is not."""
+        """The policy that facts name, the last one if there are several; InputError for an unknown one."""
         another: Policy | None = None
         for fact in facts:
             if isinstance(fact, PolicyChanged):

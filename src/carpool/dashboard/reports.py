@@ -27,7 +27,7 @@ class ReportFound(NamedTuple):
 
 
 class Reports:
-    """Comparisons by key. Those that were handed in are kept in memory, the newest ones, for who handed them in."""
+    """Comparisons by key. Those that were handed in are kept in memory, the newest ones, for whoever handed them in."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder

@@ -43,7 +43,7 @@ class Sheet:
 
     @classmethod
     def of(cls, steps: Steps, figures: Figures) -> Sheet:
-        """Of the figures that the steps of a layout hang on; what they are now is what is expected of them."""
+        """Of the figures that the steps of a layout depend on; what they are now is what is expected of them."""
         names = tuple(_FAR)
         sizes = [len(getattr(figures, name)) for name in names]
         *firsts, end = accumulate(sizes, initial=0)
@@ -97,7 +97,7 @@ class Sheet:
 
 
 class Slopes(NamedTuple):
-    """Errors of members, and how they change with the figures that they hang on."""
+    """Errors of members, and how they change with the figures that they depend on."""
 
     errors: Floats  # [member]
     shared: Floats  # [member, figure]: the first of the row

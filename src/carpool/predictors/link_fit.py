@@ -1,7 +1,7 @@
 """Fits link speeds, device kinds and trainings to measured steps: all together, or trainings to what is known of links.
 
-What all have in common hangs on few figures, which hundreds of trainings tell no better than dozens; so where there are
-many (`tellers`), some are fitted together, and then each of the others to what came out (`link_solver.solve_own`).
+What all have in common depends on few figures, which hundreds of trainings tell no better than dozens; so where there
+are many (`tellers`), some are fitted together, and then each of the others to what came out (`link_solver.solve_own`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How a device goes from one process to the next without a third: a number in shared memory, and a bell.
 
-The number says which grants (turns.py) have come to their ends. Who is through writes the number of its own grant and
-rings; who comes next waits for the number of the grant before its own. The executor writes it too, when a worker gives
-back, rests or dies, so that nobody waits for a number that never comes.
+The number says which grants (turns.py) have come to their ends. Whoever is through writes the number of its own grant
+and rings; whoever comes next waits for the number of the grant before its own. The executor writes it too, when a
+worker gives back, rests or dies, so that nobody waits for a number that never comes.
 
 On a GPU neither of the two needs its host for it: the stream of the next one waits for the number, its whole step
 queued behind, and the stream of the one before writes it as soon as its last kernel is through. So the gap between them

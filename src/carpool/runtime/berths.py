@@ -1,7 +1,7 @@
 """The memory of one device whose jobs take turns under a cap: who is let in, who leaves for it; pure.
 
-A grant waits here until there is room for whom it is for. Who has not said yet what it needs is taken to need all of
-the cap: it loads, makes its first steps and is measured alone on the device.
+A grant waits here until there is room for whom it is for. Whoever has not said yet what it needs is taken to need all
+of the cap: it loads, makes its first steps and is measured alone on the device.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Berths(Generic[K]):
         return self._taken_by_others(who) + (need.whole if wholly else need.state) <= self.capacity
 
     def _plan_alone(self, who: K) -> Residents[K]:
-        """Who shall be there once the one that computes is through; nobody else beside one larger than the cap."""
+        """Who is to be there once the one that computes is through; nobody else beside one larger than the cap."""
         wanted = self._plan(None, who)
         return wanted if who in wanted.scratches else Residents(frozenset(), frozenset())
 

@@ -33,7 +33,7 @@ class Child:
         sys.stderr.flush()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child has not
+                warnings.simplefilter("ignore", DeprecationWarning)  # of threads that the child does not have
                 self.pid = os.fork()
         except OSError:
             self.socket.close()

@@ -160,7 +160,7 @@ class Cutter:
         return min(own * size, self.ready.num_samples) if self._rules.batch_per_device else own
 
     def trait(self, seat: Seat) -> Trait:
-        """What a seat's speed hangs on."""
+        """What a seat's speed depends on."""
         device = self._devices[seat.device]
         trait = (device.kind, seat.fraction)
         self._speeds.guess(trait, max(1, len(device.cores)) * seat.fraction)

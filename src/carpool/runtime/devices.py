@@ -144,7 +144,7 @@ def _cuda(gpus: Sequence[Gpu], rest: str, text: str) -> list[LocalDevice]:
         )
     named = {gpu.index: gpu for gpu in gpus}
     alone = [index for index, gpu in named.items() if not gpu.outsiders]
-    wanted = alone or list(named)  # others were there first: only who names such a GPU gets it
+    wanted = alone or list(named)  # others were there first: only whoever names such a GPU gets it
     if rest:
         parts = [part.strip() for part in rest.split(",")]
         if not all(part.isdecimal() for part in parts):

@@ -23,7 +23,7 @@ from carpool.runtime.slots import padded
 
 
 def may_be_split(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer treats each parameter by itself: those of torch do but one, of others we cannot know."""
+    """Whether an optimizer treats each parameter by itself: all of torch's but one do; of others we cannot know."""
     kind = type(optimizer)
     return kind.__module__.startswith("torch.optim.") and kind is not torch.optim.LBFGS
 

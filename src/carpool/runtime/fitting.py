@@ -46,7 +46,7 @@ def check_fit(jobs: Sequence[Listed], cluster: Cluster) -> list[str]:
 
 
 def _check_supplies(spec: JobSpec, cluster: Cluster) -> None:
-    """InputError where even idle nodes have not the cores, RAM and disk that a job asks for."""
+    """InputError where even idle nodes lack the cores, RAM or disk that a job asks for."""
     nodes = [node for node in cluster.nodes if not spec.kinds or any(bank.kind in spec.kinds for bank in node.banks)]
     idle = Occupancy(cluster)
     shorts = [short for node in nodes if (short := shortage(node.supplies, Supplies(), spec.supplies_for(1)))]

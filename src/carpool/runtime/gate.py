@@ -96,7 +96,7 @@ class Gate:
         return free
 
     def give_up(self, key: Key) -> bool:
-        """Somebody shall not start any more; whether he was waiting."""
+        """Somebody is not to start any more; whether they were waiting."""
         before = len(self.waiting)
         self.waiting = [who for who in self.waiting if who.key != key]
         return len(self.waiting) < before

@@ -2,7 +2,7 @@
 
 Default mode adds up with one all-reduce: the same on every rank, and the one-device gradient within rounding. In exact
 mode every rank sends its maximal subtrees to all, and each adds them in the one binary tree, bit for bit what shared
-memory gives: an all-reduce adds in an order that hangs on the number of ranks.
+memory gives: an all-reduce adds in an order that depends on the number of ranks.
 
 A group is never repaired. Whoever hears that a peer is gone, from the group or from elsewhere, drops the reducer and
 makes one for the next epoch; that is also what frees those who still wait for the dead one (`abort` does not).

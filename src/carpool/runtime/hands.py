@@ -285,7 +285,7 @@ class Executor:
         self._solitude.see_to()
 
     def _kill(self, key: Key) -> None:
-        if self._gate.give_up(key):  # it never started; its team hears of its end like of any other
+        if self._gate.give_up(key):  # it never started; its team hears of its end as of any other
             asyncio.get_running_loop().call_soon(self.ended, key, "it had not been started")
         else:
             self._staff.kill(key)

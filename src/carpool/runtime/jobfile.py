@@ -300,7 +300,7 @@ def _with_sweeps(job: Listed, sweeps: Mapping[str, Sequence[JobId]]) -> Listed:
 
 
 def _in_order(jobs: Sequence[Listed], where: str) -> list[Listed]:
-    """The jobs as given, after a check that what they wait for exists and that nobody waits for himself."""
+    """The jobs as given, after a check that what they wait for exists and that none waits for itself."""
     after = {job.spec.id: job.spec.after for job in jobs}
     for name, needed in after.items():
         for other in needed:

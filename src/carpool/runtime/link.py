@@ -31,7 +31,7 @@ _LONGEST_LINE = 1 << 26
 _START_S = 180.0  # importing torch from a cold disk takes its time
 _STOP_S = 20.0  # for a stop without checkpoints, which is quick
 _BEATS = 8  # signs of life that are asked for within the time after which silence means a hang
-_LOOKS = 2  # within it: who was stopped oneself finds at the second what came meanwhile
+_LOOKS = 2  # within that time: one who was stopped finds at the second look what came meanwhile
 
 
 class ClaimRefused(CarpoolError):

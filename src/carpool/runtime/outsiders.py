@@ -71,7 +71,7 @@ class Lookout:
         others = [row for row in rows if not self._is_ours(row.pid)]
         self._numbers_alike = self._numbers_alike or len(others) < len(rows)
         if is_used and len(others) == len(rows):
-            return ""  # we compute there and are not listed: the driver numbers processes otherwise than we do
+            return ""  # we compute there and are not listed: the driver numbers processes differently
         now = self._found[number] = frozenset(row.pid for row in others)
         first = self._first.setdefault(number, now)
         stays = [row for row in others if row.pid in before and (self._numbers_alike or _exists(row.pid))]

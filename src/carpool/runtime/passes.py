@@ -28,7 +28,7 @@ from carpool.runtime.training import Training
 from carpool.runtime.undoing import Before
 
 Gathered = list[tuple[Subtree, Contribution | None]]  # subtrees with what they contribute; None: no samples
-Places = Mapping[Subtree, Contribution]  # where the contributions of subtrees shall lie
+Places = Mapping[Subtree, Contribution]  # where the contributions of subtrees are to lie
 _NOTHING = nullcontext()
 
 
@@ -110,7 +110,7 @@ class Passes:
     ) -> Gathered:
         """The maximal aligned subtrees of a range of pieces, each added up in tree order.
 
-        ``places`` has, for each of these subtrees, where its sum shall lie: then nothing has to be copied there.
+        ``places`` has, for each of these subtrees, where its sum is to lie: then nothing has to be copied there.
         ``elsewhere`` has what pieces contribute, where they are passed elsewhere.
         """
         if elsewhere is None:
@@ -319,7 +319,7 @@ def add_contributions(left: Contribution, right: Contribution) -> Contribution:
 
 
 def _moved(made: Contribution | None, place: Contribution | None) -> Contribution | None:
-    """A contribution where it shall lie."""
+    """A contribution where it is to lie."""
     if made is None or place is None:
         return made
     place.values.copy_(made.values)

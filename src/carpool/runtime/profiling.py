@@ -20,7 +20,7 @@ Tell = Callable[[int, int, str], None]  # settings done, settings in all, the ne
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a profile shall cover."""
+    """What a profile is to cover."""
 
     batches: tuple[int, ...] = ()  # empty: around the training's own
     shares: tuple[float, ...] = (1.0,)

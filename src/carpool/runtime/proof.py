@@ -55,7 +55,7 @@ def are_same(left: Sequence[Tensor], right: Sequence[Tensor], *, loosely: bool =
 
 
 def _unlike(one: Tensor, two: Tensor) -> Tensor:
-    # A number differs from itself only if it is none; two of those may stand in the same place.
+    # Only what is not a number differs from itself; two of those may stand in the same place.
     unlike: Tensor = (one != two) & ~((one != one) & (two != two))
     return unlike.any()
 

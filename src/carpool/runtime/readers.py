@@ -1,6 +1,6 @@
 """Processes that read a map-style dataset ahead, each a whole batch at a time.
 
-They are forked, so that the dataset needs not be pickled, and each seeds the generators for every sample as the plain
+They are forked, so that the dataset need not be pickled, and each seeds the generators for every sample as the plain
 way does: whoever reads a batch, it is the same. One that fails or dies is not asked again; the batch is then read in
 the plain way, where an error of the dataset shows as it is.
 """
@@ -86,7 +86,7 @@ class Readers:
 
 
 class _Reader:
-    """One of them, as who asks sees it."""
+    """One of them, as whoever asks sees it."""
 
     def __init__(self, read: Read) -> None:
         self._process = Child("carpool-reader", partial(_serve, read))

@@ -48,7 +48,7 @@ class Recorder(Protocol):
     def record(self, work: Callable[[], None], *, leads: bool = False) -> Replay:
         """Record what `work` does, without doing it. After an error, earlier recordings are void.
 
-        ``leads``: a step begins with it, so what can be of it shall be its head.
+        ``leads``: a step begins with it, so that as much of it as can be is its head.
         """
         ...
 

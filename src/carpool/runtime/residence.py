@@ -182,7 +182,7 @@ class Residence:
         self._copies.await_weights()
 
     def await_rest(self) -> None:
-        """So it does all of the state."""
+        """What the device is told from now on finds all of the state in its place."""
         self._copies.await_rest()
 
     @contextmanager

@@ -34,7 +34,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Residents(Generic[K]):
-    """Who shall have what on the device."""
+    """Who is to have what on the device."""
 
     states: frozenset[K]
     scratches: frozenset[K]  # a part of ``states``
@@ -55,11 +55,11 @@ def plan(
     coming: Sequence[K],
     recent: Sequence[K],
 ) -> Residents[K]:
-    """Who shall be on the device; those of ``coming`` who are missing do not fit beside what computes now.
+    """Who is to be on the device; those of ``coming`` who are missing do not fit beside what computes now.
 
     ``coming`` and ``recent`` name jobs in their order, the next and the latest one first. Nobody is brought in but
-    those who come. Who comes first is brought in wholly; where it would fit only into the scratch of what computes now,
-    its state is brought in and its scratch has to wait.
+    those who come. Whoever comes first is brought in wholly; where it would fit only into the scratch of what computes
+    now, its state is brought in and its scratch has to wait.
     """
     room = capacity - sum(need.fixed for need in needs.values())
     states: set[K] = set()

@@ -4,10 +4,10 @@ A lower turn goes first whenever it asks. Equal turns share the time in proporti
 ask, the one goes next that has had the least time for its fraction (stride scheduling, Waldspurger and Weihl 1995).
 Whoever has waited for ``max_wait_s`` goes before all others.
 
-Grants are numbered. Who holds the token says so when it comes to its last step, and then its *heirs* are chosen: they
-can make themselves ready while that step runs, and each begins as soon as the grant before its own has come to its end,
-which it learns from the one before itself (baton.py) and not from us. Two heirs instead of one give a host that is late
-a whole turn to be so. The second is named only if whoever asks meanwhile could not go before it.
+Grants are numbered. Whoever holds the token says so when it comes to its last step, and then its *heirs* are chosen:
+they can make themselves ready while that step runs, and each begins as soon as the grant before its own has come to its
+end, which it learns from the one before itself (baton.py) and not from us. Two heirs instead of one give a host that is
+late a whole turn to be so. The second is named only if whoever asks meanwhile could not go before it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Before:
     """A copy of all buffers, in memory that is used again for every step.
 
     It is taken in every step, and between two steps the caches have forgotten all but the model: each object that is
-    looked at costs many times what it would cost in a loop of its own. So what hangs on the buffers alone is known
+    looked at costs many times what it would cost in a loop of its own. So what depends on the buffers alone is known
     beforehand, for as long as they are the same tensors.
     """
 

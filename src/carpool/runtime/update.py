@@ -105,7 +105,7 @@ def _gather_state(optimizer: torch.optim.Optimizer) -> None:
 
     What was made with the optimizer (Adagrad's sums) stayed behind when the model moved; what comes from a file or
     from another process is contiguous. Beside weights that are channels last torch would then update tensor by tensor,
-    with hundreds of kernels in a step instead of a few. Only the count of steps stays: where it belongs hangs on the
+    with hundreds of kernels in a step instead of a few. Only the count of steps stays: where it belongs depends on the
     optimizer's form.
     """
     for parameter, state in optimizer.state.items():

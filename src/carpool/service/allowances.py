@@ -64,7 +64,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Allowances:
-    """Everybody's; who is not named has the usual one."""
+    """Everybody's; whoever is not named has the usual one."""
 
     usual: Allowance = field(default_factory=Allowance)
     named: Mapping[str, Allowance] = field(default_factory=dict)

@@ -22,8 +22,8 @@ class Breath:
     """Deciding takes a fifth of the time at most.
 
     Time to decide comes in steadily and is kept up to a tenth of a second; a plan spends what it took on the clock,
-    which is more than it computes where others keep the machine busy. Who has spent more than there was waits until it
-    has come in again.
+    which is more than it computes where others keep the machine busy. Whoever has spent more than there was waits until
+    it has come in again.
     """
 
     def __init__(

@@ -139,7 +139,7 @@ class Clerk:
         if program.exact and max_devices > program.shards:
             raise InputError(f"job {job!r} has {program.shards} shards", way_out="Allow no more devices than that.")
         check_fit([Listed(spec, program)], self.cluster)
-        if spec.narrowest > account.spec.narrowest:  # who has too much may always ask for less
+        if spec.narrowest > account.spec.narrowest:  # whoever has too much may always ask for less
             others = (each for each in self._active(spec.user) if each.id != spec.id)
             self._allowances.of(spec.user).check(spec.user, others, [Listed(spec, program)])
         await self._wish(who, LimitsChanged(JobId(job), min_devices, max_devices), "be given another range")

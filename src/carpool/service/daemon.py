@@ -109,7 +109,7 @@ class Daemon:
             if note:
                 self._notes[spec.id] = note
         self._host.accept(jobs)
-        await asyncio.shield(kept)  # others wait for it too: who goes away takes nothing from them
+        await asyncio.shield(kept)  # others wait for it too: whoever goes away takes nothing from them
 
     async def settle(self) -> None:
         """Return when all that was taken in until now can no longer be lost."""

@@ -35,7 +35,7 @@ class Desk:
     clerk: Clerk
     tokens: AccessTokens
     owner: Person = field(default_factory=lambda: Person("owner", Role.ADMIN))  # who runs the daemon
-    uid: int = -1  # the owner's; who has it and comes by the socket is the owner
+    uid: int = -1  # the owner's; whoever has it and comes by the socket is the owner
     roots: Roots = field(default_factory=lambda: Roots((Path.home(),)))
     hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
     origins: tuple[str, ...] = ()  # by which a proxy before the daemon is known
@@ -46,7 +46,7 @@ class Desk:
     is_ready: Callable[[], bool] = lambda: True
 
     def roots_for(self, visitor: Visitor) -> Roots | None:
-        """Where somebody's jobs may be; who is the daemon's user already may do all that it may."""
+        """Where somebody's jobs may be; the daemon's own user may do all that it may."""
         return None if visitor.by is By.SOCKET else self.roots
 
 

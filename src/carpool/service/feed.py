@@ -77,7 +77,7 @@ class Feed:
                     yield event
 
     async def batches(self, after: int | None = None) -> AsyncGenerator[list[Event], None]:
-        """The same, as many at once as there are: who reads slowly is woken seldom."""
+        """The same, as many at once as there are: whoever reads slowly is woken seldom."""
         seen = self.last if after is None else after or self._first - 1
         self.listeners += 1
         try:

@@ -68,7 +68,7 @@ def foresee(
 ) -> Forecast:
     """Let the policy decide over all jobs as if each ran as fast as is believed; then again, with luck good and bad.
 
-    A job's luck is drawn once for its whole length, log-normal with the spread of its belief; who plans does not know
+    A job's luck is drawn once for its whole length, log-normal with the spread of its belief; the policy does not know
     of it. The draws tell how early and how late each job may end. `left` has the steps that are left of jobs that have
     begun.
     """

@@ -120,7 +120,7 @@ def show_job(
 
 
 def exit_code(phase: Phase, error: str) -> int | None:
-    """What a shell would be told of a job that is over; who runs a command says its code in words."""
+    """What a shell would be told of a job that is over; whoever runs a command says its code in words."""
     if not phase.is_over:
         return None
     said = _EXIT_CODE.search(error)

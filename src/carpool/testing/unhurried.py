@@ -15,7 +15,7 @@ from carpool.runtime.training import Training
 def tiny(seed: int = 1, steps: int = 60, step_s: float = 0.01, *, norm: bool = False) -> Training:
     """Dropout and Adam: whatever is lost on the way shows in its weights.
 
-    With BatchNorm (``norm``) in its buffers too; its sums hang on the number of threads, hence on the device.
+    With BatchNorm (``norm``) in its buffers too; its sums depend on the number of threads, hence on the device.
     """
 
     def told(model: nn.Module, step: int) -> None:
