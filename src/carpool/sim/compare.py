@@ -185,8 +185,8 @@ def compare(requests: Sequence[RunInWords], progress: Progress | None = None) ->
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1):
                 index, request = waiting.pop(0)
-                pipe, process = _start(request)
-                running[pipe] = (index, process)
+                theirs, process = _start(request)
+                running[theirs] = (index, process)
             for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)
                 index, process = running[pipe]
