@@ -46,7 +46,7 @@ class Alternation:
                 training.by_token = job in by_token
                 if training.by_token and self._gate.why_not:
                     self._tell(f"jobs take turns on the GPU, without MPS: {self._gate.why_not}", training)
-                self._do(training, training.team.take_turns(at, training.by_token))
+                self._do(training, training.team.take_turns(at, by_token=training.by_token))
 
     def ask(self, at: float, training: HeldTraining, who: Key, device: int) -> None:
         """A worker asks for its turn."""

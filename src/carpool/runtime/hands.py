@@ -129,7 +129,7 @@ class Executor:
             rules = rules_of(program, self._options, has_lanes=self._gate.has_lanes)
             training = self.jobs.take(job, program, rules, ears, resume=resume)
             if training is not None:
-                self._do(training, training.team.wait(self._clock(), self._waits))
+                self._do(training, training.team.wait(self._clock(), waits=self._waits))
         except OSError as error:
             self._emit(JobFailed(job, 0, f"its folder cannot be written: {error}"))
             self._flush()
@@ -170,11 +170,18 @@ class Executor:
             command.stop(at)
         self._flush()
 
-    def wait(self, waits: bool) -> None:
-        """Let all trainings stand still at a boundary, their states on disk; or let them go on."""
+    def wait(self) -> None:
+        """Let all trainings stand still at a boundary, their states on disk, until `proceed`."""
+        self._set_waiting(waits=True)
+
+    def proceed(self) -> None:
+        """Let all trainings go on: somebody decides again."""
+        self._set_waiting(waits=False)
+
+    def _set_waiting(self, *, waits: bool) -> None:
         self._waits = waits
         for training in list(self._trainings.values()):
-            self._do(training, training.team.wait(self._clock(), waits))
+            self._do(training, training.team.wait(self._clock(), waits=waits))
         self._flush()
 
     # -- what happens -------------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class Post:
             self._devices, Path(claim["state"]), self._options, self._report, Means(clock=self._clock)
         )
         if self._waits:
-            self._executor.wait(True)
+            self._executor.wait()
         self._starting = asyncio.create_task(self._start(self._executor))
 
     async def _start(self, executor: Executor) -> None:
@@ -152,7 +152,7 @@ class Post:
     def _left_alone(self) -> None:
         self._alone_since = self._clock()
         if self._waits and self._executor is not None and not self._expects_another:
-            self._executor.wait(True)
+            self._executor.wait()
 
     @property
     def _waits(self) -> bool:
@@ -176,7 +176,7 @@ class Post:
                     self._outbox.acknowledge(value["number"])
                 case "proceed":
                     self._expects_another = False
-                    executor.wait(False)
+                    executor.proceed()
                 case "leave":
                     self._expects_another = True
                 case "stop":
@@ -207,7 +207,7 @@ class Post:
             alone_s = 0.0 if self._writer is not None else self._clock() - self._alone_since
             if self._expects_another and alone_s > self._options.handover_s:
                 self._expects_another = False
-                executor.wait(True)
+                executor.wait()
             if self._waits and alone_s > self._patience_s(executor):
                 self.retire()
 

@@ -39,7 +39,7 @@ class Solitude:
         neighbours = self._neighbours(first, wish.device)
         for training in neighbours:
             self._held.add(training.job)
-            self._do(training, training.team.hold(at, True, clears=wish.clears))
+            self._do(training, training.team.hold(at, held=True, clears=wish.clears))
         if all(t.team.has_made_room if wish.clears else t.team.is_still for t in neighbours):
             self._do(self._trainings[first], self._trainings[first].team.left_alone(at))
         else:
@@ -55,7 +55,7 @@ class Solitude:
         held, self._held, self._is_granted = self._held, set(), False
         for other in sorted(held & self._trainings.keys()):
             training = self._trainings[other]
-            self._do(training, training.team.hold(at, False))
+            self._do(training, training.team.hold(at, held=False))
 
     def _neighbours(self, job: JobId, device: int) -> list[HeldTraining]:
         return [

@@ -67,7 +67,7 @@ class Team:
             state.actions += state.seclusion.end_probe()
         return settled(state, at)
 
-    def wait(self, at: float, waits: bool) -> list[Action]:
+    def wait(self, at: float, *, waits: bool) -> list[Action]:
         """Stand still at the next boundary, with the state on disk, until somebody decides again; or go on."""
         self._state.waits, self._state.was_waiting_saved = waits, False
         return settled(self._state, at)
@@ -79,12 +79,12 @@ class Team:
 
     # -- what neighbours want -----------------------------------------------------------------------------------------
 
-    def take_turns(self, at: float, by_token: bool) -> list[Action]:
+    def take_turns(self, at: float, *, by_token: bool) -> list[Action]:
         """Whether a token is needed for a step, because neighbours want it so."""
         self._state.by_token = by_token
         return settled(self._state, at)
 
-    def hold(self, at: float, held: bool, *, clears: bool = True) -> list[Action]:
+    def hold(self, at: float, *, held: bool, clears: bool = True) -> list[Action]:
         """Stand still at the next boundary for a neighbour, and make room if that `clears`; or go on."""
         self._state.is_held, self._state.clears = held, clears
         return settled(self._state, at)

@@ -50,8 +50,8 @@ def happen(world: World, kind: str, what: Any) -> None:
             world.asking = False
             world.do(world.team.left_alone(world.at))
         case "hold":
-            world.do(world.team.hold(world.at, what))
+            world.do(world.team.hold(world.at, held=what))
         case "wait":
-            world.do(world.team.wait(world.at, what))
+            world.do(world.team.wait(world.at, waits=what))
         case "turns":
-            world.do(world.team.take_turns(world.at, what))
+            world.do(world.team.take_turns(world.at, by_token=what))

@@ -43,8 +43,8 @@ def test_whatever_happens_the_job_ends_with_every_step_made_once(
     world = World(patient(exact, division=division))
     for kind, what in events:
         happen(world, kind, what)
-    world.do(world.team.hold(world.at, False))
-    world.do(world.team.wait(world.at, False))
+    world.do(world.team.hold(world.at, held=False))
+    world.do(world.team.wait(world.at, waits=False))
     if not world.team.is_over:
         world.order(*last)
         world.run()

@@ -130,7 +130,7 @@ def test_a_probe_that_is_no_longer_wished_lets_the_neighbours_go_on(instead: tup
 def test_who_stands_still_for_a_measurement_keeps_its_memory() -> None:
     world = started(False, 0)
     happen(world, "both", 12)
-    world.do(world.team.hold(world.at, True, clears=False))
+    world.do(world.team.hold(world.at, held=True, clears=False))
     for _ in range(12):
         happen(world, "rounds", 1)
     assert (world.team.is_still, world.team.has_made_room) == (True, False)
@@ -139,12 +139,12 @@ def test_who_stands_still_for_a_measurement_keeps_its_memory() -> None:
 def test_who_stands_still_for_a_neighbour_gives_its_memory_back_first() -> None:
     world = started(False, 0, 1)
     happen(world, "both", 12)
-    world.do(world.team.hold(world.at, True))
+    world.do(world.team.hold(world.at, held=True))
     seen: list[tuple[bool, bool]] = []  # stands still, has made room
     for _ in range(12):
         happen(world, "rounds", 1)
         seen.append((world.team.is_still, world.team.has_made_room))
     assert list(dict.fromkeys(seen)) == [(False, False), (True, False), (True, True)]
-    world.do(world.team.hold(world.at, False))
+    world.do(world.team.hold(world.at, held=False))
     world.run()
     world.check_finish()

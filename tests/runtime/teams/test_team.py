@@ -169,7 +169,7 @@ def test_with_nobody_to_decide_it_stands_still_with_its_state_on_disk_and_then_g
 ) -> None:
     world = started(exact, *devices)
     happen(world, "both", 12)
-    world.do(world.team.wait(world.at, True))
+    world.do(world.team.wait(world.at, waits=True))
     happen(world, "rounds", 12)
     assert world.team.is_still
     stood = world.team.done
@@ -179,7 +179,7 @@ def test_with_nobody_to_decide_it_stands_still_with_its_state_on_disk_and_then_g
     world.tick(100.0)
     assert (world.team.done, len(world.disk[0])) == (stood, stood), "no step is made, and nothing is written twice"
     before = list(world.answers())
-    world.do(world.team.wait(world.at, False))
+    world.do(world.team.wait(world.at, waits=False))
     world.run()
     assert len(world.check_finish()) == TOTAL
     assert world.answers() == before, "the scheduler need not hear of it"
@@ -188,12 +188,12 @@ def test_with_nobody_to_decide_it_stands_still_with_its_state_on_disk_and_then_g
 def test_a_full_disk_is_told_once_while_it_waits() -> None:
     world = started(False, 0)
     happen(world, "both", 4)
-    world.do(world.team.wait(world.at, True))
+    world.do(world.team.wait(world.at, waits=True))
     happen(world, "rounds", 2)
     world.do(world.team.said(0.0, 1, Broke("disk", "the disk is full", 2)))
     happen(world, "rounds", 6)
     assert sum("disk is full" in words for words in world.stories) == 1
-    world.do(world.team.wait(world.at, False))
+    world.do(world.team.wait(world.at, waits=False))
     world.run()
     world.check_finish()
 
