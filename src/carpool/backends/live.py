@@ -113,7 +113,7 @@ class Live:
                 self.curves.aim(report.job, Aim(report.target_loss, report.window))
 
     def alike(self, spec: JobSpec) -> Hashable:
-        """Jobs of which nothing is known are; another is like itself until something is learned of it, or of sites."""
+        """The same for all jobs of which nothing is known; of another, what was learned of it and of sites so far."""
         job = spec.id
         if job not in self._lessons_of and job not in self._profiles:
             return spec.batch_size

@@ -44,7 +44,7 @@ _SET = ("body_bytes", "jobs_at_once", "requests_per_s", "burst", "streams", "con
 
 
 class Listeners(NamedTuple):
-    """Where a daemon can be reached before anything answers there; who asks meanwhile waits."""
+    """Where a daemon can be reached before anything answers there; whoever asks meanwhile waits."""
 
     unix: Ear
     tcp: Ear | None

@@ -14,7 +14,7 @@ class KnowsAlike(Protocol):
     """An estimator that can tell which jobs it takes to be alike."""
 
     def alike(self, spec: JobSpec) -> Hashable:
-        """What it would say of a job by itself depends on: rates in any place without neighbours, memory, batches.
+        """What its answers about a job by itself depend on: rates in any place without neighbours, memory, batches.
 
         Two jobs with equal answers, or one job with equal answers at two times, are believed to be equally fast
         everywhere, as long as they ask for equally many devices. Asking is quick.

@@ -34,7 +34,7 @@ class _Place(NamedTuple):
 @register("allox")
 @dataclass(frozen=True, slots=True)
 class Allox(Policy):
-    """At every plan, match jobs to (device, k-th place from the end); who stands first on a free device runs.
+    """At every plan, match jobs to (device, k-th place from the end); whoever stands first on a free device runs.
 
     In the k-th place from the end a job delays itself and the k - 1 behind it, so it costs k x remaining / rate, and
     the time until the device is free. The least sum is a bipartite matching. Le et al., "AlloX", EuroSys 2020.

@@ -49,11 +49,11 @@ class Quote(NamedTuple):
 class Carpool(Policy):
     """Prices for devices, a worth for every job's work, and an exact deal at the margin (`prices`, `knapsack`).
 
-    The value of an option is λ_j · g_j(o). Who moves loses the standstill: the value is multiplied by (h − move)/h, h
-    the rest of the job, at most `horizon_s`; who stays where it is saves the move. While rates are only believed, who
-    stays counts `trust` times, and no job gets more than `growth` times the devices it has tried. A job of unknown
-    length is taken to be half done, and at least young. Weights grow with waiting, so that nobody waits for ever. Jobs
-    that pay more together than apart share devices (`parties`).
+    The value of an option is λ_j · g_j(o). Whoever moves loses the standstill: the value is multiplied by (h − move)/h,
+    h the rest of the job, at most `horizon_s`; whoever stays saves the move. While rates are only believed, staying
+    counts `trust` times, and no job gets more than `growth` times the devices it has tried. A job of unknown length is
+    taken to be half done, and at least young. Weights grow with waiting, so that nobody waits for ever. Jobs that pay
+    more together than apart share devices (`parties`).
 
     With `objective` makespan a job's weight is the time it needs at best, and what others inherit does not count: the
     longest come first, each where it is quickest by comparison.

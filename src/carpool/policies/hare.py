@@ -34,7 +34,7 @@ class Hare(Policy):
     """At every fact deal the devices out by what the relaxation says they are worth (`relaxation`).
 
     A device of kind k brings job n worth u_n·s_nk − π_k a second. In that order (1) each job holds its full width of
-    the kind that brings it most; (2) who found no room takes fewer devices, or another kind, if that about pays;
+    the kind that brings it most; (2) whoever found no room takes fewer devices, or another kind, if that about pays;
     (3) what is left goes to whomever it speeds up most, of several kinds if need be, but never to one for which it is
     more than `slower` times slower than its best; (4) whoever has nothing runs in the gaps of a step that is spread
     over unlike devices. A job that has waited `patience_s` goes first until it ends, in order of submission: nobody

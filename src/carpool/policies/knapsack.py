@@ -79,8 +79,8 @@ def exact(values: Floats, needs: Floats, supply: Floats) -> Choice:
 def _contenders(values: Floats, needs: Floats, supply: Floats) -> Choice:
     """The jobs that can be in the best deal: those who pay most for some option, as many as can be served at all.
 
-    Who takes an option that so many others would pay more for can be replaced by one of them who has nothing. Among
-    equals the first ones count.
+    A job that takes an option for which so many others would pay more can be replaced by one of them that has nothing.
+    Among equals the first ones count.
     """
     most = int(supply.sum() // needs.sum(axis=1).min(initial=np.inf))
     if len(values) <= 2 * most * len(needs):

@@ -1,4 +1,4 @@
-"""Least attained service in a few queues (Tiresias-L): who has used little goes first, without knowing any length."""
+"""Least attained service in a few queues (Tiresias-L): those who used little go first, whatever their lengths."""
 
 from __future__ import annotations
 

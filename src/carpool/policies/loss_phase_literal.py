@@ -42,8 +42,8 @@ class LossPhaseLiteral(Policy):
     """When a second job comes, both get half, for 100 iterations; then the older of them gets three quarters.
 
     Older is the one whose loss fell less in those iterations. When one ends the other takes everything. The rule knows
-    two jobs: more wait in order of submission. Without losses to see, who came first is older. Wei and Shudo, "Dynamic
-    Computing Resources Allocation for Multiple Deep Learning Tasks" (four GPUs: 2-2, then 3-1).
+    two jobs: more wait in order of submission. Without losses to see, the one that came first is older. Wei and Shudo,
+    "Dynamic Computing Resources Allocation for Multiple Deep Learning Tasks" (four GPUs: 2-2, then 3-1).
     """
 
     iterations: int = 100

@@ -35,7 +35,7 @@ class Optimus(Policy):
 
     The next device goes to the job with the largest remaining·(t(k) − t(k+1)), t(k) being the seconds of a step on k
     devices; no further than that is positive. Steps come from the estimator where it counts them (`KnowsSteps`), else
-    t = 1/rate and remaining is the work left. Who keeps its number keeps its devices; the others are placed anew, the
+    t = 1/rate and remaining is the work left. Whoever keeps its number keeps its devices; others are placed anew, the
     smallest first. Peng et al., "Optimus", EuroSys 2018.
     """
 

@@ -2,8 +2,8 @@
 
 A market of this instant lets a job choose among what there is now, so that slow kinds are wanted by jobs that had
 better wait for a fast one. The relaxation behind `hare` lets every job choose among all kinds at all times; its dual
-prices π_k(t) are what a device of kind k is worth then (`relaxation`). How dear devices are altogether says the market
-itself (`prices`), since the relaxation knows neither gangs nor diminishing returns. What is taken from it is the
+prices π_k(t) are what a device of kind k is worth then (`relaxation`). The market itself (`prices`) says how dear
+devices are altogether, since the relaxation knows neither gangs nor diminishing returns. What is taken from it is the
 direction of π(0).
 
 It is looked up again after the first of the relaxation's intervals, or when there are half or twice as many jobs. Above

@@ -1,9 +1,9 @@
 """Jobs that share devices: two that would pay more together than apart become a party and are dealt with as one.
 
 At prices μ a job alone has the surplus s_j = max over o of λ_j · g_j(o) − μ·c_o, or 0. Jobs on the same devices slow
-each other down, but pay for the devices only once: s_P = max over o of Σ λ_j · g_j(o beside the others) − μ·c_o. Whose
-s_P − s_a − s_b is largest and above 0 are joined first. It all rests on what the estimator believes of neighbours:
-where it expects no more than turns by fraction, nobody gains and nobody shares.
+each other down, but pay for the devices only once: s_P = max over o of Σ λ_j · g_j(o beside the others) − μ·c_o. Those
+whose s_P − s_a − s_b is largest and above 0 are joined first. It all rests on what the estimator believes of
+neighbours: where it expects no more than turns by fraction, nobody gains and nobody shares.
 """
 
 from __future__ import annotations
