@@ -96,17 +96,17 @@ def command(
     _check_apart(trace=trace, report=report, journal=journal)
     requests = [
         RunInWords(
-            trace,
-            cluster,
-            policy,
-            world,
-            format_,
-            round_s,
-            seed,
-            failures,
-            skip_invalid,
-            max_jobs,
-            journal,
+            trace=trace,
+            cluster=cluster,
+            policy=policy,
+            world=world,
+            format=format_,
+            round_s=round_s,
+            seed=seed,
+            failures=failures,
+            skip_invalid=skip_invalid,
+            max_jobs=max_jobs,
+            journal=journal,
             record=bool(report),
         )
         for policy in policies
@@ -179,15 +179,15 @@ def write_report(path: str, request: RunInWords, results: Sequence[Result], boun
     if bound_s is not None:
         extra["lower bound of weighted JCT"] = f"{bound_s:.1f} s"
     head = ReportHead(
-        request.trace,
-        request.cluster,
-        cluster.num_devices,
-        node_spans(cluster),
-        request.seed or 0,
-        __version__,
-        results[0].dropped,
-        extra,
-        shlex.join(["carpool", *sys.argv[1:]]),
+        trace=request.trace,
+        cluster=request.cluster,
+        num_devices=cluster.num_devices,
+        nodes=node_spans(cluster),
+        seed=request.seed or 0,
+        version=__version__,
+        dropped=results[0].dropped,
+        extra=extra,
+        command=shlex.join(["carpool", *sys.argv[1:]]),
     )
     runs = [
         RunRecord(result.policy, result.as_json(), result.recording)

@@ -74,18 +74,18 @@ def generate(
     from carpool.sim.traces.write import write_trace
 
     recipe = make.Generator(
-        jobs,
-        seed,
-        make.parse_arrivals(arrivals),
-        rate,
-        span,
-        load,
-        devices,
-        make.parse_sizes(sizes),
-        make.parse_lengths(lengths),
-        make.parse_mix(models) if models else (),
-        make.parse_weights(weights) if weights else (),
-        users,
+        jobs=jobs,
+        seed=seed,
+        arrivals=make.parse_arrivals(arrivals),
+        rate_per_s=rate,
+        span_s=span,
+        load=load,
+        devices=devices,
+        sizes=make.parse_sizes(sizes),
+        lengths=make.parse_lengths(lengths),
+        models=make.parse_mix(models) if models else (),
+        weights=make.parse_weights(weights) if weights else (),
+        users=users,
     )
     trace = recipe.generate(path)
     write_trace(trace, path)

@@ -123,16 +123,16 @@ def draw(
     rows = _node_rows(shown, stacks) if is_condensed else _device_rows(shown, stacks)
     keyed = [((row.kind if is_condensed else row.node), row) for row in rows]
     return Drawn(
-        window,
-        now,
-        tuple(window.ticks(zone)),
-        tuple((key, tuple(row for _, row in group)) for key, group in groupby(keyed, key=lambda each: each[0])),
-        is_condensed,
-        node,
-        len({device.node for device in shown}),
-        len(shown),
-        _utilisation(stacks.values(), len(shown)),
-        left_out,
+        window=window,
+        now=now,
+        ticks=tuple(window.ticks(zone)),
+        groups=tuple((key, tuple(row for _, row in group)) for key, group in groupby(keyed, key=lambda each: each[0])),
+        is_condensed=is_condensed,
+        node=node,
+        nodes=len({device.node for device in shown}),
+        devices=len(shown),
+        utilisation=_utilisation(stacks.values(), len(shown)),
+        num_left_out=left_out,
     )
 
 
@@ -204,16 +204,16 @@ def _row(name: str, devices: Sequence[DeviceView]) -> TimelineRow:
         for resident in device.residents:
             residents.setdefault(resident.job, resident)
     return TimelineRow(
-        name,
-        devices[0].node,
-        devices[0].kind,
-        len(devices),
-        sum(device.is_lost for device in devices),
-        sum(min(1.0, sum(each.fraction for each in device.residents)) for device in devices),
-        tuple(residents.values()),
-        sum(device.memory_bytes for device in devices),
-        sum(each.memory_bytes for device in devices for each in device.residents),
-        tuple(each for device in devices for each in device.outsiders),
+        name=name,
+        node=devices[0].node,
+        kind=devices[0].kind,
+        num_devices=len(devices),
+        num_lost=sum(device.is_lost for device in devices),
+        held=sum(min(1.0, sum(each.fraction for each in device.residents)) for device in devices),
+        residents=tuple(residents.values()),
+        memory_bytes=sum(device.memory_bytes for device in devices),
+        claimed_bytes=sum(each.memory_bytes for device in devices for each in device.residents),
+        outsiders=tuple(each for device in devices for each in device.outsiders),
     )
 
 

@@ -234,17 +234,17 @@ def _entry(trial: Trial) -> dict[str, Any]:
 
 def _trial(entry: Mapping[str, Any]) -> Trial:
     return Trial(
-        tuple(map(JobId, entry["mix"])),
-        _vector(entry["now"]),
-        entry["look_at"],
-        tuple(Tried(_vector(vector), value, tuple(*speeds)) for vector, value, *speeds in entry["tried"]),
-        {JobId(job): factor for job, factor in entry["corrections"].items()},
-        _marks(entry.get("marks", ())),
-        tuple(entry.get("rates", ())),
-        entry.get("looks", 0),
-        entry.get("waits", 0),
-        entry.get("is_measured", False),
-        entry.get("has_probed", False),
+        mix=tuple(map(JobId, entry["mix"])),
+        now=_vector(entry["now"]),
+        look_at=entry["look_at"],
+        tried=tuple(Tried(_vector(vector), value, tuple(*speeds)) for vector, value, *speeds in entry["tried"]),
+        corrections={JobId(job): factor for job, factor in entry["corrections"].items()},
+        marks=_marks(entry.get("marks", ())),
+        rates=tuple(entry.get("rates", ())),
+        looks=entry.get("looks", 0),
+        waits=entry.get("waits", 0),
+        is_measured=entry.get("is_measured", False),
+        has_probed=entry.get("has_probed", False),
     )
 
 

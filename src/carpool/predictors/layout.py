@@ -33,7 +33,7 @@ Group = Sequence[Runner]  # trainings that run at the same time
 GRADIENTS, INPUT = 0, 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLayout:
     """Flat arrays over members (runners of all groups), their devices, stages of transfers, and links in a stage."""
 
@@ -113,22 +113,22 @@ class _Rows:
         loads = np.array(self.loads, np.float64).reshape(-1, 4)
         met = np.array(self.met, np.intp).reshape(-1, 2)
         return GroupLayout(
-            runners,
-            device.of_others(devices[:, 0].astype(np.intp), member),
-            devices[device.rows, 1].astype(np.intp),
-            devices[device.rows, 2],
-            stage.of_others(staged[:, 0].astype(np.intp), member),
-            staged[stage.rows, 1].astype(np.intp),
-            staged[stage.rows, 2],
-            np.array(self.hops, np.float64).reshape(-1, len(self.link_kinds))[stage.rows],
-            load.of_others(loads[:, 0].astype(np.intp), stage),
-            loads[load.rows, 1].astype(np.intp),
-            loads[load.rows, 2],
-            loads[load.rows, 3],
-            stage.of_others(np.array(self.firsts, np.intp), load),
-            meeting.of_others(met[:, 0], load),
-            meeting.of_others(met[:, 1], load),
-            np.array(self.spread, np.float64).reshape(-1, 4)[member.rows],
+            runners=runners,
+            device_member=device.of_others(devices[:, 0].astype(np.intp), member),
+            device_kind=devices[device.rows, 1].astype(np.intp),
+            device_samples=devices[device.rows, 2],
+            stage_member=stage.of_others(staged[:, 0].astype(np.intp), member),
+            stage_stream=staged[stage.rows, 1].astype(np.intp),
+            stage_repeats=staged[stage.rows, 2],
+            stage_hops=np.array(self.hops, np.float64).reshape(-1, len(self.link_kinds))[stage.rows],
+            load_stage=load.of_others(loads[:, 0].astype(np.intp), stage),
+            load_kind=loads[load.rows, 1].astype(np.intp),
+            load_flows=loads[load.rows, 2],
+            load_portion=loads[load.rows, 3],
+            load_firsts=stage.of_others(np.array(self.firsts, np.intp), load),
+            met_load=meeting.of_others(met[:, 0], load),
+            met_other=meeting.of_others(met[:, 1], load),
+            spread=np.array(self.spread, np.float64).reshape(-1, 4)[member.rows],
         )
 
     def _add_stage(

@@ -149,20 +149,20 @@ class House:
         """What a clerk looks things up in."""
         ledger, live, spans, chronicle, _ = self.followers
         return Premises(
-            self.daemon,
-            self.scheduler,
-            ledger,
-            live,
-            spans,
-            chronicle,
-            self.recovered.programs,
-            live.total,
-            self.setup.state,
-            self.names,
-            self.calendar,
-            self.clock.now,
-            self.setup.version,
-            lambda: self.policy_text,
+            daemon=self.daemon,
+            scheduler=self.scheduler,
+            ledger=ledger,
+            estimates=live,
+            spans=spans,
+            chronicle=chronicle,
+            programs=self.recovered.programs,
+            total=live.total,
+            state=self.setup.state,
+            names=self.names,
+            calendar=self.calendar,
+            now=self.clock.now,
+            version=self.setup.version,
+            policy=lambda: self.policy_text,
         )
 
     @property

@@ -17,7 +17,7 @@ from carpool.service.showing import Calendar
 from carpool.service.spans import Spans
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Premises:
     """What the clerk looks things up in."""
 

@@ -127,8 +127,20 @@ async def open_office(
     daemon = Daemon(scheduler, store, machine, machine, Host(accept=accept, take=take), commit=commit)
     names = {device: f"cpu:{device}" for device in range(cluster.num_devices)}
     premises = Premises(
-        daemon, scheduler, ledger, Declared(), spans, chronicle, programs, lambda job: None, folder, names,
-        CALENDAR, machine.now, "1", lambda: scheduler.policy_text or "fifo",
-    )  # fmt: skip
+        daemon=daemon,
+        scheduler=scheduler,
+        ledger=ledger,
+        estimates=Declared(),
+        spans=spans,
+        chronicle=chronicle,
+        programs=programs,
+        total=lambda job: None,
+        state=folder,
+        names=names,
+        calendar=CALENDAR,
+        now=machine.now,
+        version="1",
+        policy=lambda: scheduler.policy_text or "fifo",
+    )
     async with at_work(premises, store):
         yield Office(Clerk(premises, notes, allowances), machine, daemon, premises)

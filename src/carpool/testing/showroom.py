@@ -239,9 +239,21 @@ async def showroom(
     daemon = Daemon(scheduler, store, machine, machine, Host(take=take), programs=programs, commit=_at_once)
     names = {device: f"{node.name}:{device - node.devices.start}" for node in cluster.nodes for device in node.devices}
     premises = Premises(
-        daemon, scheduler, ledger, estimates, spans, chronicle, programs, lambda job: ledger.accounts[job].spec.work,
-        folder, names, calendar, machine.now, "1", lambda: scheduler.policy_text or name,
-    )  # fmt: skip
+        daemon=daemon,
+        scheduler=scheduler,
+        ledger=ledger,
+        estimates=estimates,
+        spans=spans,
+        chronicle=chronicle,
+        programs=programs,
+        total=lambda job: ledger.accounts[job].spec.work,
+        state=folder,
+        names=names,
+        calendar=calendar,
+        now=machine.now,
+        version="1",
+        policy=lambda: scheduler.policy_text or name,
+    )
     async with at_work(premises, store):
         yield Clerk(premises)
 

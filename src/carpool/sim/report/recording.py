@@ -234,16 +234,16 @@ class Holdings:
     def copy(self) -> Holdings:
         """An independent copy, for a page that needs fewer."""
         twin = Holdings(
-            self.num_devices,
-            self.limit,
-            self.job[:],
-            self.first[:],
-            self.stop[:],
-            self.start_s[:],
-            self.end_s[:],
-            self.fraction[:],
-            self.num_dissolved,
-            self.longest_dissolved_s,
+            num_devices=self.num_devices,
+            limit=self.limit,
+            job=self.job[:],
+            first=self.first[:],
+            stop=self.stop[:],
+            start_s=self.start_s[:],
+            end_s=self.end_s[:],
+            fraction=self.fraction[:],
+            num_dissolved=self.num_dissolved,
+            longest_dissolved_s=self.longest_dissolved_s,
         )
         twin.haze = self.haze.copy()
         return twin
