@@ -12,7 +12,7 @@ from carpool.runtime.pinning import pin
 from carpool.runtime.shards import Subtree, is_empty, maximal_nodes, root, tree_sum
 from carpool.runtime.slots import Slots, padded
 
-_PIN_AFTER = 4  # steps: a formation that ends sooner would not have its pains repaid
+_PIN_AFTER = 4  # steps: a formation that ends sooner would not repay the effort
 
 
 def contribution_bytes(layout: Layout) -> int:

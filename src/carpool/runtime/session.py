@@ -50,7 +50,7 @@ from carpool.runtime.training import Stateful, as_metrics
 
 CHANNEL = "CARPOOL_CHANNEL"  # the variable with the number of the inherited socket
 LEFT = 128 + signal.SIGTERM  # exit code of a program that was told to leave and saved before
-_LOOK_S = 0.1  # how often somebody who waits for its turn looks whether it shall leave
+_LOOK_S = 0.1  # how often somebody who waits for its turn looks whether it is to leave
 
 
 def session(
@@ -64,7 +64,7 @@ def session(
 ) -> Session:
     """A session for the loop inside its ``with`` block.
 
-    ``state`` is what else shall survive (a schedule, an EMA …), by name. ``seed`` orders the samples of
+    ``state`` is what else is to survive (a schedule, an EMA …), by name. ``seed`` orders the samples of
     `Session.batches`. ``folder`` keeps checkpoints where the program runs without carpool; under carpool they lie in
     the job's folder. ``checkpoint_s`` are the seconds between them, 60 unless the job says otherwise.
     """
@@ -247,7 +247,7 @@ class Session:
 
     def _await_turn(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.synchronize()  # the next one shall have the device for itself
+            torch.cuda.synchronize()  # the next one is to have the device to itself
         self._granted = 0
         self._say(Asked(self._done))
         while self._by_token and self._granted < 1 and not self._leaving:

@@ -86,7 +86,7 @@ class Token:
     def starts(self) -> None:
         """No more than its head has been said to the device of the step: return when the rest may be.
 
-        Who comes next stays awake, and the device is its own a few microseconds after the last kernel in front.
+        Whoever comes next stays awake, and the device is its own a few microseconds after the last kernel in front.
         """
         while self._baton is not None and not self._baton.has_reached(self._awaited):
             os.sched_yield() if self._baton.has_reached(self._awaited - 1) else time.sleep(_NAP_S)

@@ -37,8 +37,8 @@ class Keys:
     async def keep(self, user: str, key: str, body: str, names: Sequence[JobId], granting: Awaitable[None]) -> None:
         """Wait until a wish is granted, and remember it; one that is refused can be made again under its key.
 
-        It is known from now on, so that the same wish, made twice at a time, is one. Who goes away while it is being
-        granted has not taken it back.
+        It is known from now on, so that the same wish, made twice at a time, is one. Whoever goes away while it is
+        being granted has not taken it back.
         """
         self._asked[user, key] = body, list(names)
         try:

@@ -56,7 +56,7 @@ class Notice:
         return self.how[0] if is_address else ""
 
     def __str__(self) -> str:
-        """Without what may be a secret: people post to addresses that nobody else shall know."""
+        """Without what may be a secret: people post to addresses that nobody else is to know."""
         return repr(f"{urlsplit(self.address).hostname}" if self.address else self.how[0])
 
 
@@ -142,7 +142,7 @@ class Unanswered(Exception):
 
 
 async def deliver(notice: Notice) -> None:
-    """Run a command with the ending on its stdin, or one of ours that posts it; who gives it up ends all of it."""
+    """Run a command with the ending on its stdin, or one of ours that posts it; whoever gives it up ends all of it."""
     with TemporaryFile() as given, TemporaryFile() as said:  # no pipes, which a grandchild could keep open
         given.write(notice.text.encode())
         given.seek(0)

@@ -16,7 +16,7 @@ from carpool.runtime.jobfolder import JobFolder
 from carpool.service.showing import Calendar
 
 _DAY_S = 86400.0
-_EVERY_S = 3600.0  # it is looked for checkpoints that have become too old
+_EVERY_S = 3600.0  # between looks for checkpoints that have become too old
 
 
 class _Over(NamedTuple):

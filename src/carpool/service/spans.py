@@ -53,7 +53,7 @@ class Spans:
                 self._hold(record.at, change.job, change.allocation)
 
     def adopt(self, job: Job, begins_at: float) -> None:
-        """Show what a job holds since before the first record, once no record more is to come from the past."""
+        """Show what a job holds since before the first record, once no more records are to come from the past."""
         if job.desired is not None and job.id not in self._open:
             self._open[job.id] = (max(job.since, begins_at), job.desired)
 

@@ -24,7 +24,7 @@ class Strangers:
 
 
 def address_of(scope: Scope, proxies: Collection[str]) -> str:
-    """Where a request is from: behind a proxy, what that says; what anybody else says of it counts nothing.
+    """Where a request is from: behind a proxy, what that says; what anybody else says of it counts for nothing.
 
     Each proxy adds to ``X-Forwarded-For`` whom it heard, so that only its end can be believed, up to the first address
     that is no proxy of ours.
