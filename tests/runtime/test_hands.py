@@ -172,12 +172,12 @@ class FakeMps(Mps):
 class Gpu:
     """An executor with one GPU and MPS, its workers pretended."""
 
-    def __init__(self, state: Path, *, is_closed: bool = False) -> None:
+    def __init__(self, state: Path, *, mps: bool = True, is_closed: bool = False) -> None:
         self.staff, self.mps = FakeStaff(), FakeMps()
         self.now = 0.0
         self.reports: list[Report] = []
         devices = [LocalDevice(0, "cuda:0", "H200", (), 0)]
-        options = ExecutorOptions(warm=1, is_closed=is_closed)
+        options = ExecutorOptions(warm=1, mps=mps, is_closed=is_closed)
         means = Means(lambda: self.now, lambda *_: self.staff, lambda: self.mps)
         self.executor = Executor(devices, state, options, self.reports.append, means)
         asyncio.run(self.executor.start())
@@ -222,8 +222,8 @@ def test_an_exact_job_has_a_whole_lane_whatever_its_share_is(gpu: Gpu) -> None:
     assert gpu.staff.environments == {a: {"percent": "100"}, b: {"percent": "40"}}
 
 
-def test_without_mps_jobs_take_turns_and_their_stories_say_why(gpu: Gpu) -> None:
-    gpu.executor._gate.why_not = "it is turned off"
+def test_without_mps_jobs_take_turns_and_their_stories_say_why(tmp_path: Path) -> None:
+    gpu = Gpu(tmp_path, mps=False)
     a, b = gpu.run("a", 0.4), gpu.run("b", 0.8)
     gpu.says(a, READY)
     gpu.says(b, READY)
