@@ -1,4 +1,4 @@
-"""A command that cannot be started fails with the reason, and leaves nothing open."""
+"""A command sees the GPUs it was given; one that cannot be started fails with the reason, and leaves nothing open."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.core.messages import Fact, JobFailed
+from carpool.core.messages import Fact, JobFailed, JobFinished
 from carpool.core.model import JobId
 from carpool.runtime.command import Command
 from carpool.runtime.cores import Cores
@@ -54,3 +54,33 @@ def test_what_cannot_be_started_fails_and_leaves_nothing_open(tmp_path: Path, pr
     assert "the command could not be started" in error
     assert words in error
     assert left_open == 0
+
+
+@pytest.mark.parametrize(("ours", "seen"), [(None, "1"), ("2,3", "3"), ("GPU-a, GPU-b", "GPU-b")])
+def test_it_sees_its_gpu_by_the_name_that_we_see_it_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: str | None, seen: str
+) -> None:
+    if ours is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ours)
+    second = LocalDevice(0, "cuda:1", "H200", (), 1)
+    program = Program(command=("sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES" > seen'), folder=str(tmp_path))
+
+    async def play() -> None:
+        ended = asyncio.Event()
+
+        def tell(command: Command, said: Sequence[Fact], reports: object) -> None:
+            if any(isinstance(fact, JobFailed | JobFinished) for fact in said):
+                ended.set()
+
+        folder = JobFolder(tmp_path, "a")
+        folder.make(resume=False)
+        command = Command(JobId("a"), program, folder, {0: second}, Cores([]), 1.0, tell, lambda command, message: None)
+        command.order(0.0, Wish(1, (Seat(0),)))
+        await asyncio.wait_for(ended.wait(), 60.0)
+        await command.gone()
+        command.close()
+
+    asyncio.run(play())
+    assert (tmp_path / "seen").read_text(encoding="utf-8").strip() == seen

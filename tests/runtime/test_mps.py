@@ -26,6 +26,8 @@ if "-f" in sys.argv:
     assert os.environ["CUDA_MPS_LOG_DIRECTORY"]
     if os.path.exists("broken"):
         sys.exit("no GPU is willing")
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        sys.exit("clients would choose among those that were chosen")
     server = socket.socket(socket.AF_UNIX)
     server.bind(place)
     server.listen()
@@ -78,6 +80,16 @@ async def test_it_comes_up_serves_and_quits(root: Path) -> None:
     await mps.quit()
     assert (was_alive, mps.is_alive) == (True, False)
     assert not root.exists()
+
+
+@to_the_end
+async def test_it_sees_all_gpus_where_its_clients_see_some(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    mps = Mps(root)
+    await mps.start()
+    was_alive = mps.is_alive
+    await mps.quit()
+    assert was_alive
 
 
 @to_the_end

@@ -20,6 +20,7 @@ from carpool.runtime.cores import Cores
 from carpool.runtime.crew import Seat, Wish
 from carpool.runtime.devices import LocalDevice
 from carpool.runtime.errand import Errand, Launch, Move, Terminate
+from carpool.runtime.gpus import names_of
 from carpool.runtime.guard import NOT_STARTED
 from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
@@ -190,7 +191,8 @@ class Command:
     def _environment(self, seats: tuple[Seat, ...], places: list[LocalDevice], cores: list[int]) -> dict[str, str]:
         part = 1.0 if self._program.cpus and not places[0].cores else min(seat.fraction for seat in seats)
         threads = max(1, round(part * len(cores)))
-        gpus = [str(place.cuda) for place in places if place.cuda is not None]
+        ours = [place.cuda for place in places if place.cuda is not None]
+        gpus = names_of(ours, os.environ.get("CUDA_VISIBLE_DEVICES"))
         return {
             **os.environ,
             **dict.fromkeys(_THREADS, str(threads)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,6 +59,12 @@ def visible(gpus: Sequence[Gpu], setting: str | None) -> list[Gpu]:
             break
         chosen.append(replace(found, index=len(chosen)))
     return chosen
+
+
+def names_of(places: Iterable[int], setting: str | None) -> list[str]:
+    """What GPUs that this process numbers so are called in a process of its own: by the names they were given to us."""
+    names = None if setting is None else [part.strip() for part in setting.split(",") if part.strip()]
+    return [str(place) if names is None else names[place] for place in places]
 
 
 def short_model(name: str) -> str:

@@ -24,7 +24,9 @@ from carpool.runtime.deathbed import end_of
 CONTROL = "nvidia-cuda-mps-control"
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
-_FROM_OUTSIDE = (_PIPES, _LOGS, PERCENTAGE)
+# The daemon numbers the GPUs it may see anew for its clients, which would then choose by that variable once more: it
+# sees all of them, and every process of ours the ones that are ours.
+_FROM_OUTSIDE = (_PIPES, _LOGS, PERCENTAGE, "CUDA_VISIBLE_DEVICES")
 _START_S = 10.0
 _QUIT_S = 5.0
 _GRACE_S = 2.0
