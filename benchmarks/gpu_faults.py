@@ -136,9 +136,11 @@ def main() -> None:
     about = {"schema": 1, "benchmark": "gpu_faults", **conditions(), "steps": options.steps, "jobs": jobs}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(len(scenarios) if options.at_once else 1) as pool:
-        running = [pool.submit(played, name, jobs, Path(work), options.steps, options.devices) for name in scenarios]
+        how = jobs, Path(work), options.steps, options.devices
+        running = {pool.submit(played, name, *how): name for name in scenarios}
         for ended in as_completed(running):
-            rows.append(ended.result())
+            error = ended.exception()  # one row is lost, not the others
+            rows.append({"scenario": running[ended], "error": repr(error)[:500]} if error else ended.result())
             wanted = next((row.get("digests", {}) for row in rows if row["scenario"] == "undisturbed"), {})
             found = [judged(row, wanted) for row in rows]
             path.write_text(json.dumps({**about, "results": found}, indent=1) + "\n", encoding="utf-8")

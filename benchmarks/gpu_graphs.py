@@ -279,6 +279,9 @@ def main() -> None:
                 results.add(compared(name, partial(small, options.steps, **case), options.device))
         for row in collected(children):
             results.add(row)
+    for name in models:
+        if all(row["name"] != name for row in results.rows):
+            results.add({"name": name, "error": f"its process did not come to it within {_LIMIT_S:.0f} s"})
     unlike = [row["name"] for row in results.rows if not (row.get("same_weights") and row.get("same_losses"))]
     print(f"{len(results.rows) - len(unlike)} of {len(results.rows)} equal; not: {unlike}", flush=True)
 

@@ -96,7 +96,7 @@ def _live(table: Table, runs: list[LiveRun], options: argparse.Namespace, began:
                 run.measure(table, options.steady, options.limit, began + options.until)
                 if following is not None:
                     following.start()
-                run.finish(table, _solo(table, run))
+                run.finish(table, _alone(table, run, "graph"), _alone(table, run, "eager"))
             except Exception as error:  # noqa: BLE001 - the others go on
                 table.fail(f"live {run.whole.name}", error)
             print(f"{run.whole.name}, live: {time.monotonic() - began:.0f} s", flush=True)
@@ -105,9 +105,9 @@ def _live(table: Table, runs: list[LiveRun], options: argparse.Namespace, began:
             run.close(options.keep)
 
 
-def _solo(table: Table, run: LiveRun) -> list[float]:
-    """Rates alone as graphs on seats, in this call; none where they were not measured."""
-    rows = [row for row in table.rows if row.get("mix") == run.whole.name and row.get("mode") == "alone, graph"]
+def _alone(table: Table, run: LiveRun, how: str) -> list[float]:
+    """Rates alone on seats, in this call; none where they were not measured."""
+    rows = [row for row in table.rows if row.get("mix") == run.whole.name and row.get("mode") == f"alone, {how}"]
     return next((row["rates"] for row in rows if row.get("deterministic", True) == run.deterministic), [])
 
 

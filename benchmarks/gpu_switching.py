@@ -16,7 +16,8 @@ import argparse
 import asyncio
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -186,19 +187,27 @@ async def measure(table: Table, setting: Setting, turns: Sequence[int], parts: S
         )
         baseline = streamed(setting.models, setting.kind) if "streamed" in parts else None
         if "plain" in parts:
-            wanted = await asyncio.to_thread(plain, setting.models, setting.kind, setting.steps, work / "plain")
+            with told("plain"):
+                wanted = await asyncio.to_thread(plain, setting.models, setting.kind, setting.steps, work / "plain")
             for model, each in wanted.items():
                 table.add(model, cold_start_s=each.first_step_s)
         for turn, desk in desks.items():
-            try:
+            with told(f"turns of {turn}"):
                 made = await by_turns(table, desk, setting, turn, folders[turn])
-            except Exception as error:  # noqa: BLE001 - the other parts go on
-                print(f"# turns of {turn}: {type(error).__name__}: {error}", flush=True)
-            else:
                 compare(table, turn, made, wanted)
         if baseline is not None:
-            for model, row in (await asyncio.to_thread(baseline.rows)).items():
-                table.add(model, streamed=row)
+            with told("streamed"):
+                for model, row in (await asyncio.to_thread(baseline.rows)).items():
+                    table.add(model, streamed=row)
+
+
+@contextmanager
+def told(part: str) -> Iterator[None]:
+    """A part that fails is told, and the others go on."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - see above
+        print(f"# {part}: {type(error).__name__}: {error}", flush=True)
 
 
 def main() -> None:

@@ -53,6 +53,7 @@ def compare(found: Mapping[str, Row]) -> dict[str, Any] | None:
             sliced = bases["time slicing, eager"]
             answer["ways"][way] = {
                 "sum": round(total(rates, alone["rates"]), 3),
+                "sum_of_eager": round(total(rates, eager["rates"]), 3),
                 "of_no_interference": round(total(rates, alone["rates"]) / count, 3),
                 "of_best_equal": round(total(rates, alone["rates"]) / best["sum"], 3),
                 "over_slicing_by_eager_alone": (

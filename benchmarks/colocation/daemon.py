@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,7 +32,8 @@ def mps() -> Iterator[dict[str, str]]:
         try:
             yield paths
         finally:
-            subprocess.run([_CONTROL], input="quit\n", text=True, env=env, check=False, timeout=30)
+            with suppress(subprocess.TimeoutExpired):  # what was measured is not lost for it
+                subprocess.run([_CONTROL], input="quit\n", text=True, env=env, check=False, timeout=30)
 
 
 def _leave(number: int, frame: object) -> NoReturn:

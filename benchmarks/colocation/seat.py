@@ -7,7 +7,7 @@ import os
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -20,6 +20,8 @@ from colocation.tasks import Built, Task, build
 from carpool.runtime.deathbed import die_with
 
 _WARM_UP = 4  # eager steps before the capture
+_LOOK_S = 0.5  # between looks whether a seat lives
+_LEAVE_S = 15.0  # for all seats to leave
 
 
 class Gone(Exception):
@@ -53,10 +55,14 @@ class Seat:
         self._pipe.send(words)
 
     def answer(self, limit_s: float) -> Any:
-        """What came back."""
-        if not self._pipe.poll(limit_s):
-            self.process.kill()
-            raise Gone(f"share {self.share}: no answer in {limit_s:.0f} s")
+        """What came back; a seat that died is not waited for, though others hold copies of its pipe."""
+        deadline = time.monotonic() + limit_s
+        while not self._pipe.poll(_LOOK_S):
+            if not self.process.is_alive() and not self._pipe.poll():
+                raise Gone(f"share {self.share}: exit code {self.process.exitcode}")
+            if time.monotonic() > deadline:
+                self.process.kill()
+                raise Gone(f"share {self.share}: no answer in {limit_s:.0f} s")
         try:
             return self._pipe.recv()
         except EOFError:
@@ -64,11 +70,24 @@ class Seat:
 
     def close(self) -> None:
         """Tell it to end, and see to it."""
+        close_all([self])
+
+    def dismiss(self) -> None:
+        """Tell it to end."""
         with suppress(OSError):
             self._pipe.send(("quit",))
-        self.process.join(5.0)
-        if self.process.is_alive():
-            self.process.kill()
+
+
+def close_all(seats: Sequence[Seat]) -> None:
+    """Tell seats to end, and see to it: clients of MPS that are killed may hold their memory for minutes."""
+    for seat in seats:
+        seat.dismiss()
+    deadline = time.monotonic() + _LEAVE_S
+    for seat in seats:
+        seat.process.join(max(0.1, deadline - time.monotonic()))
+        if seat.process.is_alive():
+            seat.process.kill()
+            seat.process.join(1.0)
 
 
 def _serve(pipe: Connection, environment: dict[str, str], device: str, parent: int) -> None:
@@ -83,6 +102,8 @@ def _serve(pipe: Connection, environment: dict[str, str], device: str, parent: i
         except EOFError:
             return
         if command == "quit":
+            with suppress(Exception):  # it goes in any case
+                runner.clear()
             return
         try:
             pipe.send(getattr(runner, command)(*words))

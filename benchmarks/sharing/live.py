@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ WALK = Path(__file__).with_name("walk.py")
 _FOREVER = 10_000_000  # steps
 _POLL_S = 0.1
 _LEAD_S = 0.5  # after the last change, before rates count
+_END_S = 30.0  # from the interrupt to the end
 
 
 def job_file(whole: Mix, *, deterministic: bool, graph: bool = True) -> str:
@@ -57,10 +59,11 @@ class LiveRun:
         self._devices = devices
         self._folder = tempfile.TemporaryDirectory()
         self._work = Path(self._folder.name)
-        self._child: subprocess.Popen[str] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         self._began = 0.0
         self._loaded_s = 0.0  # from its start until it had decided something
         self._kept: float | None = None
+        self._steady_s = inf  # that rates are counted for
 
     @property
     def is_walk(self) -> bool:
@@ -77,9 +80,8 @@ class LiveRun:
         command += ["--devices", self._devices, "--policy", self.policy]
         command += ["--state", "state", "--journal", "journal", "--json"]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        self._child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=work, process_group=0
-        )
+        with (work / "out").open("wb") as out, (work / "err").open("wb") as err:  # a pipe that nobody reads fills up
+            self._child = subprocess.Popen(command, stdout=out, stderr=err, env=env, cwd=work, process_group=0)
         self._began = time.monotonic()
 
     def measure(self, table: Table, steady_s: float, limit_s: float, until: float) -> None:
@@ -88,16 +90,18 @@ class LiveRun:
         That is done anyhow once it has run for `limit_s`, or when the clock says `until`.
         """
         assert self._child is not None
+        is_over, until = False, min(until, self._began + limit_s)
         try:
-            while not self._records() and self._child.poll() is None:
+            while not self._records() and self._child.poll() is None and time.monotonic() < until:
                 time.sleep(_POLL_S)
             self._loaded_s = time.monotonic() - self._began
-            is_over, until = False, min(until, self._began + limit_s)
             while not is_over and self._child.poll() is None and time.monotonic() < until:
                 time.sleep(_POLL_S)
-                self._kept = journal.settled_at(self._records())
-                is_over = journal.is_walked(self._records()) if self.is_walk else self._kept is not None
+                records = self._records()
+                self._kept = journal.settled_at(records)
+                is_over = journal.is_walked(records) if self.is_walk else self._kept is not None
             if is_over and not self.is_walk:
+                self._steady_s = steady_s
                 time.sleep(_LEAD_S + steady_s)
             self._child.send_signal(signal.SIGINT)
             time.sleep(0.2)
@@ -108,28 +112,38 @@ class LiveRun:
             table.note("live, cut short", {"mix": self.whole.name, **how})
             raise
 
-    def finish(self, table: Table, solo: Sequence[float]) -> None:
-        """Wait for its end, and note the rates it held, against those alone; where these are not given, its probes'."""
-        assert self._child is not None
-        _, stderr = self._child.communicate(timeout=30.0)
+    def finish(self, table: Table, solo: Sequence[float], by_code: Sequence[float] = ()) -> None:
+        """Wait for its end, and note the rates it held, against those alone; where these are not given, its probes'.
+
+        What it held is in its journal, even if it does not end in time.
+        """
+        self._end(_END_S)
         records = self._records()
         told: dict[str, Any] = {"deterministic": self.deterministic, "loaded_s": round(self._loaded_s, 2)}
         told |= {"plans": journal.plans(records), "applied": journal.applied(records), "stories": self._stories()}
         told["is_settled"] = self._kept is not None
         if self._kept is None:
-            print(f"{self.whole.name}: not settled. {told['plans'][-3:]} {stderr[-200:]}", flush=True)
-        self._write(table, solo, records, told)
+            said = (self._work / "err").read_text(encoding="utf-8", errors="replace")[-500:]
+            print(f"{self.whole.name}: not settled. {told['plans'][-3:]} {said}", flush=True)
+        self._write(table, solo, by_code, records, told)
 
     def close(self, keep: Path | None) -> None:
         """End it whatever happened; what it wrote of itself goes to the folder `keep`."""
-        if self._child is not None and self._child.poll() is None:
-            self._child.kill()
-            self._child.communicate()
+        if self._child is not None:
+            self._end(0.0)
         if keep is not None and self._child is not None:
             _keep(self._work, keep / f"{self.whole.name} {'equal bits' if self.deterministic else 'any bits'}")
         self._folder.cleanup()
 
     # --------------------------------------------------------------------------------------------------------- inside
+    def _end(self, limit_s: float) -> None:
+        assert self._child is not None
+        try:
+            self._child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
     def _records(self) -> journal.Records:
         return journal.read(self._work / "journal")
 
@@ -144,13 +158,21 @@ class LiveRun:
         tasks = enumerate(self.whole.tasks)
         return [journal.rate(records, name(self.whole, place), *span) * task.batch for place, task in tasks]
 
-    def _write(self, table: Table, solo: Sequence[float], records: journal.Records, told: dict[str, Any]) -> None:
+    def _write(
+        self,
+        table: Table,
+        solo: Sequence[float],
+        by_code: Sequence[float],
+        records: journal.Records,
+        told: dict[str, Any],
+    ) -> None:
         """The chosen shares, then the equal ones if there were any."""
         kept = self._kept
         if kept is None:
             kept = max((record["at"] for record in records), default=0.0) - 3.0
         left = journal.left_at(records)
-        rates = self._rates(records, kept + _LEAD_S, left)
+        since = kept + _LEAD_S
+        rates = self._rates(records, since, min(left, since + self._steady_s))
         names = [name(self.whole, place) for place in range(len(self.whole.tasks))]
         shares = journal.shares(records, names, left)
         probes = journal.probed(records)
@@ -159,10 +181,14 @@ class LiveRun:
         told |= {"policy": "competitive" if self.is_walk else self.policy, "shares": shares}
         told |= {"alone_by_probe": [round(rate, 1) for rate in own], "settled_s": round(kept, 2)}
         told["measuring_s"] = round(journal.measuring_s(records), 2)
+        if by_code:
+            told["sum_of_eager"] = round(total(rates, by_code), 3)
         words = "/".join(str(share) for share in shares)
         table.add("live", self.whole.name, f"carpool run, {told['policy']}: {words} %", rates, alone, **told)
         if solo and all(own):
             print(f"{'':12} of its own rates alone: Σ {total(rates, own):.3f}", flush=True)
+        if by_code:
+            print(f"{'':12} {told['sum_of_eager']:.2f} times one after another, eager", flush=True)
         for share, since, until in journal.held(records):
             rates = self._rates(records, since + _LEAD_S, until)
             more = {"share": share, "seconds": round(until - since - _LEAD_S, 2), "deterministic": self.deterministic}
@@ -183,7 +209,8 @@ def compared(table: Table, mix: str) -> None:
 def _keep(work: Path, folder: Path) -> None:
     """Copy what a run wrote of itself."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in [work / "journal", *(work / "state").rglob("story.jsonl"), *(work / "state").rglob("log")]:
+    of_jobs = [path for name in ("story.jsonl", "log") for path in (work / "state").rglob(name)]
+    for path in [work / "journal", work / "err", *of_jobs]:
         if path.is_file():
-            name = path.name if path.name == "journal" else f"{path.parent.name} {path.name}"
+            name = path.name if path.parent == work else f"{path.parent.name} {path.name}"
             shutil.copyfile(path, folder / name)

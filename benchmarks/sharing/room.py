@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from colocation.seat import Gone, Seat, Window
+from colocation.seat import Gone, Seat, Window, close_all
 from colocation.tasks import Task
 
 MOST_CLIENTS = 46  # of the 48 that the service serves on one GPU
@@ -49,10 +50,7 @@ class Room:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for seat in [*self._seats.values(), *self._idle]:
-            seat.process.kill()
-        for seat in [*self._seats.values(), *self._idle]:
-            seat.process.join(5.0)
+        close_all([*self._seats.values(), *self._idle])
 
     def invite(self, guests: Iterable[Guest], *, deterministic: bool = True) -> float:
         """Seat these guests, all at once, and send others away; the seconds it took."""
@@ -76,8 +74,8 @@ class Room:
                 ("train", guest.task, deterministic, guest.moved) if guest.ours else ("load", guest.task, deterministic)
             )
             self._seats[guest].ask(*how)
-        for guest in missing:
-            self._note(guest, self._answer(guest, _LOAD_S))
+        for guest, found in zip(missing, self._answers(missing, _LOAD_S), strict=True):
+            self._note(guest, found)
 
     def run(self, guests: Sequence[Guest], seconds: float = 1.0, *, eager: bool = False) -> list[float]:
         """Samples per second of each guest, all of them running at once."""
@@ -87,7 +85,7 @@ class Room:
         window = Window(start, count_from, count_from + max(seconds, 4.0 * longest))
         for guest in guests:
             self._seats[guest].ask("run", window, eager)
-        rates = [float(self._answer(guest, _RUN_S)["steps_per_s"]) for guest in guests]
+        rates = [float(found["steps_per_s"]) for found in self._answers(guests, _RUN_S)]
         self.measured_s += window.count_until - window.start
         if len(guests) == 1:
             self._step_s[guests[0].task.name, eager] = 1.0 / max(rates[0], 1e-6)
@@ -96,28 +94,41 @@ class Room:
     def mirror(self, guest: Guest, steps: int) -> dict[str, Any]:
         """What a mirror costs a guest of ours, alone."""
         self._seats[guest].ask("mirror", guest.task, steps)
-        return self._answer(guest, _LOAD_S)
+        return self._answers([guest], _LOAD_S)[0]
 
     def kernels(self, guest: Guest, steps: int = 4) -> dict[str, list[float]]:
         """What a step of a guest has the device do, by name: how often, and µs."""
         self._seats[guest].ask("kernels", steps)
-        found: dict[str, list[float]] = self._answer(guest, _LOAD_S)["work"]
+        found: dict[str, list[float]] = self._answers([guest], _LOAD_S)[0]["work"]
         return found
 
     # -------------------------------------------------------------------------------------------------------- inside
-    def _answer(self, guest: Guest, limit_s: float) -> dict[str, Any]:
-        found: dict[str, Any] = self._seats[guest].answer(limit_s)
-        if "error" in found:
-            raise Gone(f"{guest.task.name} at {guest.share} %: {found['error'][:200]}")
+    def _answers(self, guests: Sequence[Guest], limit_s: float) -> list[dict[str, Any]]:
+        """What they say, all of them heard whatever one says: the next question is answered by what belongs to it.
+
+        One that cannot do it, or does not answer, has its seat taken away; then `Gone`.
+        """
+        found, problems = [], []
+        for guest in guests:
+            try:
+                said = self._seats[guest].answer(limit_s)
+            except Gone as gone:
+                said = {"error": str(gone)}
+            found.append(said)
+            if "error" in said:
+                problems.append(f"{guest.task.name} at {guest.share} %: {said['error'][:200]}")
+                self._seats.pop(guest).process.kill()
+        if problems:
+            raise Gone("; ".join(problems))
         return found
 
     def _leave(self, guests: Iterable[Guest]) -> None:
-        leaving = [self._seats.pop(guest) for guest in guests]
-        for seat in leaving:
-            seat.ask("clear")
-        for seat in leaving:
-            seat.answer(_LOAD_S)
-        self._idle += leaving
+        leaving = list(guests)
+        for guest in leaving:
+            self._seats[guest].ask("clear")
+        with suppress(Gone):  # who cannot even leave is gone
+            self._answers(leaving, _LOAD_S)
+        self._idle += [self._seats.pop(guest) for guest in leaving if guest in self._seats]
 
     def _make_room(self, guests: Sequence[Guest]) -> None:
         """End idle seats that nobody will sit on, where the service would have too many clients."""
