@@ -475,7 +475,8 @@ def test_errors_of_the_users_fail_their_job_only(desk: Desk, run: Run[None]) -> 
 
 def test_a_command_is_placed_logged_released_and_begun_again(desk: Desk, run: Run[None]) -> None:
     async def go() -> None:
-        script = "import os; print(os.environ['OMP_NUM_THREADS'], os.environ['CARPOOL_DEVICES'], os.getcwd())"
+        names = ("OMP_NUM_THREADS", "CARPOOL_DEVICES", "CUDA_DEVICE_ORDER")
+        script = f"import os; print(*[os.environ.get(name) for name in {names}], os.getcwd())"
         desk.introduce("script", entry="", command=("python", "-c", script))
         desk.introduce("exits", entry="", command=("sh", "-c", "echo oh >&2; exit 3"))
         desk.introduce("absent-program", entry="", command=("no-such-program",))
@@ -486,7 +487,7 @@ def test_a_command_is_placed_logged_released_and_begun_again(desk: Desk, run: Ru
         outcome = await desk.finished("script")
         assert outcome.digest is None
         log = desk.folder / "state" / "jobs" / "script" / "log"
-        assert log.read_text() == f"1 cpu:2 {desk.folder}\n"
+        assert log.read_text() == f"1 cpu:2 PCI_BUS_ID {desk.folder}\n"  # GPUs have the numbers that they are listed by
         assert "exit code 3" in (await desk.failed("exits")).error
         assert "could not be started" in (await desk.failed("absent-program")).error
         await desk.released("hangs", desk.release("hangs"))

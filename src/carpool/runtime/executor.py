@@ -10,6 +10,7 @@ import socket
 import sys
 
 from carpool.runtime.deathbed import call_oneself, die_with
+from carpool.runtime.gpus import number_as_listed
 from carpool.runtime.post import Post
 
 LONGEST_LINE = 1 << 26
@@ -39,6 +40,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     call_oneself("carpool-exec")
+    number_as_listed()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every job has a log and mirrors
     end = socket.socket(fileno=int(sys.argv[1]))
