@@ -21,7 +21,7 @@ from carpool.runtime.deathbed import die_with
 
 _WARM_UP = 4  # eager steps before the capture
 _LOOK_S = 0.5  # between looks whether a seat lives
-_LEAVE_S = 15.0  # for all seats to leave
+_LEAVE_S, _KILL_S = 15.0, 3.0  # for all seats to leave, and to end when they are killed
 
 
 class Gone(Exception):
@@ -82,12 +82,17 @@ def close_all(seats: Sequence[Seat]) -> None:
     """Tell seats to end, and see to it: clients of MPS that are killed may hold their memory for minutes."""
     for seat in seats:
         seat.dismiss()
-    deadline = time.monotonic() + _LEAVE_S
+    _await(seats, _LEAVE_S)
+    late = [seat for seat in seats if seat.process.is_alive()]
+    for seat in late:
+        seat.process.kill()
+    _await(late, _KILL_S)
+
+
+def _await(seats: Sequence[Seat], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
     for seat in seats:
-        seat.process.join(max(0.1, deadline - time.monotonic()))
-        if seat.process.is_alive():
-            seat.process.kill()
-            seat.process.join(1.0)
+        seat.process.join(max(0.0, deadline - time.monotonic()))
 
 
 def _serve(pipe: Connection, environment: dict[str, str], device: str, parent: int) -> None:

@@ -41,6 +41,7 @@ def number_as_listed() -> None:
 
 def list_gpus(is_ours: IsOurs = lambda pid: False) -> list[Gpu]:
     """What the driver lists and CUDA_VISIBLE_DEVICES lets through; nothing where there is no driver."""
+    number_as_listed()
     try:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
@@ -106,7 +107,6 @@ def _by_torch() -> list[Gpu]:
         import torch
     except ImportError:
         return []
-    number_as_listed()
     gpus = []
     for place in range(torch.cuda.device_count()):
         told = torch.cuda.get_device_properties(place)
