@@ -8,9 +8,10 @@ from collections.abc import Callable
 import torch
 
 from carpool.runtime.digest import digest
-from carpool.runtime.residence import residence_of
+from carpool.runtime.residence import Residence, residence_of
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.training import Training
+from carpool.runtime.vmm import HostRegion
 
 MakeTraining = Callable[..., Training]
 
@@ -71,3 +72,17 @@ def test_another_state_can_be_taken_over_after_parking(make_training: MakeTraini
     for trainer in (first, second):
         trainer.step()
     assert digest(first.training.model) == digest(second.training.model)
+
+
+def test_what_lies_beside_torchs_own_memory_is_counted_as_long_as_it_does(make_training: MakeTraining) -> None:
+    trainer = Trainer(make_training())
+    counted: list[int] = []
+    state = HostRegion()
+    residence = Residence(trainer, state, None, counted.append)
+    residence.unsettle()
+    for _ in range(2):
+        trainer.step()
+        residence.settle()
+        assert sum(counted) == state.size > 0
+        residence.unsettle()
+        assert sum(counted) == 0

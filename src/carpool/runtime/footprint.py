@@ -77,10 +77,10 @@ def limit_memory(num_bytes: int, device: torch.device) -> None:
 
 
 def tighten_limit(num_bytes: int, device: torch.device) -> None:
-    """Count bytes of a GPU that were not allocated by torch into the limit that it has."""
+    """Count so many bytes of a GPU more, or less, that torch has not allocated into the limit that it has."""
     whole = torch.cuda.get_device_properties(device).total_memory
     now = torch.cuda.get_per_process_memory_fraction(device)
-    torch.cuda.set_per_process_memory_fraction(max(0.0, now - num_bytes / whole), device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, now - num_bytes / whole)), device)
 
 
 def _status() -> dict[str, int]:

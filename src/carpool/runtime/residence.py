@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -44,8 +45,15 @@ class _Piece:
 class Residence:
     """The memory of one trainer."""
 
-    def __init__(self, trainer: Trainer, state: Region, scratch: Region | None) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        state: Region,
+        scratch: Region | None,
+        beside_torch: Callable[[int], object] = lambda num_bytes: None,  # told what more, or less, is not torch's
+    ) -> None:
         self._trainer = trainer
+        self._beside_torch = beside_torch
         self._state = state
         self._scratch = scratch  # None: there are no recordings
         self._pieces: list[_Piece] = []
@@ -88,7 +96,7 @@ class Residence:
             self._trainer.graphs.forget()
         if self._flat.is_cuda:
             torch.cuda.empty_cache()
-            tighten_limit(self._state.size, self._flat.device)
+        self._beside_torch(self._state.size)
 
     def _may_move(self, tensor: Tensor) -> bool:
         """Whether a tensor fills its memory alone; any other stays where it is, and never parks."""
@@ -171,6 +179,7 @@ class Residence:
                 piece.tensor.data = piece.tensor.detach().clone()
         self._copies.await_all()
         self._pieces, self._flat, self._mirror = [], None, None
+        self._beside_torch(-self._state.size)  # its copy is torch's again
         self._state.clear()
 
     def change(self) -> None:
@@ -255,12 +264,12 @@ def residence_of(trainer: Trainer, *, loosely: bool) -> Residence:
     if device.type != "cuda":
         return Residence(trainer, HostRegion(), None)
     reserve = torch.cuda.get_device_properties(device).total_memory
-    state = CudaRegion(device, reserve)
+    state, limit = CudaRegion(device, reserve), partial(tighten_limit, device=device)
     if trainer.graphs is None:
-        return Residence(trainer, state, None)
+        return Residence(trainer, state, None, limit)
     scratch = CudaRegion(device, reserve)
     trainer.graphs = trainer.recorded_by(CudaRecorder(device, ScratchPool(scratch)), loosely=loosely)
-    return Residence(trainer, state, scratch)
+    return Residence(trainer, state, scratch, limit)
 
 
 def _laid_out(tensors: list[Tensor]) -> tuple[list[_Piece], int]:
