@@ -54,6 +54,15 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_what_a_policy_of_a_file_prints_is_not_on_stdout(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "mine.py").write_text("from carpool.policies.fifo import Fifo\nprint('imported')\n", encoding="utf-8")
+    record(root, "first")
+    assert run(["replay", "first", "--policy", "./mine.py:Fifo", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["policy"] == "./mine.py:Fifo"
+    assert "imported" in err
+
+
 def test_a_steady_machine_is_foretold_to_the_second(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(root, "first")
     record(root, "second", "srtf")

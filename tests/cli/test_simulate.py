@@ -91,6 +91,18 @@ def test_report_is_one_self_contained_page(trace: Path, tmp_path: Path) -> None:
     assert "<script src" not in html
 
 
+def test_the_seed_that_is_told_is_the_one_that_was_used(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a world's file, by the option before it, and 0 without either; journals say the same."""
+    world, journal = tmp_path / "world.toml", tmp_path / "run.jsonl"
+    world.write_text("seed = 7\nnoise = 0.3\n[kind.V100]\n", encoding="utf-8")
+    for words, seed in ((["--world", str(world)], 7), (["--world", str(world), "--seed", "0"], 0), ([], 0)):
+        assert simulate(trace, "--json", "--journal", str(journal), *words) == 0
+        assert json.loads(capsys.readouterr().out)["seed"] == seed
+        assert json.loads(journal.read_text(encoding="utf-8").splitlines()[0])["seed"] == seed
+
+
 def test_same_trace_policy_and_seed_give_the_same_journal(trace: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
     for path in (first, second):

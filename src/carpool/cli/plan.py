@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
+from carpool.cli.foreign_words import keeping_stdout
 
 if TYPE_CHECKING:
     from carpool.core.model import JobId
@@ -59,11 +60,13 @@ def command(
     for note in filter(None, [overlap_note(found), *check_fit(listed, as_cluster(found, supplies))]):
         click.echo(f"carpool: {note}", err=True)
     text = policy or default_policy()
-    chosen = parse_policy(text)
+    with keeping_stdout():
+        chosen = parse_policy(text)
     profiles = Shelf().beliefs(listed)
     if probe:
         profiles |= asyncio.run(probe_others(listed, found, profiles, quiet=as_json))
-    forecast = foresee(listed, found, chosen, profiles, seed, supplies=supplies)
+    with keeping_stdout():
+        forecast = foresee(listed, found, chosen, profiles, seed, supplies=supplies)
     if as_json:
         click.echo(json.dumps(as_document(forecast, text, found)))
     else:

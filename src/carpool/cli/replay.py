@@ -10,6 +10,7 @@ import click
 
 from carpool import __version__
 from carpool.cli.flags import json_option
+from carpool.cli.foreign_words import keeping_stdout
 
 if TYPE_CHECKING:
     from carpool.cli.rehearsal import Rehearsal
@@ -49,7 +50,8 @@ def command(run: str, profiles: str, policy: str, as_json: bool) -> int:
     text = policy or folder.settings().policy
     believed = kept_profiles(folder, BELIEVED)
     truth = kept_profiles(folder, PROFILE) if profiles == "learned" else believed
-    found = rehearse(folder, parse_policy(text), truth, believed)
+    with keeping_stdout():
+        found = rehearse(folder, parse_policy(text), truth, believed)
     if as_json:
         click.echo(json.dumps(as_document(found, run, text, profiles)))
     else:

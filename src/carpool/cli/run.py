@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
+from carpool.cli.foreign_words import keeping_stdout
 from carpool.core.errors import InputError
 from carpool.core.supplies import UNKNOWN, Supplies
 
@@ -122,11 +123,12 @@ def command(
     check_reducer(reducer, given.jobs)
     cap = parse_bytes(memory_cap, "--memory-cap") if memory_cap else 0
     start = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap)
-    run = prepare(given, found, policy or given.policy or default_policy(), journal, supplies)
-    try:
-        ending = watch(run, choose_board(run, as_json=as_json), start)
-    finally:
-        given.folder.let_go()
+    with keeping_stdout():
+        run = prepare(given, found, policy or given.policy or default_policy(), journal, supplies)
+        try:
+            ending = watch(run, choose_board(run, as_json=as_json), start)
+        finally:
+            given.folder.let_go()
     if as_json:
         click.echo(json.dumps(as_document(run)))
     else:

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import click
 
 from carpool import __version__
 from carpool.cli.drops import drops_told
+from carpool.cli.foreign_words import keeping_stdout
 from carpool.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -90,9 +91,11 @@ def command(
     not, 2 for bad input.
     """
     from carpool.sim.compare import RunInWords, compare, weighted_jct_bound_s
+    from carpool.sim.worlds import seed_in_file
 
     policies = policies or ("fifo",)
-    _check(round_s, policies, journal)
+    with keeping_stdout():
+        _check(round_s, policies, journal)
     _check_apart(trace=trace, report=report, journal=journal)
     requests = [
         RunInWords(
@@ -102,7 +105,7 @@ def command(
             world=world,
             format=format_,
             round_s=round_s,
-            seed=seed,
+            seed=seed_in_file(world) if seed is None else seed,
             failures=failures,
             skip_invalid=skip_invalid,
             max_jobs=max_jobs,
@@ -111,8 +114,8 @@ def command(
         )
         for policy in policies
     ]
-    with redirect_stdout(sys.stderr), _progress(policies, shown=not as_json and sys.stderr.isatty()) as tell:
-        results = compare(requests, tell)  # what a policy file prints must not get between the figures
+    with keeping_stdout(), _progress(policies, shown=not as_json and sys.stderr.isatty()) as tell:
+        results = compare(requests, tell)
         bound_s = weighted_jct_bound_s(requests[0])
     if report:
         write_report(report, requests[0], results, bound_s)
@@ -158,7 +161,7 @@ def as_document(request: RunInWords, results: Sequence[Result], bound_s: float |
         "version": __version__,
         "trace": request.trace,
         "cluster": request.cluster,
-        "seed": request.seed or 0,
+        "seed": request.seed,
         "dropped": results[0].dropped,
         **bounds,
         "results": [result.as_json() for result in results],
@@ -183,7 +186,7 @@ def write_report(path: str, request: RunInWords, results: Sequence[Result], boun
         cluster=request.cluster,
         num_devices=cluster.num_devices,
         nodes=node_spans(cluster),
-        seed=request.seed or 0,
+        seed=request.seed,
         version=__version__,
         dropped=results[0].dropped,
         extra=extra,

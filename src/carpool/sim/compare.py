@@ -44,7 +44,7 @@ class RunInWords:
     world: str = "plain"
     format: str | None = None
     round_s: float = 0.0
-    seed: int | None = None  # None: that of the world's file, else 0
+    seed: int = 0
     failures: str = ""
     skip_invalid: bool = False
     max_jobs: int | None = None
@@ -81,7 +81,7 @@ def perform(request: RunInWords, progress: Callable[[float], None] | None = None
     policy = parse_policy(request.policy)
     cluster = parse_cluster(request.cluster)
     world = parse_world(request.world, request.seed)
-    failures = parse_failures(request.failures, cluster, request.seed or 0)
+    failures = parse_failures(request.failures, cluster, request.seed)
     trace = read_trace(request.trace, request.format, skip_invalid=request.skip_invalid, max_jobs=request.max_jobs)
     if trace.work_unit is WorkUnit.STEPS and not request.world.startswith("gavel:"):
         raise InputError(
@@ -94,7 +94,7 @@ def perform(request: RunInWords, progress: Callable[[float], None] | None = None
     arrivals, cluster = world.prepare(trace.arrivals, cluster)
     recorder = RunRecorder(cluster) if request.record else None
     observers: list[Observer] = [recorder] if recorder else []
-    header = Header(__version__, request.policy, cluster, request.seed or 0)
+    header = Header(__version__, request.policy, cluster, request.seed)
 
     def run() -> Summary:
         told = _per_mille(progress, len(trace)) if progress else None

@@ -19,6 +19,15 @@ WORLDS = {
 }
 
 
+def seed_in_file(text: str) -> int:
+    """The seed that a world's file names; 0 where it names none, and of worlds that have no such file."""
+    if not text.endswith(".toml"):
+        return 0
+    from carpool.sim.worlds.worldfile import read_world
+
+    return read_world(Path(text)).setting.seed
+
+
 def parse_world(text: str, seed: int | None = None) -> World:
     """The world a text names; without a seed it has the one of its file, and 0 where that names none."""
     name, _, rest = text.partition(":")
