@@ -69,10 +69,11 @@ def test_everything_is_kept_in_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "jobs" / "a"
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert rows == [
-        {"at_s": 4.0, "step": 4.0, "loss": 0.5, "steps_per_s": 1.0},
-        {"at_s": 5.0, "step": 5, "metrics": {"accuracy": 0.25}},
+        {"schema": 1, "at_s": 4.0, "step": 4.0, "loss": 0.5, "steps_per_s": 1.0},
+        {"schema": 1, "at_s": 5.0, "step": 5, "metrics": {"accuracy": 0.25}},
     ]
-    assert json.loads((folder / "story.jsonl").read_text())["what"] == "a worker died and was replaced"
+    (told,) = RunFolder(tmp_path / "run").rows(JobId("a"), "story.jsonl")
+    assert told == {"schema": 1, "at_s": 6.0, "what": "a worker died and was replaced"}
     outcome = RunFolder(tmp_path / "run").outcome(JobId("a"))
     assert outcome is not None
     assert (outcome.steps, outcome.digest) == (10, "digest of a")

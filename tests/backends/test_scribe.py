@@ -9,6 +9,17 @@ from carpool.core.model import JobId
 from carpool.runtime.reports import Evaluation, Outcome, Told
 
 
+def test_lines_that_were_torn_cost_no_others(tmp_path: Path) -> None:
+    folder, job = RunFolder(tmp_path), JobId("a")
+    folder.job("a").mkdir(parents=True)
+    folder.append(job, "story.jsonl", {"at_s": 1.0, "what": "began"})
+    with (folder.job("a") / "story.jsonl").open("ab") as file:
+        file.write(b'{"schema":1,"at_s":2.0,"what":"was gut\xc3\n')  # in the middle of a character
+    folder.append(job, "story.jsonl", {"at_s": 3.0, "what": "goes on"})
+    assert [row["what"] for row in folder.rows(job, "story.jsonl")] == ["began", "goes on"]
+    assert list(folder.rows(job, "none.jsonl")) == []
+
+
 def test_a_folder_that_is_gone_takes_nothing_from_other_jobs(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     scribe = Scribe(folder)

@@ -40,6 +40,7 @@ class Machine:
     def __init__(self) -> None:
         self.fails: dict[str, str] = {}
         self.interrupts = False
+        self.batch = (0, 0)
         self.started: list[FakeMachine] = []
         self.options: tuple[str, int, str, int] | None = None
 
@@ -49,7 +50,7 @@ class Machine:
         self.options = (lanes, warm, reducer, memory_cap)
         kept = self.started[-1].kept if self.started else None
         steps = {"a": 10, "b": 20, "c": 5}
-        machine = FakeMachine(steps, fails=self.fails, kept=kept, at_once=not self.interrupts)
+        machine = FakeMachine(steps, fails=self.fails, kept=kept, batch=self.batch, at_once=not self.interrupts)
         self.started.append(machine)
         if self.interrupts:
             os.kill(os.getpid(), signal.SIGINT)
@@ -90,6 +91,17 @@ def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
     assert list(given) == ["at_s", "devices", "fractions", "batch_size", "parts", "reason"]
     assert (given["devices"], given["fractions"]) == (["cpu:0"], [1.0])
     assert b["jct_s"] >= a["jct_s"]
+
+
+def test_allocations_tell_the_batch_that_the_training_has_by_itself(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.batch = (8, 80)
+    told = tmp_path / "told.toml"
+    told.write_text(JOBS + "batch = 16\n", encoding="utf-8")
+    assert run(["run", "told.toml", "--devices", "cpu:2", "--json"]) == 0
+    jobs = {job["name"]: job["allocations"][0] for job in json.loads(capsys.readouterr().out)["jobs"]}
+    assert (jobs["a"]["batch_size"], jobs["b"]["batch_size"]) == (8, 16)
 
 
 def test_people_get_lines_and_a_summary(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,7 @@ def test_what_an_earlier_run_left_is_resumed_or_put_aside(tmp_path: Path) -> Non
         (folder.checkpoints / f"step-{step:09d}.ckpt").touch()
     (folder.checkpoints / "best.ckpt").touch()
     folder.write(Cut(0, (0,), ()))
+    assert json.loads((folder.path / "cuts.jsonl").read_text()) == {"schema": 1, "step": 0, "devices": [0], "parts": []}
     folder.write(Cut(8, (0, 1), (3, 4)))
     folder.write(Cut(5, (0, 1), (2, 5)))
     with (folder.path / "cuts.jsonl").open("a") as file:

@@ -23,7 +23,7 @@ from carpool.core.messages import (
     WeightChanged,
 )
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
-from carpool.runtime.reports import Outcome, Report, Told
+from carpool.runtime.reports import Outcome, Report, Sized, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Account:
     rate: float = 0.0
     as_of: float = 0.0
     loss: float | None = None
+    own_batch: int = 0  # of the training, once it is loaded; 0: unknown
     error: str = ""
     outcome: Outcome | None = None
     decisions: list[Given] = field(default_factory=list)
@@ -100,10 +101,12 @@ class Ledger:
             account.decisions.append(Given(record.at, change.allocation, record.planned.reason))
 
     def take(self, at: float, report: Report) -> None:
-        """Note what the executor says about a job, and how a training ended."""
+        """Note what the executor says about a job, the batch it has by itself, and how it ended."""
         match report:
             case Told(job=job, words=words):
                 self.tell(at, job, words)
+            case Sized(job=job, batch_size=batch_size) if job in self.accounts:
+                self.accounts[job].own_batch = batch_size
             case Outcome():
                 self.close(report)
 

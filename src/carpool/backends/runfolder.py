@@ -158,9 +158,16 @@ class RunFolder:
         return Outcome(**data)
 
     def append(self, job: JobId, file: str, row: Mapping[str, object]) -> None:
-        """Add one JSON line to a file of a job's."""
+        """Add one JSON line to a file of a job's; each says its schema, since every reader may begin at any of them."""
         with (self.job(job) / file).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(row, separators=(",", ":")) + "\n")
+            stream.write(json.dumps({"schema": SCHEMA, **row}, separators=(",", ":")) + "\n")
+
+    def rows(self, job: JobId, file: str) -> Iterator[Mapping[str, Any]]:
+        """The lines of such a file; those that a crash or a full disk has torn are left out."""
+        path = self.job(job) / file
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+            with suppress(ValueError):
+                yield json.loads(line)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

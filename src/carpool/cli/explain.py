@@ -58,10 +58,7 @@ def _of_run(job: str, run: str) -> Story:
 
     folder = run_with(job, run)
     told = _read(folder.journal, JobId(job), Words("steps", folder.settings().names))
-    notes = folder.job(job) / "story.jsonl"
-    if notes.is_file():
-        rows = [json.loads(line) for line in notes.read_text(encoding="utf-8").splitlines()]
-        told += [(float(row["at_s"]), str(row["what"])) for row in rows]
+    told += [(float(row["at_s"]), str(row["what"])) for row in folder.rows(JobId(job), "story.jsonl")]
     told.sort(key=lambda line: line[0])
     if told:
         before = [(told[0][0], f"was known from before: {words}") for words in _known(folder.job(job) / BELIEVED)]

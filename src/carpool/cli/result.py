@@ -58,6 +58,7 @@ def print_summary(run: LocalRun, how: RunEnd) -> None:
 
 def _job(account: Account, names: dict[int, str]) -> Json:
     outcome = account.outcome
+    own_batch = account.spec.batch_size or account.own_batch
     return {
         "name": account.spec.id,
         "state": str(account.phase) if account.phase.is_over else "interrupted",
@@ -69,7 +70,7 @@ def _job(account: Account, names: dict[int, str]) -> Json:
         "wait_s": account.wait_s,
         "samples_per_s": None if outcome is None else finite(outcome.samples_per_s),
         "digest": None if outcome is None else outcome.digest,
-        "allocations": [as_allocation(given, account.spec.batch_size, names) for given in account.decisions],
+        "allocations": [as_allocation(given, own_batch, names) for given in account.decisions],
         "error": account.error or None,
     }
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from carpool.runtime.actions import Cut, MicroSteps
 from carpool.runtime.crew import KeptState
 
+_SCHEMA = 1  # of lines about cuts and splits
 _LONGEST = 255  # characters of a file's name (NAME_MAX)
 _CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
 
@@ -73,7 +74,7 @@ class JobFolder:
         """Keep how steps are cut or split from here on."""
         path = self._cuts if isinstance(what, Cut) else self._splits
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(what), separators=(",", ":")) + "\n")
+            file.write(json.dumps({"schema": _SCHEMA, **asdict(what)}, separators=(",", ":")) + "\n")
 
     def _forget(self) -> None:
         self._cuts.unlink(missing_ok=True)
