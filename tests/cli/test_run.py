@@ -1,5 +1,6 @@
 """The verb run on a pretended machine: JSON, exit codes, folders, resuming, and what bad input gets."""
 
+import asyncio
 import json
 import os
 import signal
@@ -148,6 +149,25 @@ def test_interrupt_and_resume(machine: Machine, capsys: pytest.CaptureFixture[st
     assert machine.started[1].introduced == {"a": True, "b": True}
     assert run(["run", "jobs.toml", "--resume"]) == 2
     assert "has jobs left to do" in capsys.readouterr().err
+
+
+def test_interrupted_before_it_began(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def never(devices: Sequence[LocalDevice], state: Path, **options: object) -> FakeMachine:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(verb, "start_executor", never)
+    assert run(["run", "jobs.toml", "--json"]) == 130
+    jobs = json.loads(capsys.readouterr().out)["jobs"]
+    assert [(job["name"], job["state"], job["steps"], job["jct_s"], job["allocations"]) for job in jobs] == [
+        ("a", "interrupted", 0, None, []),
+        ("b", "interrupted", 0, None, []),
+    ]
+    monkeypatch.setattr(verb, "start_executor", machine.start)
+    assert run(["run", "jobs.toml", "--resume"]) == 0
 
 
 @pytest.mark.parametrize("words", [["--resume", "jobs"], ["--resume", "jobs.toml"], ["--resume", ".carpool/runs/jobs"]])

@@ -32,7 +32,7 @@ def as_document(run: LocalRun) -> Json:
         "avg_jct_s": finite(figures.avg_jct_s),
         "weighted_jct_s": finite(figures.weighted_jct_s),
         "utilisation": {"device": finite(figures.utilisation), "memory": _memory(run, figures.makespan_s)},
-        "jobs": [_job(account, run.names) for account in run.ledger.accounts.values()],
+        "jobs": [_job(account, run.names) for account in _accounts(run)],
     }
 
 
@@ -54,6 +54,12 @@ def print_summary(run: LocalRun, how: RunEnd) -> None:
         click.echo(f"interrupted; go on with: carpool run --resume {run.folder.path}")
     else:
         click.echo(f"kept in {run.folder.path}; weights and metrics: carpool get JOB --run {run.folder.path}")
+
+
+def _accounts(run: LocalRun) -> list[Account]:
+    """Of every job: one that was interrupted before it was submitted has an empty one."""
+    known = run.ledger.accounts
+    return [*known.values(), *(Account(spec, 0.0) for spec, _ in run.asked.jobs if spec.id not in known)]
 
 
 def _job(account: Account, names: dict[int, str]) -> Json:
