@@ -187,7 +187,7 @@ def test_stories_reasons_and_files_come_from_the_daemon_where_it_has_the_job(
     assert printed(capsys, "why", "a").startswith("now: a holds 1 device")
     assert printed(capsys, "get", "a", "--out", "copy") == "copy/log\n"
     assert (tmp_path / "copy" / "log").read_text(encoding="utf-8") == "one\n"
-    assert "there are no runs" in run_err(capsys, "explain", "none")
+    assert "no daemon here knows job 'none', and there are no runs" in run_err(capsys, "explain", "none")
 
 
 def test_without_a_daemon_verbs_say_so(
@@ -251,6 +251,7 @@ def test_a_name_that_is_nearly_one_is_asked_back(served: Served, capsys: pytest.
     run(["submit", "-d", job_file(served, "mlp-wide")])
     assert "there is no job 'mlp-wid'. Did you mean mlp-wide?" in run_err(capsys, "pause", "mlp-wid")
     assert "there is no job 'x'. All there are: carpool ps --all" in run_err(capsys, "pause", "x")
+    assert "there is no job 'mlp-wid'. Did you mean mlp-wide?" in run_err(capsys, "logs", "mlp-wid")
 
 
 def test_the_policy_is_told_and_changed(served: Served, capsys: pytest.CaptureFixture[str]) -> None:

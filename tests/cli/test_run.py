@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from carpool.backends.local import RunEnd
 from carpool.cli import run as verb
 from carpool.cli.main import run
-from carpool.runtime.devices import LocalDevice
+from carpool.cli.result import as_document, print_summary
+from carpool.cli.runs import look_up
+from carpool.core.messages import Change, JobFinished, JobSubmitted, Planned, Record, ReleaseApplied
+from carpool.core.model import Allocation, JobId, JobSpec
+from carpool.runtime.devices import LocalDevice, parse_devices
 from carpool.testing.fake_link import FakeMachine
 
 ENTRY = "def main(lr=0.1):\n    pass\n"
@@ -121,6 +126,8 @@ def test_a_failed_job_gives_exit_code_1_and_its_error(machine: Machine, capsys: 
     assert b["state"] == "failed"
     assert run(["run", "jobs.toml"]) == 1
     assert "a failed: the loss is not a number" in capsys.readouterr().out
+    assert run(["why", "a"]) == 0
+    assert "a failed: the loss is not a number" in capsys.readouterr().out
 
 
 def test_every_run_has_a_folder_of_its_own(
@@ -139,7 +146,8 @@ def test_every_run_has_a_folder_of_its_own(
 def test_interrupt_and_resume(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.interrupts = True
     assert run(["run", "jobs.toml", "--json", "--policy", "las"]) == 130
-    assert [job["state"] for job in json.loads(capsys.readouterr().out)["jobs"]] == ["interrupted", "interrupted"]
+    printed = capsys.readouterr()
+    assert [job["state"] for job in json.loads(printed.out)["jobs"]] == ["interrupted", "interrupted"]
     assert machine.started[0].stopped == [True]
     machine.interrupts = False
     assert run(["run", "jobs.toml", "--resume", "--json"]) == 0
@@ -170,6 +178,21 @@ def test_interrupted_before_it_began(
     assert run(["run", "jobs.toml", "--resume"]) == 0
 
 
+def test_while_a_job_is_left_nobody_says_how_busy_devices_were(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted = verb.prepare(look_up("jobs.toml", None, None), parse_devices("cpu:2"), "fifo")
+    a, b = (JobId(name) for name in "ab")
+    both = Planned("both fit", (Change(a, Allocation.of(0)), Change(b, Allocation.of(1))), (1.0, 1.0))
+    submitted = Record(0.0, [JobSubmitted(JobSpec(a)), JobSubmitted(JobSpec(b))], both)
+    for record in (submitted, Record(1.0, [JobFinished(a, 1)]), Record(9.0, [ReleaseApplied(b, 2, 9.0)])):
+        interrupted.metrics.record(record)
+        interrupted.ledger.record(record)
+    assert as_document(interrupted)["utilisation"] == {"device": None, "memory": None}
+    print_summary(interrupted, RunEnd.INTERRUPTED)
+    assert "1 of 2 jobs finished in 1.0 s, on average after 1.0 s\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("words", [["--resume", "jobs"], ["--resume", "jobs.toml"], ["--resume", ".carpool/runs/jobs"]])
 def test_ways_to_name_what_is_resumed(machine: Machine, words: list[str]) -> None:
     machine.interrupts = True
@@ -184,6 +207,8 @@ def test_get_copies_what_a_job_left(machine: Machine, tmp_path: Path, capsys: py
     assert run(["get", "a", "--out", "taken", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["files"] == ["taken/outcome.json"]
     assert json.loads((tmp_path / "taken" / "outcome.json").read_text())["digest"] == "digest of a"
+    assert run(["get", "a"]) == 0
+    assert "no weights: a has made no checkpoint" in capsys.readouterr().err
     assert run(["get", "c"]) == 2
     assert run(["get", "a", "--run", "jbos"]) == 2
     assert "Did you mean jobs" in capsys.readouterr().err

@@ -191,6 +191,13 @@ def test_of_unknown_lengths_what_ended_jobs_of_the_model_tell_counts() -> None:
     assert started.index(JobId("d")) < started.index(JobId("c"))
 
 
+def test_of_a_device_that_would_slow_a_job_down_no_saving_is_told() -> None:
+    scheduler = Scheduler(Cluster.build([(1, 2, "V100")]), Carpool(), estimator=ScalingWorld(exponent=-0.5).estimator())
+    scheduler.handle(0.0, [JobSubmitted(JobSpec(JobId("a"), 1, 100.0, min_devices=1, max_devices=2))])
+    told = scheduler.policy.why(scheduler.snapshot(), scheduler.jobs[JobId("a")])
+    assert told.endswith("; a second would not make it faster")
+
+
 def test_reasons_speak_of_prices() -> None:
     scheduler = Scheduler(Cluster.build([(1, 4, "V100")]), Carpool(), estimator=ScalingWorld(exponent=0.5).estimator())
     specs = [JobSpec(JobId(name), 1, 100.0, min_devices=1, max_devices=4) for name in ("a", "b")]

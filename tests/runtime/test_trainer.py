@@ -207,6 +207,12 @@ def test_a_diverged_loss_fails_before_it_spoils_the_weights(make_training: Any) 
     assert digest(trainer.training.model) == before
 
 
+def test_of_a_first_loss_that_is_no_number_nothing_is_said_before(make_training: Any) -> None:
+    trainer = Trainer(make_training(loss=lambda model, batch: model(batch[0]).sum() * math.nan))
+    with pytest.raises(Diverged, match=r"step 1, epoch 1: the loss is nan\. A lower"):
+        trainer.step()
+
+
 def test_a_diverged_gradient_is_named(make_training: Any) -> None:
     def loss(model: Any, batch: Any) -> Any:
         return (model[4].weight * 0.0).sqrt().sum() + model(batch[0]).sum()

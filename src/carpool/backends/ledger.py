@@ -14,6 +14,7 @@ from carpool.core.messages import (
     JobFailed,
     JobFinished,
     JobPaused,
+    JobResumed,
     JobSubmitted,
     LimitsChanged,
     NodeLost,
@@ -150,6 +151,7 @@ class Ledger:
                 account.done, account.as_of = done, at
             case ProgressReported(job=job, done=done, rate=rate, loss=loss):
                 account = self.accounts[job]
+                rate = rate if account.held is not None else 0.0  # news that were on their way when it was taken off
                 account.done, account.rate, account.as_of = done, rate, at
                 account.loss = account.loss if loss is None else loss
             case WeightChanged(job=job) | LimitsChanged(job=job):
@@ -166,7 +168,12 @@ class Ledger:
             case JobFailed(job=job, error=error):
                 self._end(at, job, Phase.FAILED)
                 self.accounts[job].error = error
-            case JobCrashed(job=job) | JobPaused(job=job):
+            case JobPaused(job=job):
+                self._take_off(at, self.accounts[job])
+                self.tell(at, job, "is paused")
+            case JobResumed(job=job):
+                self.tell(at, job, "is to go on")
+            case JobCrashed(job=job):
                 self._take_off(at, self.accounts[job])
             case NodeLost():
                 for account in self.accounts.values():

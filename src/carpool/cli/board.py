@@ -112,6 +112,8 @@ class LiveTable:
         from rich.text import Text
 
         run = self._run
+        if not run.has_begun:
+            return Text(f"starts {len(run.asked.jobs)} jobs; importing torch takes a few seconds", style="dim")
         grid = Grid(box=None, pad_edge=False, header_style="dim")
         for heading in ("job", "state", "devices"):
             grid.add_column(heading, no_wrap=True)

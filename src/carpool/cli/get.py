@@ -54,6 +54,8 @@ def command(job: str, run: str, out: str, as_json: bool) -> None:
         return
     for file in files:
         click.echo(file)
+    if not weights:
+        click.echo(f"carpool: no weights: {job} has made no checkpoint, or is a command", err=True)
 
 
 def _of_daemon(job: str) -> Path | None:

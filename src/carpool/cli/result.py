@@ -31,7 +31,10 @@ def as_document(run: LocalRun) -> Json:
         "makespan_s": finite(figures.makespan_s),
         "avg_jct_s": finite(figures.avg_jct_s),
         "weighted_jct_s": finite(figures.weighted_jct_s),
-        "utilisation": {"device": finite(figures.utilisation), "memory": _memory(run, figures.makespan_s)},
+        "utilisation": {
+            "device": finite(figures.utilisation) if _is_over(run) else None,
+            "memory": _memory(run, figures.makespan_s) if _is_over(run) else None,
+        },
         "jobs": [_job(account, run.names) for account in _accounts(run)],
     }
 
@@ -45,7 +48,8 @@ def print_summary(run: LocalRun, how: RunEnd) -> None:
     words = f"{len(finished)} of {num_jobs} jobs finished"
     if finished:
         words += f" in {figures.makespan_s:.1f} s, on average after {figures.avg_jct_s:.1f} s"
-    click.echo(f"{words}; devices held {figures.utilisation:.0%} of the time" if finished else words)
+        words += f"; devices held {figures.utilisation:.0%} of the time" if _is_over(run) else ""
+    click.echo(words)
     for account in accounts:
         if account.phase in (Phase.FAILED, Phase.CANCELLED):
             click.echo(f"{account.spec.id} {ending(account)}")
@@ -60,6 +64,11 @@ def _accounts(run: LocalRun) -> list[Account]:
     """Of every job: one that was interrupted before it was submitted has an empty one."""
     known = run.ledger.accounts
     return [*known.values(), *(Account(spec, 0.0) for spec, _ in run.asked.jobs if spec.id not in known)]
+
+
+def _is_over(run: LocalRun) -> bool:
+    """Whether every job has ended: while one has not, nobody can say for how long devices could have been held."""
+    return all(account.phase.is_over for account in _accounts(run))
 
 
 def _job(account: Account, names: dict[int, str]) -> Json:

@@ -197,9 +197,12 @@ async def _watched(run: LocalRun, board: Board, start: StartLink) -> RunEnd:
 
 
 def _interrupt(run: LocalRun) -> None:
-    with_checkpoints = run.has_begun and not run.is_interrupted
     words = "stopping at the next steps with checkpoints; once more to stop at once"
-    click.echo(f"carpool: {words if with_checkpoints else 'stopping at once'}", err=True)
+    if run.is_interrupted:
+        words = "stopping at once"
+    elif not run.has_begun:
+        words = "stopping; no job has begun yet"
+    click.echo(f"carpool: {words}", err=True)
     run.interrupt()
 
 

@@ -70,7 +70,10 @@ def run_with(job: str, run: str = "") -> RunFolder:
     """The run that is named, which must have the job, or the newest that has it."""
     runs = [named_run(run)] if run else all_runs()
     if not runs:
-        raise InputError(f"there are no runs in {RUNS}", way_out="Name the folder of one with --run.")
+        raise InputError(
+            f"no daemon here knows job {job!r}, and there are no runs in {RUNS}",
+            way_out="Name the folder of a run with --run, or start the daemon that had it: carpool serve.",
+        )
     names = {folder.path: [str(spec.id) for spec, _ in folder.settings().jobs] for folder in runs}
     for folder in reversed(runs):
         if job in names[folder.path]:

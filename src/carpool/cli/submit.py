@@ -41,6 +41,7 @@ def command(jobs: str, detach: bool, key: str, server: str, as_json: bool) -> in
     from carpool.core.errors import CarpoolError, InputError
     from carpool.service.client import Unreachable
 
+    names: list[str] = []
     try:
         with connect(server) as client:
             names = _submitted(client, jobs, key, server)
@@ -48,7 +49,8 @@ def command(jobs: str, detach: bool, key: str, server: str, as_json: bool) -> in
                 return _told(names, as_json)
             return _watched(client, names, as_json)
     except KeyboardInterrupt:
-        click.echo("carpool: the jobs go on; end them with: carpool cancel JOB", err=True)
+        if names:
+            click.echo(f"\ncarpool: jobs go on; end them with: carpool cancel {' '.join(names)}", err=True)
         raise
     except Unreachable as error:
         click.echo(f"carpool: {error}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,8 @@ def command(every: float, once: bool, server: str, as_json: bool) -> None:
         if once:
             Console().print(draw(_look(client)))
             return
-        with Live(draw(_look(client)), auto_refresh=False, screen=True) as live:
+        first = Live(draw(_look(client)), auto_refresh=False, screen=True)
+        with contextlib.suppress(KeyboardInterrupt), first as live:  # Ctrl-C is how one leaves
             while True:
                 time.sleep(every)
                 live.update(draw(_look(client)), refresh=True)

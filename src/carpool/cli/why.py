@@ -106,7 +106,8 @@ def _until(records: Iterable[Record], job: JobId, at: float | None) -> tuple[lis
             break
         for fact in record.facts:
             if submitted and isinstance(fact, _ENDS) and fact.job == job:
-                return found, f"at {record.at:.3f} s: {job} {_ENDINGS[type(fact)]}"
+                error = f": {fact.error}" if isinstance(fact, JobFailed) and fact.error else ""
+                return found, f"at {record.at:.3f} s: {job} {_ENDINGS[type(fact)]}{error}"
             submitted = submitted or (isinstance(fact, JobSubmitted) and fact.spec.id == job)
         found.append(record)
     return found, ""

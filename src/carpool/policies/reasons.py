@@ -38,6 +38,8 @@ def holds(menu: Menu, market: Market, prices: Floats, row: int, offer: Offer) ->
     extra = menu.offers[more].width
     cost = max(0.0, price * (extra * then_s - count * now_s))
     word = f"a {_ORDINALS[extra]}" if extra == count + 1 and extra < len(_ORDINALS) else f"{extra - count} more"
+    if saved <= 0.0:
+        return f"{told}; {word} would not make it faster"
     return f"{told}; {word} would save {_seconds(saved)} and cost {_seconds(cost)}"
 
 

@@ -27,7 +27,8 @@ def finite_sums(step: Step, total: Contribution, layout: Layout, scale: LossScal
 
 def diverged(step: Step, loss: float, progress: Progress) -> Diverged:
     """A loss that is no number, in words."""
-    return Diverged(f"{_at(step)}: the loss is {loss}; it was {progress.lately} before. {_CALM}")
+    before = f"; it was {progress.lately} before" if progress.lately else ""
+    return Diverged(f"{_at(step)}: the loss is {loss}{before}. {_CALM}")
 
 
 def _at(step: Step) -> str:

@@ -52,8 +52,8 @@ class Progress:
 
     @property
     def lately(self) -> str:
-        """The last few losses, in words."""
-        return ", ".join(f"{loss:.4g}" for loss in list(self.losses)[-3:]) or "nothing"
+        """The last few losses, in words; empty before the first."""
+        return ", ".join(f"{loss:.4g}" for loss in list(self.losses)[-3:])
 
     def state_dict(self) -> dict[str, Any]:
         """All that resuming needs."""
