@@ -11,10 +11,20 @@ import pytest
 
 from carpool.backends.local import RunEnd
 from carpool.cli import run as verb
+from carpool.cli.board import Lines
 from carpool.cli.main import run
 from carpool.cli.result import as_document, print_summary
 from carpool.cli.runs import look_up
-from carpool.core.messages import Change, JobFinished, JobSubmitted, Planned, Record, ReleaseApplied
+from carpool.core.messages import (
+    AssignApplied,
+    Change,
+    JobFinished,
+    JobSubmitted,
+    Planned,
+    ProgressReported,
+    Record,
+    ReleaseApplied,
+)
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.runtime.devices import LocalDevice, parse_devices
 from carpool.testing.fake_link import FakeMachine
@@ -176,6 +186,20 @@ def test_interrupted_before_it_began(
     ]
     monkeypatch.setattr(verb, "start_executor", machine.start)
     assert run(["run", "jobs.toml", "--resume"]) == 0
+
+
+def test_of_a_job_without_steps_no_progress_is_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    going = verb.prepare(look_up("jobs.toml", None, None), parse_devices("cpu:1"), "fifo")
+    going.ledger.record(Record(0.0, [JobSubmitted(JobSpec(JobId("a")))]))
+    given = Planned("it is next", (Change(JobId("a"), Allocation.of(0)),), (1.0,))
+    going.ledger.record(Record(21.0, [], given))
+    going.ledger.record(Record(21.1, [AssignApplied(JobId("a"), 1, 0.0)]))
+    lines = Lines(going)
+    lines.refresh()
+    assert capsys.readouterr().err == "     21.0 s  a  gets cpu:0: it is next\n"
+    going.ledger.record(Record(22.0, [ProgressReported(JobId("a"), 1, 5.0, 5.0)]))
+    lines.refresh()
+    assert capsys.readouterr().err == "     22.0 s  a  step 5, 5.0 steps/s\n"
 
 
 def test_while_a_job_is_left_nobody_says_how_busy_devices_were(

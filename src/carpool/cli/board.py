@@ -80,7 +80,7 @@ class Lines:
             if job not in self._over:
                 self._over.add(job)
                 yield account.ended_at, ending(account)
-        elif account.as_of - self._progress_at.get(job, account.submitted_at) >= _PROGRESS_S:
+        elif account.done and account.as_of - self._progress_at.get(job, account.submitted_at) >= _PROGRESS_S:
             self._progress_at[job] = account.as_of
             yield account.as_of, progress(account, self._run.live.total(job))
 
