@@ -244,6 +244,7 @@ BAD = [
     (["jobs.toml", "--policy", "fifa"], ["unknown policy 'fifa'"]),
     (["jobs.toml", "--devices", "gpu"], ["'gpu'", "cuda:0,1"]),
     (["jobs.toml", "--devices", "cpu:9x9"], ["cores"]),
+    (["jobs.toml", "--memory-cap", "12"], ["--memory-cap", "12 bytes", "16GiB"]),
     (["jobs.toml", "--resume", "x"], ["unknown run 'x'"]),
     (["jobs.toml", "--state", "train.py"], ["train.py", "cannot be written"]),
     (["jobs.toml", "--journal", "no/where.jsonl"], ["no/where.jsonl", "cannot be written"]),

@@ -106,7 +106,7 @@ def command(
     """
     from carpool.cli.result import as_document, print_summary
     from carpool.cli.runs import look_up
-    from carpool.core.units import parse_bytes
+    from carpool.core.units import parse_cap
     from carpool.runtime.devices import as_cluster, outsider_note, overlap_note, parse_devices
     from carpool.runtime.fitting import check_fit
     from carpool.runtime.gpus import list_gpus
@@ -121,7 +121,7 @@ def command(
     for note in filter(None, [others, overlap_note(found), *check_fit(given.jobs, as_cluster(found, supplies))]):
         click.echo(f"carpool: {note}", err=True)
     check_reducer(reducer, given.jobs)
-    cap = parse_bytes(memory_cap, "--memory-cap") if memory_cap else 0
+    cap = parse_cap(memory_cap, "--memory-cap")
     start = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap)
     with keeping_stdout():
         run = prepare(given, found, policy or given.policy or default_policy(), journal, supplies)

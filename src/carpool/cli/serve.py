@@ -86,7 +86,7 @@ def command(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     daemon's user. What is not given as a flag comes from the environment or the configuration file; see
     `carpool config show`.
     """
-    from carpool.core.units import parse_bytes
+    from carpool.core.units import parse_cap
     from carpool.runtime.devices import overlap_note, parse_devices
     from carpool.runtime.executor_socket import ExecutorSocket
     from carpool.runtime.link import ExecutorOptions
@@ -103,7 +103,7 @@ def command(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     found = tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe, is_ours=is_ours))
     if note := overlap_note(found):
         click.echo(f"carpool: {note}", err=True)
-    cap = parse_bytes(settings["memory_cap"], "memory_cap") if settings["memory_cap"] else 0
+    cap = parse_cap(settings["memory_cap"], "memory_cap")
     options = ExecutorOptions(mps=settings["lanes"] == "auto", warm=settings["warm"], memory_cap=cap)
     policy, state = settings["policy"], settings.state
     setup = Setup(

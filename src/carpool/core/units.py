@@ -9,6 +9,7 @@ from carpool.core.errors import InputError
 _BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _MOST_BYTES = 1 << 62
+_LEAST_CAP = 1 << 20
 _MOST_SECONDS = 1e12  # thirty thousand years
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
@@ -23,6 +24,14 @@ def parse_bytes(value: object, where: str) -> int:
     if not 0 <= amount <= _MOST_BYTES:
         raise InputError(f"{value!r} is not an amount of memory", where=where, way_out="Write bytes, or such as 16GiB.")
     return int(amount)
+
+
+def parse_cap(value: str, where: str) -> int:
+    """A cap on the memory of a device, 0 for none; so few bytes that only a unit can be missing are refused."""
+    cap = parse_bytes(value, where) if value else 0
+    if 0 < cap < _LEAST_CAP:
+        raise InputError(f"{value!r} is {cap} bytes, which hold no job", where=where, way_out="Write such as 16GiB.")
+    return cap
 
 
 def parse_seconds(value: object, where: str) -> float:
