@@ -160,6 +160,27 @@ def test_a_failed_commands_code_is_submits_code(served: Served, capsys: pytest.C
     assert submitted_and_watched(served, capsys, job_file(served, "a"), end=end) == (7, "one\ntwo\n")
 
 
+def pressed(seconds: float) -> None:
+    """What a wait comes to when somebody presses Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def test_who_leaves_a_submission_is_told_how_to_end_its_jobs(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carpool.cli.submit.time.sleep", pressed)
+    assert run(["submit", job_file(served, "a", "b")]) == 130
+    assert "the jobs go on; end them with: carpool cancel a b" in capsys.readouterr().err
+
+
+def test_top_is_left_by_ctrl_c(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carpool.cli.top.time.sleep", pressed)
+    assert run(["top"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_several_jobs_are_told_apart(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = submitted_and_watched(served, capsys, job_file(served, "a", "b"), end=None)
     assert (code, sorted(text.splitlines())) == (0, ["a | one", "a | two", "b | one", "b | two"])

@@ -49,8 +49,8 @@ def command(jobs: str, detach: bool, key: str, server: str, as_json: bool) -> in
                 return _told(names, as_json)
             return _watched(client, names, as_json)
     except KeyboardInterrupt:
-        if names:
-            click.echo(f"\ncarpool: jobs go on; end them with: carpool cancel {' '.join(names)}", err=True)
+        words = f"the jobs go on; end them with: carpool cancel {' '.join(names)}"
+        click.echo(f"carpool: {words if names else 'see whether the jobs were taken: carpool ps --all'}", err=True)
         raise
     except Unreachable as error:
         click.echo(f"carpool: {error}", err=True)
