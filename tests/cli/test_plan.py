@@ -77,6 +77,15 @@ def test_the_table_says_what_is_guessed(capsys: pytest.CaptureFixture[str], prof
     assert "·" in out  # b waits
 
 
+def test_a_long_name_pushes_no_figure_out_of_the_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "net-" + "x" * 80 + "-17"
+    (here / "long.toml").write_text(f'[[job]]\nname = "{name}"\ncommand = ["true"]\n')
+    assert run(["plan", "long.toml", "--devices", "cpu:1"]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert "-17  cpu:0" in line
+    assert line.rstrip().endswith("(± 100%)")
+
+
 def test_nothing_is_started_and_nothing_is_left(here: Path) -> None:
     assert run(["plan", "jobs.toml", "--devices", "cpu:2"]) == 0
     assert not (here / ".carpool").exists()

@@ -188,6 +188,26 @@ def test_interrupted_before_it_began(
     assert run(["run", "jobs.toml", "--resume"]) == 0
 
 
+POLICY = """
+from dataclasses import dataclass
+from carpool.core.policy import Plan, Policy, Snapshot
+
+@dataclass(frozen=True)
+class Raises(Policy):
+    def plan(self, view: Snapshot) -> Plan:
+        raise ZeroDivisionError("no device")
+"""
+
+
+def test_what_a_policy_of_ones_own_raises_is_told_as_its_fault(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(POLICY, encoding="utf-8")
+    assert run(["run", "jobs.toml", "--policy", "./mine.py:Raises"]) == 2
+    words = "policy './mine.py:Raises' failed: ZeroDivisionError: no device (mine.py, line 8)"
+    assert capsys.readouterr().err.startswith(f"carpool: {words}. Test it with")
+
+
 def test_of_a_job_without_steps_no_progress_is_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     going = verb.prepare(look_up("jobs.toml", None, None), parse_devices("cpu:1"), "fifo")
     going.ledger.record(Record(0.0, [JobSubmitted(JobSpec(JobId("a")))]))

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from carpool.backends.ledger import Account
 from carpool.cli.board import held
+from carpool.cli.job_rows import short
 from carpool.service.forecast import Forecast, Foreseen
 from carpool.sim.report.units import duration
 
@@ -52,7 +53,7 @@ def _row(job: Foreseen, names: dict[int, str]) -> tuple[str, ...]:
     account = job.account
     first = next((given.allocation for given in account.decisions if given.allocation is not None), None)
     return (
-        account.spec.id,
+        short(account.spec.id),
         "never" if first is None else held(first, names),
         "–" if job.starts_at is None else duration(job.starts_at),
         "never" if account.ended_at is None else duration(account.ended_at),
@@ -68,8 +69,8 @@ def timeline(forecast: Forecast) -> list[str]:
     end = max((job.account.ended_at or 0.0 for job in forecast.jobs), default=0.0)
     if not end:
         return []
-    width = max(len(job.account.spec.id) for job in forecast.jobs)
-    lines = [f"{job.account.spec.id:<{width}}  {_strip(job.account, end)}" for job in forecast.jobs]
+    width = max(len(short(job.account.spec.id)) for job in forecast.jobs)
+    lines = [f"{short(job.account.spec.id):<{width}}  {_strip(job.account, end)}" for job in forecast.jobs]
     return [*lines, f"{'':<{width}}  0{duration(end):>{_TIMELINE - 1}}"]
 
 

@@ -107,6 +107,7 @@ def command(
     from carpool.cli.result import as_document, print_summary
     from carpool.cli.runs import look_up
     from carpool.core.units import parse_cap
+    from carpool.policies.blame import blaming
     from carpool.runtime.devices import as_cluster, outsider_note, overlap_note, parse_devices
     from carpool.runtime.fitting import check_fit
     from carpool.runtime.gpus import list_gpus
@@ -123,10 +124,12 @@ def command(
     check_reducer(reducer, given.jobs)
     cap = parse_cap(memory_cap, "--memory-cap")
     start = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap)
+    decides = policy or given.policy or default_policy()
     with keeping_stdout():
-        run = prepare(given, found, policy or given.policy or default_policy(), journal, supplies)
+        run = prepare(given, found, decides, journal, supplies)
         try:
-            ending = watch(run, choose_board(run, as_json=as_json), start)
+            with blaming(decides, strictly=True):
+                ending = watch(run, choose_board(run, as_json=as_json), start)
         finally:
             given.folder.let_go()
     if as_json:

@@ -19,6 +19,7 @@ from carpool.core.errors import CarpoolError, InputError
 from carpool.core.journal import Header, JournalWriter
 from carpool.core.metrics import Summary
 from carpool.core.ports import Observer
+from carpool.policies.blame import blaming
 from carpool.policies.registry import parse_policy
 from carpool.sim.clusters import parse_cluster
 from carpool.sim.failures import parse_failures
@@ -109,7 +110,8 @@ def perform(request: RunInWords, progress: Callable[[float], None] | None = None
             progress=told,
         ).summary()
 
-    summary = _guarded(request.policy, lambda: _journalled(request.journal, header, observers, run))
+    with blaming(request.policy):
+        summary = _journalled(request.journal, header, observers, run)
     end_s = summary.makespan_s if isfinite(summary.makespan_s) else 0.0
     return Result(
         request.policy,
@@ -139,23 +141,6 @@ def _journalled(path: str, header: Header, observers: list[Observer], run: Calla
     with replacing(Path(path)) as stream:
         observers.append(JournalWriter(stream, header))
         return run()
-
-
-def _guarded(policy: str, run: Callable[[], Summary]) -> Summary:
-    """Run; what goes wrong inside a policy from a file is the file's fault, and the error says so."""
-    if ".py:" not in policy:
-        return run()
-    try:
-        return run()
-    except InputError:
-        raise
-    except Exception as error:
-        spot = traceback.extract_tb(error.__traceback__)[-1]
-        raise InputError(
-            f"{type(error).__name__}: {error} ({Path(spot.filename).name}, line {spot.lineno})",
-            where=f"policy {policy!r} failed",
-            way_out="Test it with carpool.testing.PolicyContract.",
-        ) from error
 
 
 def _per_mille(progress: Callable[[float], None], num_jobs: int) -> Callable[[float], None]:
