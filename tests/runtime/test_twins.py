@@ -26,10 +26,10 @@ from carpool.testing import plain_loop
 
 
 def living() -> list[int]:
-    """The twins that this process has."""
+    """The twins that this process has, and who tries passes for them."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
     names = {int(pid): Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip() for pid in children.split()}
-    return [pid for pid, name in names.items() if name == "carpool-twin"]
+    return [pid for pid, name in names.items() if name in {"carpool-twin", "carpool-trial"}]
 
 
 def shared_number() -> Tensor:
@@ -51,9 +51,9 @@ def side_by_side(training: Training, cores: int, **options: Any) -> Trainer:
 
 
 def begin(trainer: Trainer) -> None:
-    """Make two steps: in the second all twins have answered for the first."""
-    trainer.step()
-    trainer.step()
+    """Make three steps: one on one core while passes are tried, and in the last all twins have answered for another."""
+    for _ in range(3):
+        trainer.step()
 
 
 def learned(trainer: Trainer) -> str:
@@ -77,14 +77,19 @@ def test_any_number_of_cores_gives_the_bits_of_the_plain_loop(make_training: Any
 def test_twins_pass_shards(make_training: Any) -> None:
     """All three wait for each other in a pass: who is alone would wait for ever."""
     came = torch.frombuffer(mmap.mmap(-1, 4096), dtype=torch.uint8)  # one place for each process: nobody adds up
+    is_wanted = shared_number()
 
     def meet(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         came[os.getpid() % 4096] = 1
-        while int(came.sum()) < 3:
+        while is_wanted and int(came.sum()) < 3:
             os.sched_yield()
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    learned(side_by_side(make_training(loss=meet, stop=Stop(steps=1)), 3))
+    trainer = side_by_side(make_training(loss=meet, stop=Stop(steps=2)), 3)
+    trainer.step()
+    came.zero_()
+    is_wanted.fill_(1)
+    learned(trainer)
     assert int(came.sum()) == 3
 
 
@@ -102,7 +107,7 @@ def test_where_every_process_can_have_a_core_each_keeps_to_one_in_its_passes(mak
         trainer = side_by_side(make_training(loss=loss), 2)
         begin(trainer)
         assert [os.sched_getaffinity(twin) for twin in living()] == [{second}]
-        assert kept[0] == {first}
+        assert kept[-1] == {first}
         assert os.sched_getaffinity(0) == {first, second}
         learned(trainer)
     finally:
@@ -129,17 +134,19 @@ def test_a_loss_that_looks_at_learning_rate_and_schedule_sees_those_of_the_step(
     assert learned(trainer) == plain_loop(annealed(make_training), shards=8).digest
 
 
-def add_noise(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """To all weights, after an update."""
-    with torch.no_grad():
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.add_(torch.randn_like(parameter), alpha=1e-3)
+class NoisyAdam(torch.optim.Adam):
+    """Adds some noise to all weights after an update."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(torch.randn_like(parameter), alpha=1e-3)
 
 
 def noisy(make_training: Any) -> Training:
-    training: Training = make_training()
-    training.optimizer.register_step_post_hook(add_noise)
+    training: Training = make_training(optimizer=NoisyAdam)
     return training
 
 
@@ -180,20 +187,110 @@ def kept(make_training: Any) -> Training:
     return training
 
 
+def averaged(make_training: Any) -> Training:
+    """The loss draws outputs to those of an average of the weights, which a hook of the optimizer keeps."""
+    average: list[nn.Module] = []
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        outputs = model(batch[0])
+        wanted = average[0](batch[0]).detach()
+        return nn.functional.cross_entropy(outputs, batch[1]) + nn.functional.mse_loss(outputs, wanted)
+
+    training: Training = make_training(loss=loss, batch_norm=False)
+    average.append(copy.deepcopy(training.model))
+
+    def follow(*_: object) -> None:
+        for old, new in zip(average[0].parameters(), training.model.parameters(), strict=True):
+            old.data.lerp_(new.data, 0.1)
+
+    training.optimizer.register_step_post_hook(follow)
+    return training
+
+
 def foreign(make_training: Any) -> Training:
     training: Training = make_training()
     assert isinstance(training.dataset, TensorData)
     return replace(training, dataset=torch.utils.data.TensorDataset(*training.dataset.tensors))
 
 
-@pytest.mark.parametrize("make", [cooling, kept, foreign])
+class Counting(nn.Module):
+    """Warms up over its first passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+        self.passes = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.passes += 1
+        outputs: Tensor = self.layers(inputs)
+        return outputs * min(1.0, self.passes / 100)
+
+
+def counting(make_training: Any) -> Training:
+    torch.manual_seed(0)
+    training: Training = make_training(model=Counting())
+    return training
+
+
+def drawing(make_training: Any) -> Training:
+    """A loss that has a generator of its own."""
+    chance = torch.Generator().manual_seed(7)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs = batch[0] + 0.1 * torch.randn(batch[0].shape, generator=chance)
+        return nn.functional.cross_entropy(model(inputs), batch[1])
+
+    training: Training = make_training(loss=loss)
+    return training
+
+
+def looking_back(make_training: Any) -> Training:
+    """A loss that looks at what the optimizer remembers."""
+    training: Training = make_training(optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9))
+    optimizer = training.optimizer
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        total = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        for weight in model.parameters():
+            if (momentum := optimizer.state[weight].get("momentum_buffer")) is not None:
+                total = total + 0.01 * (momentum * weight).sum()
+        return total
+
+    return replace(training, loss=loss)
+
+
+@pytest.mark.parametrize("make", [cooling, kept, averaged, foreign, counting, drawing, looking_back])
 def test_where_code_of_the_user_has_a_say_in_more_than_a_pass_all_keep_to_one_core(
     make_training: Any, make: Callable[[Any], Training]
 ) -> None:
     trainer = side_by_side(make(make_training), 3)
     begin(trainer)
     assert not living()
+    (words,) = trainer.take_news()
+    assert words.startswith("shards are passed on one core of the device: ")
     assert learned(trainer) == plain_loop(make(make_training), shards=8).digest
+
+
+def test_where_all_cores_are_used_there_is_nothing_to_tell(make_training: Any) -> None:
+    trainer = side_by_side(make_training(), 3)
+    learned(trainer)
+    assert not trainer.take_news()
+
+
+def test_what_hangs_while_it_is_tried_is_done_without(make_training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "PATIENCE_S", 0.0)
+    home = os.getpid()
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        while os.getpid() != home:
+            signal.pause()
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    trainer = side_by_side(make_training(loss=loss), 3)
+    assert learned(trainer) == plain_loop(make_training(), shards=8).digest
+    (words,) = trainer.take_news()
+    assert "could not pass a shard" in words
 
 
 def test_a_loaded_state_and_a_new_formation_end_twins(make_training: Any) -> None:
@@ -229,7 +326,7 @@ def test_where_contributions_would_fill_the_memory_all_keep_to_one_core(
 def test_what_the_system_does_not_allow_is_done_without(
     make_training: Any, monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
-    fork, left = os.fork, iter([True] * allowed)
+    fork, left = os.fork, iter([True] * (1 + allowed))  # the first tries passes
 
     def limited() -> int:
         if not next(left, False):
@@ -247,7 +344,7 @@ def test_what_the_system_does_not_allow_is_done_without(
 def test_a_twin_that_dies_or_hangs_in_a_pass_changes_nothing(
     make_training: Any, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals
 ) -> None:
-    monkeypatch.setattr(twins, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(twins, "PATIENCE_S", 0.2)
     monkeypatch.setattr(twins, "_TIMES", 0.0)
     home, struck = os.getpid(), shared_number()
 
@@ -260,7 +357,7 @@ def test_a_twin_that_dies_or_hangs_in_a_pass_changes_nothing(
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     trainer = side_by_side(make_training(loss=loss), 2)
-    trainer.step()
+    begin(trainer)
     struck.fill_(-1)
     trainer.step()
     assert int(struck) > 0
@@ -288,7 +385,7 @@ def test_an_error_of_the_user_shows_as_it_is_and_the_step_can_be_made_again(make
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     trainer = side_by_side(make_training(loss=loss), 3)
-    trainer.step()
+    begin(trainer)
     is_wrong.fill_(1)
     with pytest.raises(ArithmeticError, match="of the user"):
         trainer.step()

@@ -38,8 +38,11 @@ class PassFigures:
             self._scale.load_state_dict(scale)
 
     def forget_state(self) -> None:
-        """Let what the optimizer remembers of each weight go: who only passes shards has no use for it."""
-        self._training.optimizer.state.clear()
+        """Let what the optimizer remembers of each weight go; a loss that looks for it fails.
+
+        Who only passes shards is not told of it, and what the worker overwrites later would be kept here.
+        """
+        del self._training.optimizer.state
 
     @property
     def _groups(self) -> list[dict[str, Any]]:

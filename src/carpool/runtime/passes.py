@@ -26,6 +26,7 @@ from carpool.runtime.seeding import seed_pass
 from carpool.runtime.shards import Bounds, Subtree, TreeAdder, cut_into_passes
 from carpool.runtime.training import Training
 from carpool.runtime.undoing import Before
+from carpool.runtime.untouched import Untouched
 
 Gathered = list[tuple[Subtree, Contribution | None]]  # subtrees with what they contribute; None: no samples
 Places = Mapping[Subtree, Contribution]  # where the contributions of subtrees are to lie
@@ -49,6 +50,11 @@ class Step:
     def num_samples(self) -> int:
         """Samples in the step."""
         return len(self.draw.samples)
+
+    def is_empty(self, piece: int) -> bool:
+        """Whether a piece holds no samples."""
+        start, end = self.bounds[piece]
+        return start == end
 
     def passes(self, piece: int) -> list[tuple[int, int]]:
         """The samples of a piece, pass by pass: one, unless they do not fit into memory together."""
@@ -93,6 +99,7 @@ class Passes:
         self._scale = scale
         self._parameters = list(training.model.parameters())  # frozen and foreign to the optimizer ones too
         self._before = Before(layout)
+        self._untouched = Untouched(training.model)
         self._autocast_to = training.autocast_dtype
         self._has_passed = False
         self.turn: Turn | None = None  # who is told of the pass that is made; some things perhaps twice
@@ -217,8 +224,7 @@ class Passes:
 
     def piece(self, step: Step, piece: int, place: Contribution | None = None) -> Contribution | None:
         """What one piece contributes, in a given place or in a new one; nothing, where it has no samples."""
-        start, end = step.bounds[piece]
-        if start == end:
+        if step.is_empty(piece):
             return None
         layout = self._layout
         made = layout.new() if place is None else layout.cleared(place)
@@ -227,7 +233,8 @@ class Passes:
             seed_pass(self._seed, step.number, piece, number)
             try:
                 self.clear()
-                self._backward(batch, stop - first, step.num_samples, made.values)
+                with self._untouched.watching() if len(step.bounds) > 1 else _NOTHING:
+                    self._backward(batch, stop - first, step.num_samples, made.values)
                 with torch.no_grad():
                     self._take_gradients(made.values, adding=number > 0)
                     self._take_buffers(made, (stop - first) / step.num_samples, adding=number > 0)

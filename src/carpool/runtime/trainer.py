@@ -254,6 +254,10 @@ class Trainer:
         self._source.check(batch_size, self.cursor.offset)
         self.batch_size = batch_size
 
+    def take_news(self) -> list[str]:
+        """What was found out about its steps since the last time, for the job's story."""
+        return [words for each in (self.graphs, self.beside) if each is not None for words in each.take_news()]
+
     # -- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 A shard of an exact job is passed on one thread, because the number of threads changes the bits. So a device with
 several cores passes several shards at once, each in a process of its own: generators are global to a process. Twins are
 forked, which makes them equal in everything. Afterwards they follow: before each step they are shown the model as it is
-then, and told learning rates, schedule and scale (`PassFigures`). `Beside` has none where a pass may follow from more.
+then, and told learning rates, schedule and scale (`PassFigures`). `Beside` has none where a pass follows from more.
 A state that is loaded, and a new formation, end them, and new ones are forked when they are wanted.
 
 Shards are dealt one by one to whoever is free, so that a core that loses time to others passes fewer of them. Every
@@ -38,7 +38,7 @@ from carpool.runtime.slots import padded
 MOST_SHARDS = 4096  # whose tickets fit into a pipe
 _TICKET = struct.Struct("<i")
 _NO_MORE = -1  # what a twin says when it found no ticket
-_PATIENCE_S = 10.0  # and some times what the longest pass here took
+PATIENCE_S = 10.0  # and some times what the longest pass here took
 _TIMES = 20.0
 
 
@@ -70,7 +70,7 @@ class Twins:
         self._passes.begin()
         asked = pickle.dumps((step, self._figures.told()))
         self._shown.put()
-        self._tickets.give_out([piece for piece in pieces if not _is_empty(step, piece)])
+        self._tickets.give_out([piece for piece in pieces if not step.is_empty(piece)])
         for twin in list(self._twins):
             if twin.tell(asked):
                 self._busy.append(twin)
@@ -83,7 +83,7 @@ class Twins:
     def get(self, piece: int) -> Contribution | None:
         """What a piece of the step contributes, once that is there; nothing, where it has no samples."""
         assert self._step is not None, "pieces are asked for in a step"
-        if _is_empty(self._step, piece):
+        if self._step.is_empty(piece):
             return None
         while piece not in self._made and self._busy:
             self._hear()
@@ -106,7 +106,7 @@ class Twins:
 
     def _hear(self) -> None:
         """Wait for news of those that are busy; who takes too long is given up."""
-        ready = _readable(self._busy, _PATIENCE_S + _TIMES * self._longest_s)
+        ready = _readable(self._busy, PATIENCE_S + _TIMES * self._longest_s)
         for twin in ready or list(self._busy):
             said = twin.answer() if ready else None
             if said is None:
@@ -143,7 +143,7 @@ class Twins:
     def _serve(self, core: int | None, end: socket.socket) -> None:
         """In a twin: follow, and pass what there is, until nobody asks any more."""
         torch.set_num_threads(1)
-        self._figures.forget_state()  # what the worker overwrites later would be kept here
+        self._figures.forget_state()
         with _keeping_to(core):
             while (raw := receive(end)) is not None:
                 step, figures = pickle.loads(raw)
@@ -215,7 +215,7 @@ class _Twin:
     def __init__(self, serve: Serve) -> None:
         self._process = Child("carpool-twin", serve)
         self._socket = self._process.socket
-        self._socket.settimeout(_PATIENCE_S)  # of one that is stopped: it does not empty its end
+        self._socket.settimeout(PATIENCE_S)  # of one that is stopped: it does not empty its end
 
     def tell(self, content: bytes) -> bool:
         """Send it something; whether that was possible."""
@@ -271,11 +271,6 @@ def _readable(twins: Sequence[_Twin], patience_s: float) -> list[_Twin]:
     for file in by_file:
         waiting.register(file, select.POLLIN)
     return [by_file[file] for file, _ in waiting.poll(1e3 * patience_s)]
-
-
-def _is_empty(step: Step, piece: int) -> bool:
-    start, end = step.bounds[piece]
-    return start == end
 
 
 def slots_bytes(layout: Layout, shards: int) -> int:

@@ -182,7 +182,7 @@ class Worker:
         if place.said.rank == 0 and (report := place.speedometer.count(done, trainer.progress.metrics)):
             noise = None if self._noise is None else self._noise.scale
             self._channel.send(replace(report, noise=noise, memory_bytes=most_taken(trainer.device)))
-        for words in trainer.graphs.take_news() if trainer.graphs is not None else ():
+        for words in trainer.take_news():
             self._channel.send(Noted(words))
 
     def _alone(self, step: Step, place: Place) -> Sums:
