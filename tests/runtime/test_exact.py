@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from carpool.core.errors import InputError
 from carpool.runtime.digest import digest
@@ -139,6 +139,27 @@ CASES: dict[str, dict[str, Any]] = {
         "loss": lambda m, b: nn.functional.cross_entropy(m(b[0].bfloat16()), b[1]),
     },
 }
+
+
+class Turned(nn.Module):
+    """Complex weights, a complex running mean, and a buffer whose elements all lie in one place."""
+
+    mean: Tensor
+    one: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 3, dtype=torch.cfloat))
+        self.register_buffer("mean", torch.zeros(3, dtype=torch.cfloat))
+        self.register_buffer("one", torch.ones(()).expand(6))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = (inputs * self.one).to(torch.cfloat) @ self.weight
+        self.mean.lerp_(outputs.detach().mean(0), 0.1)
+        return (outputs - self.mean).abs()
+
+
+CASES["complex, expanded"] = {"model": Turned()}
 
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)

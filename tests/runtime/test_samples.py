@@ -118,6 +118,21 @@ def test_rows_give_the_same_training_every_way(way: Way, exact: bool) -> None:
     assert trained(made(way)) == trained(made(Way.PLAIN))
 
 
+@pytest.mark.parametrize("way", [Way.PLAIN, Way.ON_DEVICE, Way.AHEAD])
+def test_what_is_drawn_while_rows_are_finished_follows_from_the_samples(way: Way) -> None:
+    def jittered(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (rows[0] + torch.rand(len(rows[0]), 1), *rows[1:])
+
+    data = TensorData(torch.zeros(8, 4), torch.arange(8), finish=jittered)
+    samples = Samples(data, seed=0, choice=Choice(Way.PLAIN, "as told"))
+    few, device = np.arange(3), torch.device("cpu")
+    wanted = samples.fetch(0, few, device)[0]
+    other = Samples(data, seed=0, choice=Choice(way, "as told"))
+    torch.rand(5)  # whatever ran here before
+    assert torch.equal(other.fetch(0, few, device)[0], wanted)
+    assert not torch.equal(other.fetch(1, few, device)[0], wanted)
+
+
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_readers_give_the_same_training(workers: int, exact: bool) -> None:

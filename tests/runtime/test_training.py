@@ -56,6 +56,15 @@ def test_mistakes_are_named(make_training: Any, changes: dict[str, Any], message
         make_training(**changes)
 
 
+def test_tensors_that_cannot_be_copied_in_place_are_named(make_training: Any) -> None:
+    model = nn.Linear(6, 3)
+    model.register_buffer("graph", torch.eye(6).to_sparse())
+    with pytest.raises(InputError, match="buffer 'graph' of the model is sparse; states are copied as dense tensors"):
+        make_training(model=model)
+    with pytest.raises(InputError, match=r"parameter 'weight' of the model has no shape yet\. Pass one batch"):
+        make_training(model=nn.LazyLinear(3))
+
+
 def test_nothing_to_train(make_training: Any) -> None:
     frozen = nn.Linear(6, 3).requires_grad_(False)
     with pytest.raises(InputError, match="Adam holds no parameter that requires a gradient: nothing would be trained"):

@@ -88,6 +88,17 @@ def test_a_buffer_that_grows_is_refused_by_name(in_place: bool) -> None:
         before.refuse_growth()
 
 
+def test_a_buffer_that_is_only_filled_in_a_step_is_refused_by_name() -> None:
+    model = Counting()
+    model.register_buffer("late", None)
+    before = before_of(model)
+    before.take()
+    before.refuse_growth()
+    model.late = torch.zeros(3)
+    with pytest.raises(TrainingError, match="'late' was None when the training began"):
+        before.refuse_growth()
+
+
 def test_a_model_without_buffers_has_nothing_to_undo() -> None:
     before = before_of(nn.Linear(2, 2))
     before.take()

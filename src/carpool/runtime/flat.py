@@ -80,6 +80,7 @@ class Layout:
         self.parameters = [parameter for _, parameter in named]
         self.floats, self.whole = _buffer_slots(model)
         self.slots = (*self.floats, *self.whole)
+        self._empty = _empty_slots(model)
         tensors = [*self.parameters, *[slot.read() for slot in self.floats]]
         wide = any(tensor.dtype in {torch.float64, torch.complex128} for tensor in tensors)
         self.dtype = torch.float64 if wide else torch.float32
@@ -128,6 +129,15 @@ class Layout:
         """The model's float buffers and then its integer ones, as they are."""
         return [slot.read() for slot in self.slots]
 
+    def refuse_new_buffers(self) -> None:
+        """Refuse a buffer that was empty at first and is not any more: no fresh model could take the state over."""
+        for slot in self._empty:
+            if slot.module._buffers.get(slot.key) is not None:
+                raise TrainingError(
+                    f"buffer {slot.name!r} was None when the training began, and a step has filled it: it would not "
+                    "survive. Give it its shape when the model is made."
+                )
+
     @torch.no_grad()
     def put_back(self, buffers: list[Tensor], contents: list[Tensor]) -> None:
         """Give the model these buffers with these contents again, even if it replaced them by others."""
@@ -153,6 +163,15 @@ def _buffer_slots(model: nn.Module) -> tuple[list[_Slot], list[_Slot]]:
             slot = _Slot(module, key, f"{prefix}.{key}" if prefix else key)
             (floats if buffer.is_floating_point() or buffer.is_complex() else whole).append(slot)
     return floats, whole
+
+
+def _empty_slots(model: nn.Module) -> list[_Slot]:
+    return [
+        _Slot(module, key, f"{prefix}.{key}" if prefix else key)
+        for prefix, module in model.named_modules()
+        for key, buffer in module._buffers.items()
+        if buffer is None
+    ]
 
 
 def _segments(tensors: list[Tensor]) -> tuple[list[_Segment], int]:

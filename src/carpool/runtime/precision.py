@@ -17,6 +17,7 @@ from carpool.runtime.update import settle_optimizer
 def settle_training(training: Training, device: torch.device) -> None:
     """Move a training to its device, in the form that the runtime and the reference share."""
     settle_precision(training.precision)
+    _spread_buffers(training.model)
     training.model.to(device)
     if training.channels_last:
         training.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -24,6 +25,14 @@ def settle_training(training: Training, device: torch.device) -> None:
         if isinstance(thing, nn.Module):
             thing.to(device)
     settle_optimizer(training.optimizer, device)
+
+
+def _spread_buffers(model: nn.Module) -> None:
+    """Give every element of a buffer a place of its own: one that was expanded cannot be written to."""
+    for module in model.modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and 0 in buffer.stride() and buffer.numel() > 1:
+                module._buffers[key] = buffer.contiguous()
 
 
 def settle_precision(precision: str) -> None:

@@ -61,13 +61,12 @@ class Plain:
         self._seed = seed
         self._collate = collate or default_collate
         # Seeding takes some 20 µs: it is left out where nobody but our own datasets and torch's collate have a say.
-        is_foreign = not type(dataset).__module__.startswith("carpool.runtime.datasets")
-        self._may_draw = collate is not None if self.is_map_style else is_foreign
+        self.may_draw = collate is not None if self.is_map_style else _is_foreign(dataset)
 
     def read(self, epoch: int, samples: NDArray[np.int64]) -> Any:
         """The batch of these samples."""
         rows = [self._sample(epoch, int(sample)) for sample in samples] if self.is_map_style else []
-        if self._may_draw:  # else what is drawn would follow from what ran here before
+        if self.may_draw:  # else what is drawn would follow from what ran here before
             seed_batch(self._seed, epoch, int(samples[0]))
         return self._collate(rows) if self.is_map_style else self.dataset.batch(torch.from_numpy(samples))
 
@@ -127,7 +126,8 @@ class Samples:
     def fetch(self, epoch: int, samples: NDArray[np.int64], device: torch.device) -> Any:
         """The batch of these samples, augmented, on the device."""
         if self._takes_rows:
-            return self._augmented(self._finished(self._gather(epoch, samples, device)), epoch, samples, device)
+            batch = self._finished(self._gather(epoch, samples, device), epoch, samples)
+            return self._augmented(batch, epoch, samples, device)
         batch = self._plain.read(epoch, samples) if self._readers is None else self._readers.take(epoch, samples)
         return to_device(self._augmented(batch, epoch, samples, _CPU), device)
 
@@ -159,8 +159,10 @@ class Samples:
             self._request = self._expected[0]
             self._ahead.gather(torch.from_numpy(self._request.samples))
 
-    def _finished(self, rows: tuple[Tensor, ...]) -> Any:
+    def _finished(self, rows: tuple[Tensor, ...], epoch: int, samples: NDArray[np.int64]) -> Any:
         assert self._rows is not None
+        if self._plain.may_draw:
+            seed_batch(self._seed, epoch, int(samples[0]))
         return self._rows.finish(rows) if self._rows.finish else rows
 
     def _augmented(self, batch: Any, epoch: int, samples: NDArray[np.int64], device: torch.device) -> Any:
@@ -210,6 +212,15 @@ class Samples:
             return False
         plain = to_device(self._augmented(self._plain.read(0, few), 0, few, _CPU), device)
         return _equal(made, plain)
+
+
+def _is_foreign(dataset: Any) -> bool:
+    """Whether code of the user's makes its batches, in the dataset or in what finishes its rows."""
+    own = "carpool.runtime.datasets"
+    if not type(dataset).__module__.startswith(own):
+        return True
+    finish = getattr(dataset, "finish", None)
+    return finish is not None and not str(getattr(finish, "__module__", "")).startswith(own)
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -67,6 +67,7 @@ class Training:
 
     def __post_init__(self) -> None:
         _check_types(self)
+        _check_model(self)
         _check_data(self)
         _check_optimizer(self)
         _check_options(self)
@@ -107,6 +108,25 @@ def _check_types(training: Training) -> None:
         raise InputError(f"Training(schedule=…) is {_a(training.schedule)}; it must be a torch LRScheduler")
     if not isinstance(training.shuffle, bool) and not callable(training.shuffle):
         raise InputError(f"Training(shuffle=…) is {_a(training.shuffle)}; it must be True, False or a function")
+
+
+def _check_model(training: Training) -> None:
+    """Refuse tensors that cannot be copied in place: every state and every mirror is."""
+    model = training.model
+    for what, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in named:
+            if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+                raise InputError(
+                    f"{what} {name!r} of the model has no shape yet",
+                    way_out="Pass one batch through the model before the optimizer is made.",
+                )
+            if tensor.layout is not torch.strided or tensor.is_quantized:
+                kind = "quantized" if tensor.is_quantized else "sparse"
+                raise InputError(
+                    f"{what} {name!r} of the model is {kind}; states are copied as dense tensors",
+                    way_out="Register its indices and values, and put it together in forward; or keep it outside the "
+                    "model, if it never changes.",
+                )
 
 
 def _check_data(training: Training) -> None:

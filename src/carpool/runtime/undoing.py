@@ -48,7 +48,8 @@ class Before:
         self._layout.put_back(self._kept, self.contents)
 
     def refuse_growth(self) -> None:
-        """Refuse a buffer that has another shape than before: it has no place in a vector of fixed size."""
+        """Refuse a buffer that has another shape than before, or had none: there is no place for it."""
+        self._layout.refuse_new_buffers()
         if not self._kept:
             return
         shapes = [buffer.shape for buffer in self._layout.buffers()]

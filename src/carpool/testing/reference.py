@@ -211,10 +211,12 @@ def _shard(
     for name, buffer in model.named_buffers():
         if not torch.equal(buffer, before[name]):
             changed.add(name)
-        buffers[name] = buffer.to(wide) * share if buffer.is_floating_point() else buffer.clone()
+        averaged = _is_averaged(buffer)
+        buffers[name] = buffer.to(torch.promote_types(wide, buffer.dtype)) * share if averaged else buffer.clone()
     return _Made(
         gradients=[
-            torch.zeros_like(p, dtype=wide) if p.grad is None else p.grad.to(wide, copy=True) for p in parameters
+            (torch.zeros_like(p) if p.grad is None else p.grad).to(torch.promote_types(wide, p.dtype), copy=True)
+            for p in parameters
         ],
         used=[p.grad is not None for p in parameters],
         buffers=buffers,
@@ -222,6 +224,10 @@ def _shard(
         loss=loss.detach().to(wide),
         count=count,
     )
+
+
+def _is_averaged(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
 
 
 def _sum_type(model: torch.nn.Module) -> torch.dtype:
@@ -239,7 +245,7 @@ def _tree(made: list[_Made | None]) -> _Made | None:
     return _Made(
         gradients=[a + b for a, b in zip(left.gradients, right.gradients, strict=True)],
         used=[a or b for a, b in zip(left.used, right.used, strict=True)],
-        buffers={n: a + right.buffers[n] if a.is_floating_point() else a for n, a in left.buffers.items()},
+        buffers={n: a + right.buffers[n] if _is_averaged(a) else a for n, a in left.buffers.items()},
         changed=left.changed | right.changed,
         loss=left.loss + right.loss,
         count=None if left.count is None or right.count is None else left.count + right.count,
