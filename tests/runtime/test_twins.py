@@ -373,6 +373,7 @@ def test_a_twin_that_dies_between_steps_changes_nothing(make_training: Any) -> N
     trainer.step()
     trainer.step()  # by now it is missed
     assert living() == [second]
+    assert trainer.take_news() == ["1 of 2 processes that passed shards beside the worker died, failed or hung"]
     assert learned(trainer) == plain_loop(make_training(), shards=8).digest
 
 

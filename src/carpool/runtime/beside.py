@@ -64,12 +64,16 @@ class Beside:
             made = self._passes.contribute(step, pieces, places)
             self._step_s = time.monotonic() - began
             return made
+        before = len(self._twins)
         try:
             self._twins.begin(step, pieces)
-            return self._passes.contribute(step, pieces, places, self._twins)
+            made = self._passes.contribute(step, pieces, places, self._twins)
         except BaseException:
             self.end()  # they may still be at this step
             raise
+        if lost := before - len(self._twins):
+            self._news.append(f"{lost} of {before} processes that passed shards beside the worker died, failed or hung")
+        return made
 
     def end(self) -> None:
         """End all twins: the training is another one now. They are called again when they are wanted."""
