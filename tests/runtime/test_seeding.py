@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
+from carpool.runtime.chance import derive
 from carpool.runtime.datasets.tensors import TensorData
 from carpool.runtime.samples import Chance, Samples, to_device
-from carpool.runtime.seeding import Caveats, seed_entry, seed_pass, settle
+from carpool.runtime.seeding import Caveats, reseed, seed_entry, seed_pass, settle
 
 CPU = torch.device("cpu")
 
@@ -40,6 +43,14 @@ def test_every_pass_has_its_own_seed() -> None:
         seed_pass(*key)
         seen.add(drawn())
     assert len(seen) == 4
+
+
+@given(st.integers(0, 2**63), st.integers(0, 300), st.integers(0, 2), st.integers(0, 2))
+def test_a_pass_is_seeded_by_its_name_alone(seed: int, step: int, piece: int, number: int) -> None:
+    seed_pass(seed, step, piece, number)
+    found = drawn()
+    reseed(derive("pass", seed, step, piece, *([number] if number else [])))
+    assert drawn() == found
 
 
 def test_settling(monkeypatch: pytest.MonkeyPatch) -> None:

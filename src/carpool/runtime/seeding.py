@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import TextIO
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from carpool.runtime.chance import derive
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_AT_ONCE = 64  # steps whose keys are derived in a row
 _NOTHING = nullcontext()
 # The global generators that users draw from. Looked up here once: in a step caches are cold, and every look costs.
 _seed_python, _seed_torch = random.seed, torch.default_generator.manual_seed
@@ -37,7 +39,20 @@ def seed_pass(seed: int, step: int, piece: int, number: int = 0) -> None:
     Both modes share the rule, so that one part and one shard are the same training. Where memory allows no pass over
     the whole piece, ``number`` counts those over its stretches.
     """
-    reseed(derive("pass", seed, step, piece, *([number] if number else [])))
+    if piece or number:
+        reseed(derive("pass", seed, step, piece, *([number] if number else [])))
+    else:
+        reseed(_first_keys(seed, step // _AT_ONCE)[step % _AT_ONCE])
+
+
+@lru_cache(maxsize=4)  # a process has one seed; tests have some
+def _first_keys(seed: int, stretch: int) -> tuple[int, ...]:
+    """The keys of the first pieces of some steps in a row.
+
+    In a step caches are cold, and deriving one takes as long as several in a row: most steps have but one piece.
+    """
+    steps = range(stretch * _AT_ONCE, (stretch + 1) * _AT_ONCE)
+    return tuple(derive("pass", seed, step, 0) for step in steps)
 
 
 def seed_update(seed: int, step: int) -> None:
