@@ -1,6 +1,6 @@
 """What carpool costs a training that runs alone, beside a bare PyTorch loop in the same run; how fast workers start.
 
-    python benchmarks/runtime_overhead.py [--device cuda] [--rounds 6] [--births 4] [--limit-s 400] [--out FILE]
+    python benchmarks/runtime_overhead.py [--device cuda] [--births 8] [--rounds 3] [--limit-s 400] [--out FILE]
 
 Ways to make the same steps, each in a process of its own, forked for it from one that has torch imported, and resting
 while others compute:
@@ -9,18 +9,22 @@ while others compute:
   then (the GPU is never made to wait for Python);
 - ``like``: the same loop with the settings under which carpool computes: deterministic algorithms, and on CPU the
   allocator told to keep what is freed and to lie in huge pages. What is left between it and a worker are our hooks;
+- ``twin``, on CPU: that loop once more. Both are equal, so their ratio is what the measurement does by itself; what is
+  held against ``like`` is held against the mean of the two;
 - ``graphed``, on CUDA: that loop with its whole step recorded as one CUDA graph, as a worker's steps are;
 - ``trainer``: a `Trainer` without a worker around it;
 - ``worker``: carpool. It makes the steps of a round freely, as it does all its life.
 
 Where a training's memory comes to lie makes its steps some per cent faster or slower from one start to the next, for
-every one of these ways: so each is begun anew several times. The first two trainings compute next to nothing, so that
-what their steps take longer is the hooks alone: the second walks through 32 MiB in every step, because what hooks cost
-beside a step of some milliseconds is mostly that caches have forgotten them meanwhile. A round is some steps of each in
-changing order, with one thread on the same core (on CUDA: on one GPU, each round ends when the device has made all of
-it). Ratios are taken within rounds, so that what else goes on in the machine matters less, and their median is
-reported: by the clock, and on CPU by time on the core as well. Exits with 1 when the worker's median ratio to ``like``
-(on CPU by time on the core), or on CUDA that to ``graphed``, is above 1.02 on a step of 10 ms or more.
+every one of these ways, and no number of rounds mends that: so each is begun anew several times, and what the births
+say differently is told as the standard error of their mean. The first two trainings compute next to nothing, so that
+what their steps take longer are the hooks, and the form of the optimizer (all small parameters at once, which costs
+more than it saves for so few): the second walks through 32 MiB in every step, because what hooks cost beside one of
+some milliseconds is mostly that caches have forgotten them since. A round is some steps of each in changing order, with
+one thread on the same core (on CUDA: on one GPU, each round ends when the device has made all of it). Ratios are taken
+within rounds, so that what else goes on in the machine matters less, and their median is reported: by the clock, and on
+CPU by time on the core as well, both taken from outside and for all alike. Exits with 1 when the worker's median ratio
+to ``like`` (on CPU by time on the core), or on CUDA that to ``graphed``, is above 1.02 on a step of 10 ms or more.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from typing import Any
 
 import torch
 from measured import RESULTS, Patience, conditions
-from trials.loops import GUARD_S, Loop, Spent, Unborn, loops_on, named, serve
+from trials.loops import GUARD_S, Loop, Spent, Unborn, loops_on, named, on_core_s, serve
 from trials.steps import MODELS, mlp
 
 import carpool
@@ -64,6 +68,7 @@ from carpool.runtime.protocol import (
 from carpool.runtime.trainer import Trainer
 
 LIMIT, LONG_ENOUGH_S = 1.02, 0.010
+BIRTHS, ROUNDS = {"cpu": 8, "cuda": 4}, {"cpu": 3, "cuda": 6}  # a birth on CUDA takes long, and matters less
 SPELL_S = 0.25  # how long each way computes in a round
 Way = Callable[[int], Awaitable[Spent]]
 
@@ -85,14 +90,10 @@ class Worker:
 
     async def make(self, steps: int) -> Spent:
         """Make steps."""
-        began, on_core = time.perf_counter(), self._on_core_s()
+        began, on_core = time.perf_counter(), on_core_s(self.pid)
         self.channel.send(Grant(steps))
         await self.hear(Asked)
-        return Spent(time.perf_counter() - began, self._on_core_s() - on_core)
-
-    def _on_core_s(self) -> float:
-        threads = Path(f"/proc/{self.pid}/task").iterdir()
-        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+        return Spent(time.perf_counter() - began, on_core_s(self.pid) - on_core)
 
 
 async def forked(nursery: Nursery, entry: str, core: int, device: str = "cpu") -> tuple[Worker, dict[str, float]]:
@@ -144,41 +145,67 @@ async def overhead(
             for make in ways.values():
                 await make(5)
             steps = steps or max(2, round(SPELL_S / ((await ways["like"](3)).clock_s / 3)))
-            for number in range(options.rounds):
-                order = list(ways) if number % 2 else list(ways)[::-1]
+            for _ in range(options.rounds):
+                order = in_turn(list(ways), len(made))
                 made.append({way: await ways[way](steps) for way in order})
             published_ms = await publish_ms(worker)
-    found = ratios(made, by_core=device == "cpu")
+    by_core = device == "cpu"
+    found = ratios(made, by_core=by_core)
+    births = {name: by_birth(made, options.rounds, name, by_core=by_core) for name in BY_BIRTH}
     step_s = statistics.median(spent["like"].clock_s for spent in made) / steps
-    by = "core" if device == "cpu" else "clock"
+    by = "core" if by_core else "clock"
     judged = max(found[f"worker_to_{base}_{by}"] for base in ("like", "graphed") if f"worker_to_{base}_{by}" in found)
     return {
         "model": name,
         "parameters": sum(parameter.numel() for parameter in named(name)().model.parameters()),
         "step_ms": round(step_s * 1e3, 2),
-        "hooks_us": hooks_us(made, steps, by_core=device == "cpu"),
+        "hooks_us": hooks_us(made, steps, by_core=by_core),
         "births": options.births,
         "rounds": options.rounds,
         **found,
-        "worker_to_like_by_birth": by_birth(made, options.rounds, by_core=device == "cpu"),
+        **{f"{name}_by_birth": values for name, values in births.items() if values},
+        "worker_to_like_error": standard_error(births["worker_to_like"]),
         "publish_ms": published_ms,
         "within": judged <= LIMIT or step_s < LONG_ENOUGH_S,
     }
 
 
-def by_birth(made: list[dict[str, Spent]], rounds: int, *, by_core: bool) -> list[float]:
-    """The worker's ratio to the like loop, for each birth."""
-    name = "worker_to_like_core" if by_core else "worker_to_like_clock"
-    return [ratios(made[first : first + rounds], by_core=by_core)[name] for first in range(0, len(made), rounds)]
+def in_turn(ways: list[str], number: int) -> list[str]:
+    """The order of a round: each way comes first in turn, and every other round goes backwards."""
+    first = number % len(ways)
+    order = ways[first:] + ways[:first]
+    return order[::-1] if number % 2 else order
+
+
+SHOWN = ("worker_to_like", "worker_to_bare", "trainer_to_like", "like_to_bare", "twin_to_like", "worker_to_graphed")
+BY_BIRTH = ("worker_to_like", "trainer_to_like", "twin_to_like")
+
+
+def by_birth(made: list[dict[str, Spent]], rounds: int, name: str, *, by_core: bool) -> list[float]:
+    """One of the ratios, for each birth; none where it could not be made."""
+    each = [ratios(made[first : first + rounds], by_core=by_core) for first in range(0, len(made), rounds)]
+    key = f"{name}_{'core' if by_core else 'clock'}"
+    return [found[key] for found in each if key in found]
+
+
+def standard_error(values: list[float]) -> float | None:
+    """How far the mean of values would lie from that of other ones; unknown for less than two."""
+    return round(statistics.stdev(values) / math.sqrt(len(values)), 4) if len(values) > 1 else None
 
 
 def hooks_us(made: list[dict[str, Spent]], steps: int, *, by_core: bool) -> float:
-    """What a worker's step takes longer than one of the like loop."""
-    taken = [{way: spent.core_s if by_core else spent.clock_s for way, spent in each.items()} for each in made]
-    return round(statistics.median(each["worker"] - each["like"] for each in taken) / steps * 1e6, 1)
+    """What a worker's step takes longer than one of the like loops."""
+    taken = [(base_of(each, "worker", "like"), each["worker"]) for each in made]
+    longer = [way.core_s - like.core_s if by_core else way.clock_s - like.clock_s for like, way in taken]
+    return round(statistics.median(longer) / steps * 1e6, 1)
 
 
-SHOWN = ("worker_to_like", "worker_to_bare", "trainer_to_like", "like_to_bare", "worker_to_graphed")
+def base_of(spent: dict[str, Spent], way: str, base: str) -> Spent:
+    """What a way is held against in a round: for the like loop the mean of both that there are, but for its twin."""
+    one, other = spent[base], spent.get("twin")
+    if base != "like" or way == "twin" or other is None:
+        return one
+    return Spent((one.clock_s + other.clock_s) / 2, (one.core_s + other.core_s) / 2)
 
 
 def ratios(made: list[dict[str, Spent]], *, by_core: bool) -> dict[str, float]:
@@ -188,9 +215,10 @@ def ratios(made: list[dict[str, Spent]], *, by_core: bool) -> dict[str, float]:
         way, base = name.split("_to_")
         if not all({way, base} <= spent.keys() for spent in made):
             continue
-        found[f"{name}_clock"] = [spent[way].clock_s / spent[base].clock_s for spent in made]
+        pairs = [(spent[way], base_of(spent, way, base)) for spent in made]
+        found[f"{name}_clock"] = [one.clock_s / other.clock_s for one, other in pairs]
         if by_core:
-            found[f"{name}_core"] = [spent[way].core_s / spent[base].core_s for spent in made]
+            found[f"{name}_core"] = [one.core_s / other.core_s for one, other in pairs]
     return {name: round(statistics.median(values), 4) for name, values in found.items()}
 
 
@@ -339,8 +367,8 @@ def main() -> int:
     """Measure, print, write the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--births", type=int, default=4)
+    parser.add_argument("--births", type=int, help=f"how often all are begun anew; default: {BIRTHS}")
+    parser.add_argument("--rounds", type=int, help=f"of all, for each birth; default: {ROUNDS}")
     parser.add_argument("--only", help="some of the trainings, divided by commas")
     parser.add_argument("--limit-s", type=float, default=400.0, help="begin no training after so many seconds")
     parser.add_argument("--out", type=Path, default=None, help="default: benchmarks/results/runtime_overhead*.json")
@@ -348,6 +376,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.serve:
         return serve(options.serve, device=torch.device(options.device))
+    options.births = options.births or BIRTHS[options.device]
+    options.rounds = options.rounds or ROUNDS[options.device]
     out = options.out or RESULTS / f"runtime_overhead{'' if options.device == 'cpu' else '_gpu'}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
 

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -31,6 +32,12 @@ class Spent:
 
     clock_s: float
     core_s: float
+
+
+def on_core_s(pid: int) -> float:
+    """How long all threads of a process have computed so far."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 class Unborn(Exception):
@@ -116,12 +123,19 @@ def trainer_loop(entry: Entry, device: torch.device) -> Iterator[None]:
             yield
 
 
-LOOPS = {"bare": bare_loop, "like": like_loop, "graphed": graphed_loop, "trainer": trainer_loop}
+LOOPS = {
+    "bare": bare_loop,
+    "like": like_loop,
+    "twin": like_loop,  # once more, in another process: how far two loops that are the same lie apart
+    "graphed": graphed_loop,
+    "trainer": trainer_loop,
+}
+_ONLY_ON = {"twin": "cpu", "graphed": "cuda"}
 
 
 def loops_on(device: str) -> list[str]:
-    """Those that a device can make."""
-    return [loop for loop in LOOPS if device == "cuda" or loop != "graphed"]
+    """Those that are made on a kind of device."""
+    return [loop for loop in LOOPS if _ONLY_ON.get(loop, device) == device]
 
 
 def serve(loop: str, device: torch.device) -> int:
@@ -146,14 +160,13 @@ def serve(loop: str, device: torch.device) -> int:
 def make_steps(steps: Iterator[None], device: torch.device) -> None:
     """As many as each line of input says, until one says none."""
     next(steps)
-    print("born", flush=True)
+    print(os.getpid(), flush=True)
     while count := int(sys.stdin.readline() or "0"):
-        began, on_core = time.perf_counter(), time.process_time()
         for _ in range(count):
             next(steps)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        print(time.perf_counter() - began, time.process_time() - on_core, flush=True)
+        print("made", flush=True)
 
 
 def named(model: str) -> Entry:
@@ -176,6 +189,7 @@ class Loop:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
+        self._pid = 0  # of the one that makes steps
 
     def await_ready(self) -> None:
         """Return when it has started."""
@@ -183,7 +197,9 @@ class Loop:
 
     def is_born(self) -> bool:
         """Whether the training that was begun makes steps now; false: it has failed."""
-        return self._hear() == "born"
+        said = self._hear()
+        self._pid = int(said) if said.isdecimal() else 0
+        return self._pid > 0
 
     def begin(self, model: str) -> None:
         """Begin a training in a new process, which makes steps once `is_born` has returned true."""
@@ -191,8 +207,10 @@ class Loop:
 
     async def make(self, steps: int) -> Spent:
         """Make steps of it."""
+        began, on_core = time.perf_counter(), on_core_s(self._pid)
         self._say(steps)
-        return Spent(*map(float, self._hear().split()))
+        self._hear()
+        return Spent(time.perf_counter() - began, on_core_s(self._pid) - on_core)
 
     def end(self) -> None:
         """End that process."""
