@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -35,9 +34,8 @@ class Spent:
 
 
 def on_core_s(pid: int) -> float:
-    """How long all threads of a process have computed so far."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+    """How long all threads of a process have computed so far, those that have ended too."""
+    return time.clock_gettime(~pid << 3 | 2)  # what clock_getcpuclockid(3) gives on Linux
 
 
 class Unborn(Exception):
