@@ -49,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("simulate", "--trace", "jobs.csv", "--cluster", "1x1xV100"),
         ("plan", "jobs.toml", "--devices", "cpu:1"),
-        ("run", "jobs.toml", "--devices", "cpu:1"),
+        ("run", "jobs.toml", "--devices", "cpu:1", "--no-check"),
     ],
     ids=lambda words: words[0],
 )

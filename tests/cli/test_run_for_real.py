@@ -113,3 +113,13 @@ def test_an_interrupted_run_ends_as_if_nothing_had_been(home: Path, capsys: pyte
     assert run(["run", "--resume", "cut", "--devices", "cpu:1", "--json"]) == 0
     resumed = json.loads(capsys.readouterr().out)
     assert [job["digest"] for job in resumed["jobs"]] == [job["digest"] for job in whole["jobs"]]
+
+
+def test_where_an_entry_raises_nothing_is_started_or_kept(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (home / "jobs.toml").write_text(JOBS, encoding="utf-8")
+    (home / "train.py").write_text(ENTRY.replace("data = ", "assert not fail, 'not so'\n    data = "), encoding="utf-8")
+    assert run(["run", "jobs.toml", "--devices", "cpu:2"]) == 2
+    out, err = capfd.readouterr()
+    assert err == "carpool: job 'bad': train.py:net: raised AssertionError: not so (train.py, line 9)\n"
+    assert out == ""
+    assert not list((home / ".carpool/runs").iterdir())

@@ -100,10 +100,15 @@ class RunFolder:
                 ) from None
 
     def let_go(self) -> None:
-        """Let others in."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Let others in; a folder in which nothing was begun goes again, if it is empty."""
+        if self._lock is None:
+            return
+        if not self.exists:
+            with suppress(OSError):
+                (self.path / "lock").unlink()
+                self.path.rmdir()
+        os.close(self._lock)
+        self._lock = None
 
     # ------------------------------------------------------------------------------------------------ what was asked
     def begin(self, settings: RunSettings) -> None:

@@ -100,19 +100,18 @@ class LocalRun:
         return self.scheduler.cluster
 
     async def go(self, start_link: StartLink, clock: WaitableClock | None = None) -> RunEnd:
-        """Run until all jobs are over, or until `interrupt`."""
-        asked, folder = self.asked, self.folder
-        folder.begin(RunSettings(asked.name, asked.version, asked.policy_text, asked.devices, asked.jobs, self.names))
-        for job, belief in self._profiles.items():
-            self._keep_profile(job, belief.profile, BELIEVED)
-        self._journal = (
-            JournalFile.extend(folder.journal) if self._resume else JournalFile.create(folder.journal, self.header)
-        )
+        """Run until all jobs are over, or until `interrupt`. Where nothing can be started, nothing is written."""
+        link = await self._started(start_link)
         try:
-            link = await self._started(start_link)
+            self._begin()
+        except BaseException:
+            if link is not None:
+                await link.stop(checkpoint=False)
+            raise
+        try:
             if link is None:
                 return RunEnd.INTERRUPTED
-            for spec, program in (*self._dropped, *asked.jobs):
+            for spec, program in (*self._dropped, *self.asked.jobs):
                 if self.scheduler.outcome(spec.id) is None:
                     link.introduce(spec.id, program, resume=self._resume)
             self._backend = LocalBackend(self.scheduler, link, clock or WallClock(self.scheduler.at), self._take)
@@ -121,6 +120,16 @@ class LocalRun:
             for journal in filter(None, (self._journal, self._copy)):
                 journal.close()
             self._keep_learned()
+
+    def _begin(self) -> None:
+        """Write down what was asked and what is believed, and open the journal."""
+        asked, folder = self.asked, self.folder
+        folder.begin(RunSettings(asked.name, asked.version, asked.policy_text, asked.devices, asked.jobs, self.names))
+        for job, belief in self._profiles.items():
+            self._keep_profile(job, belief.profile, BELIEVED)
+        self._journal = (
+            JournalFile.extend(folder.journal) if self._resume else JournalFile.create(folder.journal, self.header)
+        )
 
     @property
     def has_begun(self) -> bool:

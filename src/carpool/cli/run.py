@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
+from carpool.cli.checked_start import start_checked
 from carpool.cli.foreign_words import keeping_stdout
 from carpool.core.errors import InputError
 from carpool.core.supplies import UNKNOWN, Supplies
@@ -84,6 +85,11 @@ Examples:
     metavar="SIZE",
     help="Let the jobs on each device take no more than this together: they take turns, and park in host memory.",
 )
+@click.option(
+    "--check/--no-check",
+    default=True,
+    help="Call every entry once before anything starts, so that one that raises is told at once.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 def command(
     jobs: str | None,
@@ -97,6 +103,7 @@ def command(
     warm: int,
     reducer: str,
     memory_cap: str,
+    check: bool,
     as_json: bool,
 ) -> int:
     """Run all jobs of a file on this machine.
@@ -124,6 +131,8 @@ def command(
     check_reducer(reducer, given.jobs)
     cap = parse_cap(memory_cap, "--memory-cap")
     start = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap)
+    if check and not given.resume:
+        start = partial(start_checked, start=start, jobs=given.jobs)
     decides = policy or given.policy or default_policy()
     with keeping_stdout():
         run = prepare(given, found, decides, journal, supplies)

@@ -107,6 +107,9 @@ class ExecutorLink:
             first = None
         except asyncio.CancelledError:
             link._writer.close()  # nobody wants it any more; it ends with the line
+            if process is not None:
+                process.kill()  # and at once, with its nursery: it has no jobs yet
+                process.wait()
             raise
         if first is None:
             reason = await link._bury() if process is not None else "it closed the line"

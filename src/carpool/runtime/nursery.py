@@ -265,7 +265,8 @@ def main() -> NoReturn:
     channel = Channel(end)
     _warm_up()
     gc.freeze()  # workers share these pages; a collection would write to all of them
-    channel.send(Alive())
+    with contextlib.suppress(Closed):  # whoever started it may be gone already; the server sees that too
+        channel.send(Alive())
     try:
         _Server(channel, end.fileno()).serve()
     except Exception:  # noqa: BLE001 - told, and then the end

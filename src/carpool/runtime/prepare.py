@@ -26,6 +26,7 @@ from carpool.runtime.residency import CONTEXT
 from carpool.runtime.room import most_taken
 from carpool.runtime.seeding import settle
 from carpool.runtime.seen import lane_note, lane_problem, look
+from carpool.runtime.step_source import StepSource
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.training import Training
 
@@ -50,12 +51,25 @@ def settle_in(begin: Begin, program: Program, fds: tuple[int, ...]) -> None:
     if program.exact and begin.device == "cpu" and begin.threads > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # who has seen a GPU cannot be forked (twins.py): torch forbids it
     settle(deterministic=program.deterministic)  # before anything starts CUDA
+    stand_where_asked(program)
+
+
+def stand_where_asked(program: Program) -> None:
+    """Work in the job's folder, and import from there."""
     if program.folder:
         os.chdir(program.folder)
         sys.path.insert(0, program.folder)
     if more := program.environment.get("PYTHONPATH"):
         sys.path[:0] = more.split(os.pathsep)
     sys.argv = [program.entry]
+
+
+def check_training(program: Program) -> None:
+    """Call the entry, and refuse what could not begin on any device."""
+    training = _loaded(program)
+    source = StepSource(training, program.seed, program.shards if program.exact else None)
+    for batch_size in filter(None, (training.batch_size, program.batch_size)):
+        source.check(batch_size, 0)
 
 
 def make_trainer(
@@ -65,8 +79,7 @@ def make_trainer(
     device = torch.device(begin.device)
     if not begin.memory_cap:
         _start_cuda(device, program.memory_bytes)
-    folder = Path(program.folder) if program.folder else None
-    training = as_asked(load_training(program.entry, program.args, seed=program.seed, folder=folder), program)
+    training = _loaded(program)
     arrival.passed("in its entry")
     if begin.memory_cap:  # only now, because CUDA itself takes memory
         room = max(1, enter() - CONTEXT)
@@ -86,6 +99,11 @@ def make_trainer(
     give_freed_memory_back()  # what loading the data took: a worker holds what its steps need and no more
     arrival.passed(f"to bring it to {device}")
     return trainer
+
+
+def _loaded(program: Program) -> Training:
+    folder = Path(program.folder) if program.folder else None
+    return as_asked(load_training(program.entry, program.args, seed=program.seed, folder=folder), program)
 
 
 def as_asked(training: Training, program: Program) -> Training:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from carpool.core.errors import InputError
 from carpool.runtime.order import Cursor, DataOrder, batch_lengths
 from carpool.runtime.passes import Step
 from carpool.runtime.readers import BatchRequest
@@ -39,7 +40,11 @@ class StepSource:
         return requests
 
     def check(self, batch_size: int, offset: int) -> None:
-        """Refuse, before it starts, a batch-normalised training whose shards can hold fewer than two samples."""
+        """Refuse, before it starts, more samples than there are, and shards too small for batch normalisation."""
+        if not 1 <= batch_size <= self._order.size:
+            raise InputError(
+                f"batch size {batch_size}; the data holds {self._order.size} samples", way_out="Set batch to less."
+            )
         if self._shards is not None and self._batch_norms:
             for length in batch_lengths(self._order.size, batch_size, offset):
                 check_pairs(length, batch_size, self._order.size, self._shards, self._batch_norms[0])

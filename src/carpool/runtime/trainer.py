@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from carpool.core.errors import InputError
 from carpool.runtime.beside import Beside
 from carpool.runtime.diverging import diverged, finite_sums
 from carpool.runtime.errors import CheckpointError
@@ -248,9 +247,7 @@ class Trainer:
         return self.progress.why_over(self.cursor)
 
     def resize_batch(self, batch_size: int) -> None:
-        """Hold this many samples per step from the next one on; refused where a shard would become too small."""
-        if not 1 <= batch_size <= self.training.num_samples:
-            raise InputError(f"batch size {batch_size}; the data holds {self.training.num_samples} samples")
+        """Hold this many samples per step from the next one on; refused where there are less, or shards too small."""
         self._source.check(batch_size, self.cursor.offset)
         self.batch_size = batch_size
 
