@@ -38,4 +38,4 @@ def test_a_report_that_comes_after_a_pause_gives_no_rate_either() -> None:
 
 def test_the_story_tells_of_pauses() -> None:
     account = kept(Record(1.0, [JobPaused(JOB)]), Record(5.0, [JobResumed(JOB)]))
-    assert account.story == [(1.0, "is paused"), (5.0, "is to go on")]
+    assert account.story == [(1.0, "was paused by its user"), (5.0, "was resumed by its user")]

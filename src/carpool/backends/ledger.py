@@ -170,9 +170,9 @@ class Ledger:
                 self.accounts[job].error = error
             case JobPaused(job=job):
                 self._take_off(at, self.accounts[job])
-                self.tell(at, job, "is paused")
+                self.tell(at, job, "was paused by its user")
             case JobResumed(job=job):
-                self.tell(at, job, "is to go on")
+                self.tell(at, job, "was resumed by its user")
             case JobCrashed(job=job):
                 self._take_off(at, self.accounts[job])
             case NodeLost():

@@ -9,9 +9,9 @@ import time
 from carpool.runtime.flat import Layout
 from carpool.runtime.pass_figures import PassFigures
 from carpool.runtime.passes import Gathered, Passes, Places, Step
+from carpool.runtime.repetition import Repetition
 from carpool.runtime.scaling import LossScale
 from carpool.runtime.training import Training
-from carpool.runtime.trial import Trial
 from carpool.runtime.twins import MOST_SHARDS, PATIENCE_S, Twins, slots_bytes
 from carpool.runtime.update import calls_hooks
 from carpool.runtime.watching import available_bytes
@@ -38,7 +38,7 @@ class Beside:
         self._figures = PassFigures(training, scale)
         self._obstacle = _obstacle(training, passes, shards, self._figures)  # in words; empty: there is none
         self._twins: Twins | None = None
-        self._trial: Trial | None = None
+        self._repetition: Repetition | None = None
         self._is_tried = False
         self._step_s = 0.0  # that the last step took which was passed here alone
         self._cores = 1
@@ -77,10 +77,10 @@ class Beside:
 
     def end(self) -> None:
         """End all twins: the training is another one now. They are called again when they are wanted."""
-        for one in (self._twins, self._trial):
+        for one in (self._twins, self._repetition):
             if one is not None:
                 one.close()
-        self._twins = self._trial = None
+        self._twins = self._repetition = None
 
     def take_news(self) -> list[str]:
         """What was found out since the last time, for the job's story."""
@@ -91,11 +91,11 @@ class Beside:
         """Call twins, if passes can be repeated; where that is not known yet, have it tried meanwhile."""
         if self._is_tried:
             self._call()
-        elif self._trial is not None:
-            self._judge(self._trial.is_repeatable(PATIENCE_S + 2.0 * self._step_s))
+        elif self._repetition is not None:
+            self._judge(self._repetition.is_repeatable(PATIENCE_S + 2.0 * self._step_s))
         elif some := list(itertools.islice((piece for piece in pieces if not step.is_empty(piece)), _TRIED)):
             try:
-                self._trial = Trial(self._passes, self._figures, step, some)
+                self._repetition = Repetition(self._passes, self._figures, step, some)
             except OSError:
                 self._keep_to_one("the system allows no more processes")
 

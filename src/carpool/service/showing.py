@@ -142,7 +142,7 @@ def tell(
     account: Account, calendar: Calendar, names: Mapping[int, str], told: Callable[[str], str]
 ) -> list[MomentView]:
     """A job's story from its account, oldest first; `told` is what somebody is told of a policy's reason."""
-    story = [*_moments(account, names, told), *account.story]
+    story = [*_moments(account, names, told), *account.story, *_ending(account)]
     return [MomentView(calendar.unix(at), words) for at, words in sorted(story, key=lambda each: each[0])]
 
 
@@ -163,6 +163,9 @@ def _moments(account: Account, names: Mapping[int, str], told: Callable[[str], s
             words = f"gets {got}"
         reason = told(given.reason)
         yield given.at, f"{words}: {reason}" if reason else words
+
+
+def _ending(account: Account) -> Iterator[tuple[float, str]]:
     if account.ended_at is not None:
         how = {Phase.FAILED: f"failed: {account.error}", Phase.CANCELLED: "was cancelled by its user"}
         yield account.ended_at, how.get(account.phase, str(account.phase))

@@ -21,11 +21,11 @@ from carpool.runtime.passes import Passes, Step
 _SAME, _UNLIKE = b"=", b"!"
 
 
-class Trial:
+class Repetition:
     """A process that passes a piece of a step, others, and the first one again, while this one goes on."""
 
     def __init__(self, passes: Passes, figures: PassFigures, step: Step, pieces: list[int]) -> None:
-        self._child = Child("carpool-trial", functools.partial(_try, passes, figures, step, pieces))
+        self._child = Child("carpool-repeat", functools.partial(_try, passes, figures, step, pieces))
 
     def is_repeatable(self, patience_s: float) -> bool | None:
         """Whether the bits were the same, as soon as that is known; ``None`` if it is not found out."""
