@@ -59,10 +59,58 @@ def test_weight_limits_and_policy_are_changed_while_it_runs(tmp_path: Path) -> N
         assert [each.status_code for each in refused] == [422] * 5
         assert (await at["ben"].put("/v1/jobs/a/weight", json={"weight": 2})).status_code == 404
         assert (await ada.put("/v1/policy", json={"policy": "las"})).status_code == 403
-        assert (await at["root"].put("/v1/policy", json={"policy": "las"})).json() == {"policy": "las"}
-        assert (await ada.get("/v1/policy")).json() == {"policy": "las"}
+        assert (await at["root"].put("/v1/policy", json={"policy": "las"})).json() == {"policy": "las", "fault": ""}
+        assert (await ada.get("/v1/policy")).json() == {"policy": "las", "fault": ""}
         await ada.post("/v1/jobs/a/cancel")
         assert (await ada.put("/v1/jobs/a/weight", json={"weight": 2})).status_code == 409
+
+    play(tmp_path, scene)
+
+
+MINE = """
+from dataclasses import dataclass
+from carpool.policies.fifo import Fifo
+
+
+@dataclass(frozen=True)
+class Mine(Fifo):
+    bearable: int = 0
+
+    def plan(self, view):
+        if len(view.jobs) > self.bearable:
+            raise LookupError(f"too many, such as {list(view.jobs)[-1]}")
+        return super().plan(view)
+
+
+@dataclass(frozen=True)
+class Hasty(Fifo):
+    cadence = 60.0
+"""
+
+
+def test_a_policy_that_fails_is_refused_at_once_and_replaced_later(tmp_path: Path) -> None:
+    async def scene(at: Reception) -> None:
+        ada, root = at["ada"], at["root"]
+        mine = at.folder / "mine.py"
+        mine.write_text(MINE, encoding="utf-8")
+        await ada.post("/v1/jobs", json=at.body("a"))
+        for name, problem in (("Mine", "too many, such as a (mine.py, line 12)"), ("Hasty", "cadence is 60.0")):
+            refused = await root.put("/v1/policy", json={"policy": f"{mine}:{name}"})
+            assert refused.status_code == 422
+            assert problem in refused.json()["detail"]
+        assert (await ada.get("/v1/policy")).json() == {"policy": "fifo", "fault": ""}
+        before = (await ada.get("/v1/jobs/a")).json()
+        await root.put("/v1/policy", json={"policy": f"{mine}:Mine:bearable=1"})
+        made = await at["ben"].post("/v1/jobs", json=at.body("secret"))
+        assert (made.status_code, made.json()) == (201, {"jobs": ["secret"]})
+        now = (await root.get("/v1/policy")).json()
+        fault = "policy Mine failed: LookupError: too many, such as secret (mine.py, line 12)"
+        assert now == {"policy": "fifo:bypass=true", "fault": fault}
+        assert (await root.get("/v1/summary")).json()["policy_fault"] == fault
+        assert (await root.get("/v1/jobs/a/why")).json()["why"].endswith(f"; fifo:bypass=true decides since {fault}")
+        assert (await ada.get("/v1/policy")).json()["fault"] == "the policy before failed", "the rest is ben's"
+        assert (await ada.get("/v1/jobs/a")).json()["holds"] == before["holds"]
+        assert (await at["ben"].get("/v1/jobs/secret")).json()["phase"] == "running"
 
     play(tmp_path, scene)
 

@@ -12,6 +12,7 @@ Examples:
   carpool policy
   carpool policy srtf
   carpool policy carpool:objective=makespan
+  carpool policy ./mine.py:MyPolicy
 """
 
 
@@ -23,11 +24,14 @@ def command(policy: str | None, server: str, as_json: bool) -> None:
     """Tell which policy decides; with a NAME, let that one decide from now on (admins).
 
     Jobs keep their progress; the new policy is in the journal, and decides after a restart too unless `carpool serve`
-    is given another. `carpool policies` lists what there is.
+    is given another. `carpool policies` lists what there is. A policy of your own that fails at its first decision is
+    refused; where it fails later, the daemon's default policy decides from then on, and this command says why.
     """
     with connect(server) as client:
         now = client.policy() if policy is None else client.change_policy(policy)
     if as_json:
-        print_json({"policy": now})
+        print_json(now)
     else:
-        click.echo(f"{now} decides" + ("" if policy is None else " from now on"))
+        click.echo(f"{now['policy']} decides" + ("" if policy is None else " from now on"))
+        if now["fault"]:
+            click.echo(f"That is since {now['fault']}")

@@ -108,7 +108,7 @@ def command(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     policy, state = settings["policy"], settings.state
     setup = Setup(
         state, found, __version__, policy, default_policy(), options,
-        checkpoint_days=settings["checkpoint_days"], commit=meters.commit, supplies=supplies_here(state),
+        checkpoint_days=settings["checkpoint_days"], commit=meters.commit, supplies=supplies_here(state), tell=_tell,
     )  # fmt: skip
     house = House.open(setup)
     try:
@@ -142,7 +142,7 @@ async def _serve(house: House, around: Callable[[], AbstractAsyncContextManager[
         loop.add_signal_handler(name, _stop, house, leave_running)
     async with around() as address:
         for words in house.told:
-            click.echo(f"carpool: {words}", err=True)
+            _tell(words)
         jobs = len(house.scheduler.jobs)
         click.echo(
             f"carpool: serves {len(house.names)} device{'s' if len(house.names) != 1 else ''} from {house.setup.state}"
@@ -154,7 +154,11 @@ async def _serve(house: House, around: Callable[[], AbstractAsyncContextManager[
             await house.run()
 
 
+def _tell(words: str) -> None:
+    click.echo(f"carpool: {words}", err=True)
+
+
 def _stop(house: House, leave_running: bool) -> None:
     words = "leaves its jobs at work for the next daemon" if leave_running else "halts all jobs with checkpoints"
-    click.echo(f"carpool: {words}", err=True)
+    _tell(words)
     house.stop(leave_running=leave_running)

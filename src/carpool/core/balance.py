@@ -39,6 +39,7 @@ class Balance(NamedTuple):
     note: object = None  # the policy's, for its next plan
     outsiders: tuple[OutsidersSeen, ...] = ()  # on devices where others compute
     policy: str = ""  # the one that decides, where it is no longer the one that the journal began with
+    policy_fault: str = ""  # of the one before it, where that is why it decides
 
 
 def balance_to_json(balance: Balance) -> dict[str, Any]:
@@ -56,6 +57,7 @@ def balance_to_json(balance: Balance) -> dict[str, Any]:
         "wake_at": balance.wake_at,
         "note": balance.note,
         "policy": balance.policy,
+        "policy_fault": balance.policy_fault,
         "outsiders": [fact_to_json(seen) for seen in balance.outsiders],
     }
 
@@ -77,6 +79,7 @@ def balance_from_json(value: dict[str, Any]) -> Balance:
         wake_at=value["wake_at"],
         note=value["note"],
         policy=value.get("policy", ""),
+        policy_fault=value.get("policy_fault", ""),
         outsiders=tuple(_seen(each) for each in value.get("outsiders", ())),
     )
 

@@ -11,6 +11,7 @@ from carpool.core.admission import Admission
 from carpool.core.amending import Amendment, amended, takes_off, told
 from carpool.core.balance import Balance
 from carpool.core.estimates import Estimator
+from carpool.core.filing import Filing
 from carpool.core.lifecycle import Transition
 from carpool.core.messages import (
     Assign,
@@ -56,16 +57,14 @@ class Books:
     appended to `orders`, and failures that follow from it are left in `followed`.
     """
 
-    def __init__(self, cluster: Cluster, policy: Policy, estimator: Estimator) -> None:
+    def __init__(self, cluster: Cluster, policy: Policy, estimator: Estimator, spare: Policy | None = None) -> None:
         self.jobs: dict[JobId, Job] = {}
         self.ended: dict[JobId, Phase] = {}
         self.occupancy = Occupancy(cluster)
-        self.waiting = Queue()
-        self.roster = Roster(ordered=policy.keeps_running_order)
+        self.filing = Filing(self.jobs, policy, estimator, spare)
         self.outsiders: dict[DeviceId, OutsidersSeen] = {}  # where there are some
         self.ranked: set[JobId] = set()  # jobs with a priority or a deadline, those that are over perhaps among them
         self.followed: list[Fact] = []
-        self._policy = policy
         self._estimator = estimator
         self._admission = Admission(self.ended)
         self._num_submitted = 0
@@ -93,6 +92,16 @@ class Books:
     def cluster(self) -> Cluster:
         """The nodes and devices there are."""
         return self.occupancy.cluster
+
+    @property
+    def waiting(self) -> Queue:
+        """Waiting jobs in the policy's order."""
+        return self.filing.waiting
+
+    @property
+    def roster(self) -> Roster:
+        """Jobs that hold devices."""
+        return self.filing.roster
 
     def check(self) -> None:
         """Assert that jobs, queue, roster and device map agree."""
@@ -140,16 +149,6 @@ class Books:
                 self.occupancy.take(job.spec, job.desired, inf)
             self._store(job)
 
-    def use(self, policy: Policy) -> None:
-        """Keep jobs in another policy's order from now on."""
-        self._policy = policy
-        starts = self.roster.by_start()
-        self.roster = Roster(ordered=policy.keeps_running_order)
-        for name in starts:
-            self._store(self.jobs[name])
-        for name in list(self.waiting):
-            self._store(self.jobs[name])
-
     # ------------------------------------------------------------------------------------------------------------ plans
     def adopt(self, at: float, planned: Planned, orders: list[Order]) -> None:
         """Make a plan's changes the desired state; the device map has them already."""
@@ -160,12 +159,12 @@ class Books:
             if change.allocation is None:
                 job = lifecycle.moved(job, at, Transition.RELEASE, service, "was released")
                 orders.append(Release(job.spec.id, job.generation))
-                self.roster.discard(job.spec.id)
+                self.filing.discard(job.spec.id)
             else:
                 probe_steps = change.purpose.steps if isinstance(change.purpose, Probe) else 0
                 job = lifecycle.assigned(job, at, change.allocation, rate, service, probe_steps)
                 orders.append(Assign(job.spec.id, change.allocation, job.generation, change.purpose))
-                self.waiting.discard(job.spec.id)
+                self.filing.dequeue(job.spec.id)
             self._store(job)
 
     def occupy(self, changes: Sequence[Change], *, most: float | None = None) -> None:
@@ -173,28 +172,21 @@ class Books:
 
         Fractions on a device sum to `most` at most: where it is not given, to what the policy allows.
         """
-        refuse_plan(self._policy, self.jobs, changes)
-        move(self.occupancy, self.jobs, changes, self._policy.max_virtual if most is None else most)
+        policy = self.filing.policy
+        refuse_plan(policy, self.jobs, changes)
+        move(self.occupancy, self.jobs, changes, policy.max_virtual if most is None else most)
 
     # ------------------------------------------------------------------------------------------------------------- jobs
     def _store(self, job: Job) -> None:
         """File a job under its phase."""
         self.jobs[job.spec.id] = job
-        if job.desired is not None:
-            if self.roster.is_ordered:
-                self.roster.put(job, self._policy.running_key(job, self._estimator))
-            elif job.spec.id not in self.roster:
-                self.roster.put(job, 0)
-        elif job.phase is Phase.WAITING:
-            self.waiting.put(job, self._policy.waiting_key(job, self._estimator))
+        self.filing.put(job)
 
     def _vacate(self, job: Job) -> None:
         """Take a job off the device map and out of the queue."""
         if job.desired is not None:
             self.occupancy.give(job.spec.id, job.desired)
-            self.roster.discard(job.spec.id)
-        else:
-            self.waiting.discard(job.spec.id)
+        self.filing.discard(job.spec.id)
 
     def _take_off(self, at: float, job: Job, transition: Transition, words: str, orders: list[Order]) -> Job:
         """Let a job hold nothing, by no plan of the policy's."""

@@ -158,16 +158,25 @@ def allocation_from_json(value: dict[str, Any]) -> Allocation:
     return Allocation(shares, value.get("batch_size", 0), tuple(value.get("parts", ())))
 
 
-def _planned_to_json(planned: Planned) -> dict[str, Any]:
-    changes = []
-    for change in planned.changes:
+def changes_to_json(changes: Iterable[Change]) -> list[dict[str, Any]]:
+    """Changes of a plan; what stands at its default is left out."""
+    found = []
+    for change in changes:
         item: dict[str, Any] = {"job": change.job}
         if change.allocation is not None:
             item["allocation"] = allocation_to_json(change.allocation)
         if isinstance(change.purpose, Probe):
             item["probe_steps"] = change.purpose.steps
-        changes.append(item)
-    value: dict[str, Any] = {"reason": planned.reason, "changes": changes, "believed": planned.believed}
+        found.append(item)
+    return found
+
+
+def _planned_to_json(planned: Planned) -> dict[str, Any]:
+    value: dict[str, Any] = {
+        "reason": planned.reason,
+        "changes": changes_to_json(planned.changes),
+        "believed": planned.believed,
+    }
     if planned.wake_at is not None:
         value["wake_at"] = planned.wake_at
     if planned.note is not None:

@@ -78,6 +78,7 @@ class PolicyChanged(Fact):
     """From now on another policy decides; what it finds is what the one before it left."""
 
     policy: str  # as it was written
+    fault: str = ""  # of the one before, where that is why
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from carpool.core.errors import Overbooked
 from carpool.core.messages import Change
 from carpool.core.model import Job, JobId
 from carpool.core.occupancy import Occupancy
@@ -14,7 +13,7 @@ from carpool.core.occupancy import Occupancy
 def move(occupancy: Occupancy, jobs: Mapping[JobId, Job], changes: Sequence[Change], most: float) -> None:
     """Let all leave first, so that jobs may swap places; fractions on a device sum to `most` at most.
 
-    Overbooked, with nothing changed, where there is no room.
+    Overbooked, with nothing changed, where there is no room; so it is with what a change that is none may raise.
     """
     for change in changes:
         held = jobs[change.job].desired
@@ -25,7 +24,7 @@ def move(occupancy: Occupancy, jobs: Mapping[JobId, Job], changes: Sequence[Chan
             continue
         try:
             occupancy.take(jobs[change.job].spec, change.allocation, most)
-        except Overbooked:
+        except Exception:
             _move_back(occupancy, jobs, changes, index)
             raise
 

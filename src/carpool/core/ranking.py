@@ -150,11 +150,12 @@ def _weights(view: Snapshot, ranks: Mapping[JobId, int]) -> Iterator[None]:
 @contextmanager
 def _only(view: Snapshot, level: int, ranks: Mapping[JobId, int]) -> Iterator[None]:
     """Show a queue without lower ranks."""
-    whole, view.waiting = view.waiting, Queue()
+    whole, shown = view.waiting, Queue()
     for name in whole if level <= 0 else [name for name in ranks if name in whole]:
         if ranks.get(name, 0) >= level:
             job = view.jobs[name]
-            view.waiting.put(job, view.policy.waiting_key(job, view.estimates))
+            shown.put(job, view.policy.waiting_key(job, view.estimates))
+    view.waiting = shown
     try:
         yield
     finally:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Container, Mapping, Sequence
 from math import isfinite
+from typing import Any
 
 from carpool.core.errors import CarpoolError, InputError
+from carpool.core.journal import changes_to_json
 from carpool.core.messages import Change, Fact, JobSubmitted, LimitsChanged, NodeJoined, WeightChanged
 from carpool.core.model import Job, JobId, Phase
-from carpool.core.policy import Policy
+from carpool.core.policy import Plan, Policy
 
 
 def refuse_facts(facts: Sequence[Fact], taken: Sequence[Container[JobId]], has_node: Callable[[str], bool]) -> None:
@@ -31,6 +34,40 @@ def refuse_facts(facts: Sequence[Fact], taken: Sequence[Container[JobId]], has_n
                 f"{fact.min_devices} to {fact.max_devices} devices are no range",
                 where=f"job {fact.job!r}",
                 way_out="Give 1 or more as the least, and no less as the most.",
+            )
+
+
+def refuse_answer(policy: Policy, at: float, plan: Plan, jobs: Mapping[JobId, Job], *, strictly: bool) -> None:
+    """CarpoolError for a plan that wants to be woken in the past, or shares devices without saying so.
+
+    Strictly, also for what is no plan at all or what no journal can hold, which would come out only once it is decided.
+    """
+    if strictly and plan is not Plan.NOTHING:
+        _refuse_unwritable(policy, plan)
+        refuse_plan(policy, jobs, plan.changes)
+    if plan.wake_at is not None and not plan.wake_at > at:
+        raise CarpoolError(f"policy {policy!r} asks at {at} s to be woken at {plan.wake_at} s, which is not later")
+    if plan is not Plan.NOTHING and not policy.may_share:
+        _refuse_sharing(policy, jobs, plan.changes)
+
+
+def _refuse_unwritable(policy: Policy, plan: Any) -> None:
+    reason, changes = getattr(plan, "reason", None), getattr(plan, "changes", None)
+    if not isinstance(reason, str) or not isinstance(changes, tuple | list):
+        raise CarpoolError(f"policy {policy!r} answered {plan!r}, which is no plan with changes and a reason in words")
+    try:
+        json.dumps((changes_to_json(changes), plan.wake_at, plan.note))
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise CarpoolError(f"policy {policy!r} answered a plan that cannot be written as JSON: {error}") from error
+
+
+def _refuse_sharing(policy: Policy, jobs: Mapping[JobId, Job], changes: Sequence[Change]) -> None:
+    """A policy that shares devices must say so: backends look for neighbours only then."""
+    for job, allocation, _ in changes:
+        if allocation is not None and allocation.fractions not in {(1.0,), jobs[job].lane}:
+            raise CarpoolError(
+                f"policy {policy!r} gives out {allocation.shares[0].fraction:g} of a device but does not set "
+                "shares_devices = True"
             )
 
 

@@ -10,6 +10,7 @@ from carpool.core.believing import guesses_of, rates_of
 from carpool.core.books import Books
 from carpool.core.errors import CarpoolError, InputError, Overbooked
 from carpool.core.estimates import Declared, Estimator
+from carpool.core.faults import FAULTS, fault_of
 from carpool.core.inheriting import ousted
 from carpool.core.messages import (
     Change,
@@ -31,6 +32,7 @@ from carpool.core.ports import Observer
 from carpool.core.ranking import Ranks, pressure
 from carpool.core.rationing import lacking, left_to_others, rationed
 from carpool.core.reconcile import known_in, orders_to_close
+from carpool.core.refusing import refuse_answer
 from carpool.core.timing import Timing
 from carpool.core.topology import Cluster
 
@@ -53,16 +55,20 @@ class Scheduler:
         cadence: Cadence | None = None,
         observers: Sequence[Observer] = (),
         find_policy: Callable[[str], Policy] | None = None,  # what a policy's text means; without it none can change
+        fallback: str = "",  # the policy that takes the place of one that fails; without it the caller is told
     ) -> None:
         self.policy = policy
         self.policy_text = ""  # of a policy that has taken the place of the first one
+        self.policy_fault = ""  # of the policy before, where that is why this one decides
+        self._fallback = fallback
         self._find_policy = find_policy
         self._given_cadence = cadence
         self.at = 0.0
         self.wake_at: float | None = None
         self._estimator: Estimator = estimator or Declared()
         self._observers = tuple(observers)
-        self._books = Books(cluster, policy, self._estimator)
+        spare = find_policy(fallback) if fallback and find_policy is not None else None
+        self._books = Books(cluster, policy, self._estimator, spare)
         self._books.folds[PolicyChanged] = self._on_policy_changed
         self._ranks = Ranks(self._books.ranked)
         self.timing = Timing(cadence or policy.cadence)
@@ -115,7 +121,13 @@ class Scheduler:
     def why(self, job: Job) -> str:
         """Why a job stands as it does now, in one sentence for people: as its policy sees it, and what it lacks."""
         view = self.snapshot()
-        words = [self.policy.why(view, job), pressure(view, job), lacking(view, job)]
+        try:
+            told = self.policy.why(view, job)
+        except FAULTS as error:
+            if not self._fallback:
+                raise
+            told = f"its policy cannot tell why ({fault_of(self.policy, error)})"
+        words = [str(told), pressure(view, job), lacking(view, job)]
         words.append(left_to_others(view, job, self.outsiders))
         return "; ".join(filter(None, words))
 
@@ -129,7 +141,11 @@ class Scheduler:
 
     # --------------------------------------------------------------------------------------------------- handling
     def handle(self, at: float, facts: Sequence[Fact]) -> list[Order]:
-        """Fold the facts of one instant, then plan at most once; the orders that follow."""
+        """Fold the facts of one instant, then plan at most once; the orders that follow.
+
+        A policy that fails changes nothing, and is told of: with a `fallback`, as a change of the policy that is folded
+        right behind, so that a plan is made all the same; else to the caller.
+        """
         if at < self.at:
             raise CarpoolError(f"time ran backwards: facts of {at} s after those of {self.at} s")
         another: Policy | None = None
@@ -147,7 +163,7 @@ class Scheduler:
         ignored: Sequence[Fact] = ()
         places = self._fold(at, facts, orders)
         if another is not None:
-            self._books.use(another)
+            self._books.filing.use(another)
             self._use(another)
         if places:
             ignored = [facts[place] for place in places]
@@ -160,7 +176,7 @@ class Scheduler:
         try:
             if self._ranks.is_due(at):
                 self.timing.is_triggered = True
-            if self.timing.may_be_due or self._ranks.is_waiting:
+            if (self.timing.may_be_due or self._ranks.is_waiting) and not self._books.filing.fault:
                 planned = None if self._has_taken_over else self._take_over(at, orders)
                 if planned is None and self._is_due(at):
                     planned = self._decide(at, orders)
@@ -170,7 +186,7 @@ class Scheduler:
                 record = Record(at, facts, planned, ignored)
                 for observer in self._observers:
                     observer.record(record)
-        return orders
+        return [*orders, *self._fall_back(at)] if self._books.filing.fault else orders
 
     def recover(self, records: Iterable[Record], *, has_gaps: bool = False) -> list[Order]:
         """Fold what was recorded without asking the policy again; the orders that may have been lost on the way.
@@ -195,6 +211,8 @@ class Scheduler:
                 self._books.adopt(record.at, planned, orders)
                 self._remember(record.at, planned)
         self._books.followed.clear()
+        if self._books.filing.fault:  # it is told of with the first fact
+            self._use(self._books.filing.policy)
         self.timing.is_triggered = True
         self.wake_at = self._next_wake(self.at)
         return orders_to_close(self._books.jobs.values())
@@ -208,6 +226,7 @@ class Scheduler:
             wake_at=self.timing.wanted_at,
             note=view.note,
             policy=self.policy_text,
+            policy_fault=self.policy_fault,
         )
 
     def reopen(self, balance: Balance) -> list[Order]:
@@ -221,7 +240,7 @@ class Scheduler:
         self.timing.planned_at = balance.planned_at
         self.timing.wanted_at = balance.wake_at
         self._view.note = balance.note
-        self.policy_text = balance.policy
+        self.policy_text, self.policy_fault = balance.policy, balance.policy_fault
         return self.recover(())
 
     def _fold(self, at: float, facts: Sequence[Fact], orders: list[Order]) -> Sequence[int]:
@@ -251,10 +270,15 @@ class Scheduler:
 
     def _on_policy_changed(self, at: float, fact: PolicyChanged, orders: list[Order]) -> bool:
         """What the policy before has noted and asked for is of no use to the next one, which is asked at once."""
-        self.policy_text = fact.policy
+        self.policy_text, self.policy_fault = fact.policy, fact.fault
         self._view.note = None
         self.timing.begin_anew()
         return True
+
+    def _fall_back(self, at: float) -> list[Order]:
+        """Let another policy decide in the place of one that failed, at the same instant."""
+        fault, self._books.filing.fault = self._books.filing.fault, ""
+        return self.handle(at, (PolicyChanged(self._fallback, fault),))
 
     def _use(self, policy: Policy) -> None:
         """Let a policy decide from now on."""
@@ -279,10 +303,15 @@ class Scheduler:
     def _decide(self, at: float, orders: list[Order]) -> Planned | None:
         view = self._view
         view.at = at
-        if self._books.ranked:
-            plan = self._ranks.plan(view, self._plan_within_supplies, goes_on=not self.timing.is_triggered)
-        else:
-            plan = self._plan_within_supplies()
+        try:
+            if self._books.ranked:
+                plan = self._ranks.plan(view, self._plan_within_supplies, goes_on=not self.timing.is_triggered)
+            else:
+                plan = self._plan_within_supplies()
+        except FAULTS as error:  # the device map is as it was
+            if not self._books.filing.give_up(error):
+                raise
+            return None
         if plan is Plan.NOTHING:
             self.timing.planned(at, None)
             return None
@@ -315,25 +344,10 @@ class Scheduler:
     def _planned_by_policy(self) -> Plan:
         """What the policy decides; what it did not draft is on the device map then, since only that checks it."""
         plan = self.policy.plan(self._view)
-        if plan.wake_at is not None and plan.wake_at <= self.at:
-            raise CarpoolError(
-                f"policy {self.policy!r} asks at {self.at} s to be woken at {plan.wake_at} s, which is not later"
-            )
-        if plan is not Plan.NOTHING:
-            if not self.policy.may_share:
-                self._refuse_sharing(plan.changes)
-            if plan.drafted is None:
-                self._books.occupy(plan.changes)
+        refuse_answer(self.policy, self.at, plan, self._books.jobs, strictly=bool(self._fallback))
+        if plan is not Plan.NOTHING and plan.drafted is None:
+            self._books.occupy(plan.changes)
         return plan
-
-    def _refuse_sharing(self, changes: Sequence[Change]) -> None:
-        """A policy that shares devices must say so: backends look for neighbours only then."""
-        for job, allocation, _ in changes:
-            if allocation is not None and allocation.fractions not in {(1.0,), self._books.jobs[job].lane}:
-                raise CarpoolError(
-                    f"policy {self.policy!r} gives out {allocation.shares[0].fraction:g} of a device but does not set "
-                    "shares_devices = True"
-                )
 
     def _remember(self, at: float, planned: Planned) -> None:
         self.timing.planned(at, planned.wake_at)

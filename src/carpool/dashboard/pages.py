@@ -174,7 +174,8 @@ async def ask_policy(asked: PageRequest) -> Show:
     """Which policy decides, and for admins a change of it."""
     policy = asked.clerk.policy
     offered = policy_action(policy, asked.who)
-    return lambda: SimpleNamespace(text=policy, actions=offered)
+    fault = asked.clerk.policy_fault(asked.who)
+    return lambda: SimpleNamespace(text=policy, fault=fault, actions=offered)
 
 
 async def ask_decisions(asked: PageRequest) -> Show:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from carpool.core.errors import InputError, UnknownName
-from carpool.core.policy import Policy
+from carpool.core.policy import Cadence, Policy
 
 
 class Listing(NamedTuple):
@@ -113,9 +113,14 @@ def _build(kind: type[Policy], text: str, settings: list[str]) -> Policy:
             raise UnknownName("parameter", key, spots, where=f"policy {text!r}")
         given[key] = _convert(hints[key], value, f"policy {text!r}: {key}")
     try:
-        return kind(**given)
+        policy = kind(**given)
     except (TypeError, ValueError) as error:
         raise InputError(str(error), where=f"policy {text!r}", way_out=_usage(spots)) from None
+    except Exception as error:
+        raise InputError(f"{type(error).__name__}: {error}", where=f"policy {text!r}") from error
+    if not isinstance(policy.cadence, Cadence):
+        raise InputError(f"cadence is {policy.cadence!r}", where=f"policy {text!r}", way_out="Set it to a Cadence.")
+    return policy
 
 
 def _usage(spots: dict[str, Field[Any]]) -> str:

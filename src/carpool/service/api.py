@@ -21,7 +21,7 @@ from carpool.service.door import Visitor
 from carpool.service.meters import MEDIA_TYPE
 from carpool.service.people import Forbidden
 from carpool.service.problems import Turned, responses
-from carpool.service.schemas import Accepted, Health, Limited, Me, PolicyText, Reweighed, Submission, Why
+from carpool.service.schemas import Accepted, Health, Limited, Me, PolicyState, PolicyText, Reweighed, Submission, Why
 from carpool.service.submission import read_submission
 from carpool.service.views import (
     DecisionView,
@@ -151,20 +151,20 @@ async def limit(job: Name, body: Limited, clerk: TheClerk, who: Who) -> Response
     return answer(JobView, clerk.job(who, job))
 
 
-@router.get("/policy", response_model=PolicyText, tags=["daemon"])
+@router.get("/policy", response_model=PolicyState, tags=["daemon"])
 async def policy(clerk: TheClerk, who: Who) -> Response:
     """The policy that decides."""
-    return answer(PolicyText, PolicyText(policy=clerk.policy))
+    return answer(PolicyState, PolicyState(policy=clerk.policy, fault=clerk.policy_fault(who)))
 
 
-@router.put("/policy", response_model=PolicyText, responses=responses(408, 413, 503), tags=["daemon"])
+@router.put("/policy", response_model=PolicyState, responses=responses(408, 413, 503), tags=["daemon"])
 async def change_policy(body: PolicyText, desk: TheDesk, visitor: TheVisitor) -> Response:
     """Let another policy decide from now on; for admins."""
     visitor.person.check_governs()
     if (roots := desk.roots_for(visitor)) is not None:
         roots.check_policy(body.policy)
     await desk.clerk.change_policy(visitor.person, body.policy)
-    return answer(PolicyText, PolicyText(policy=desk.clerk.policy))
+    return answer(PolicyState, PolicyState(policy=desk.clerk.policy, fault=""))
 
 
 # --------------------------------------------------------------------------------------------------------------- jobs

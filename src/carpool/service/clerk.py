@@ -24,6 +24,7 @@ from carpool.runtime.jobfolder import JobFolder
 from carpool.runtime.program import Program
 from carpool.service.allowances import Allowances
 from carpool.service.arrays import ArrayWish, wishes_for
+from carpool.service.audition import audition
 from carpool.service.feed import Event
 from carpool.service.keys import Keys, fingerprint
 from carpool.service.names import Names
@@ -145,8 +146,10 @@ class Clerk:
         await self._wish(who, LimitsChanged(JobId(job), min_devices, max_devices), "be given another range")
 
     async def change_policy(self, who: Person, text: str) -> None:
-        """Let another policy decide from now on; InputError where there is no such policy."""
+        """Let another policy decide from now on; InputError where there is none, or it fails at its first decision."""
         who.check_governs()
+        scheduler = self._in.scheduler
+        audition(scheduler, self._in.estimates, max(self._in.now(), scheduler.at), text)
         await self._in.daemon.wish(PolicyChanged(text))
 
     async def _wish(self, who: Person, fact: _Wish, what: str, *, unless: Collection[Phase] = ()) -> None:
@@ -211,7 +214,9 @@ class Clerk:
         found = self._in.scheduler.jobs.get(account.spec.id)
         if found is None:
             return f"is {account.phase}" + (f": {account.error}" if account.error else "")
-        return self._in.scheduler.why(found)
+        fault = self.policy_fault(who)
+        since = f"; {self.policy} decides since {fault}" if fault else ""
+        return self._in.scheduler.why(found) + since
 
     async def measurements(self, who: Person, job: str, *, most: int = _MOST_POINTS) -> list[MeasurementView]:
         """A job's curve: what it has reported, thinned to so many points; read aside, since it may be long."""
@@ -288,6 +293,11 @@ class Clerk:
         """The policy that decides, as it was written."""
         return self._in.policy()
 
+    def policy_fault(self, who: Person) -> str:
+        """What the policy before did wrong, where that is why this one decides; else empty."""
+        fault = self._in.scheduler.policy_fault
+        return self._told(who)(fault) or ("the policy before failed" if fault else "")
+
     def summary(self, who: Person) -> SummaryView:
         """The whole in a few figures."""
         devices = self.devices(who)
@@ -301,6 +311,7 @@ class Clerk:
             len(devices),
             sum(device.is_lost for device in devices),
             sum(min(1.0, sum(each.fraction for each in device.residents)) for device in devices),
+            self.policy_fault(who),
         )
 
     async def events(self, who: Person, after: int | None = None) -> AsyncIterator[Event]:

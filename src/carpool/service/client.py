@@ -110,13 +110,13 @@ class Client:
         """Let a job hold another number of devices from now on."""
         return self._object("PUT", f"{_at(job)}/limits", body={"min_devices": min_devices, "max_devices": max_devices})
 
-    def policy(self) -> str:
-        """The policy that decides."""
-        return str(self._object("GET", "/v1/policy")["policy"])
+    def policy(self) -> Json:
+        """The policy that decides, and the fault of the one before where that is why."""
+        return self._object("GET", "/v1/policy")
 
-    def change_policy(self, policy: str) -> str:
+    def change_policy(self, policy: str) -> Json:
         """Let another policy decide from now on."""
-        return str(self._object("PUT", "/v1/policy", body={"policy": policy})["policy"])
+        return self._object("PUT", "/v1/policy", body={"policy": policy})
 
     # ----------------------------------------------------------------------------------------------------------- jobs
     def jobs(self, **filters: Any) -> Json:

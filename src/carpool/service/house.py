@@ -72,6 +72,7 @@ class Setup:
     checkpoint_days: float = 0.0  # that checkpoints of jobs stay that are over; 0: always
     commit: Commit = asyncio.to_thread  # how the store's commits are run
     supplies: Supplies = UNKNOWN  # of this machine
+    tell: Callable[[str], None] = lambda words: None  # what whoever runs it should know, as it happens
 
 
 class House:
@@ -90,7 +91,9 @@ class House:
         balance = store.balance
         cluster = store.header.cluster if balance is None else balance.balance.cluster
         live = Live(cluster, speeds_of(setup.devices))
-        self.scheduler = Scheduler(cluster, policy, estimator=live, find_policy=parse_policy)
+        self.scheduler = Scheduler(
+            cluster, policy, estimator=live, find_policy=parse_policy, fallback=setup.default_policy
+        )
         live.has_company = in_company(self.scheduler)
         folded = recover_scheduler(store, self.scheduler)
         live.cluster = self.scheduler.cluster
@@ -252,6 +255,8 @@ class House:
                 self.followers.live.cluster = self.followers.spans.cluster = self.scheduler.cluster
             elif isinstance(fact, JobFinished | JobFailed | JobCancelled):
                 self._over.append(fact.job)
+            elif isinstance(fact, PolicyChanged) and fact.fault:
+                self.setup.tell(f"{fact.fault}; {fact.policy} decides from here on")
 
     def _daemon(self, link: ExecutorLink, introduced: Collection[JobId] = ()) -> Daemon:
         known = self.recovered

@@ -118,6 +118,12 @@ class PolicyText(BaseModel):
     policy: Annotated[StrictStr, Field(min_length=1, max_length=1000)]
 
 
+class PolicyState(PolicyText):
+    """The policy that decides."""
+
+    fault: str = Field("", description="What the policy before did wrong, where that is why this one decides.")
+
+
 class Me(BaseModel):
     """Who asks."""
 

@@ -212,6 +212,7 @@ class SummaryView:
     devices: int
     lost_devices: int
     held: float  # devices held, each by the fractions given away, at most 1
+    policy_fault: str = ""  # of the policy before, where that is why this one decides
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,19 @@
+"""What a policy does wrong, in words."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from carpool.core.policy import Policy
+
+FAULTS = (Exception, SystemExit)  # that a policy may raise: a file of somebody's own may call exit()
+
+
+def fault_of(policy: Policy, error: BaseException) -> str:
+    """What was raised, and where in the policy's file: ``policy Mine failed: KeyError: 'a' (mine.py, line 12)``."""
+    kind = type(policy)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    spot = f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""
+    return f"policy {kind.__name__} failed: {type(error).__name__}: {error}{spot}"
