@@ -166,6 +166,53 @@ def test_executors_that_die_handovers_and_other_devices_change_no_weight(tmp_pat
         assert found[spec.id].digest == plain_loop(training).digest
 
 
+FAILS = """
+from dataclasses import dataclass
+from carpool.policies.fifo import Fifo
+
+
+@dataclass(frozen=True)
+class Mine(Fifo):
+    def plan(self, view):
+        if len(view.jobs) > 1:
+            raise LookupError("too many")
+        return super().plan(view)
+"""
+
+
+def test_a_policy_that_fails_ends_no_daemon_and_decides_for_none_that_comes_after(tmp_path: Path) -> None:
+    jobs = read_jobs(write_jobs(tmp_path, 3)).jobs
+    state, mine = tmp_path / "state", tmp_path / "mine.py"
+    mine.write_text(FAILS)
+    fault = "policy Mine failed: LookupError: too many (mine.py, line 10)"
+
+    async def first() -> None:
+        async with opened(state, leave_running=True, policy=f"{mine}:Mine") as house:
+            await house.daemon.submit(jobs[:1])
+            await until(house, lambda: steps(house, "job-0") >= 2)
+            assert house.policy_text == f"{mine}:Mine"
+            await house.daemon.submit(jobs[1:])
+            assert (house.policy_text, house.scheduler.policy_fault) == ("fifo", fault)
+            await until(house, lambda: steps(house, "job-1") >= 2)
+
+    async def second() -> None:
+        async with opened(state) as house:
+            assert house.told == []
+            assert (house.policy_text, house.scheduler.policy_fault) == ("fifo", fault)
+            await until(house, lambda: not house.scheduler.jobs)
+
+    asyncio.run(first())
+    asyncio.run(second())
+    assert len(lives(state)) == 1
+    entries = read(state)
+    check_journal(entries, [spec.id for spec, _ in jobs])
+    found = outcomes(entries)
+    for number, (spec, _) in enumerate(jobs):
+        training = load_training("jobs.py:tiny", {"seed": number, "step_s": 0.0}, folder=tmp_path)
+        assert found[spec.id].digest == plain_loop(training).digest
+        assert steps_made(state, spec.id) == dict.fromkeys(range(1, 61), 1)
+
+
 def test_a_daemon_that_died_while_it_replaced_an_executor_leaves_no_step_counted_twice(tmp_path: Path) -> None:
     jobs = read_jobs(write_jobs(tmp_path, 1)).jobs
     state = tmp_path / "state"
