@@ -185,6 +185,15 @@ def test_a_start_does_not_end_at_a_policy_that_fails_over_what_the_journal_holds
     assert again.policy_fault.startswith("policy Moody failed: ")
 
 
+def test_whoever_chooses_another_policy_at_the_start_gets_that_one() -> None:
+    before = Desk("fifo")
+    before.say(0.0, submitted("a"), submitted("poison"))
+    again = opened("key")
+    again.recover(read_journal(before.text.getvalue().splitlines())[1])
+    again.handle(1.0, (PolicyChanged("raises later"), submitted("c")))
+    assert (again.policy_text, again.policy_fault) == ("raises later", "")
+
+
 def test_jobs_leave_a_queue_whose_keys_are_in_no_order() -> None:
     desk = Desk("no order")
     desk.say(0.0, *[submitted(f"job{number}") for number in range(40)])

@@ -57,11 +57,11 @@ class Books:
     appended to `orders`, and failures that follow from it are left in `followed`.
     """
 
-    def __init__(self, cluster: Cluster, policy: Policy, estimator: Estimator, spare: Policy | None = None) -> None:
+    def __init__(self, cluster: Cluster, policy: Policy, estimator: Estimator, fallback: Policy | None = None) -> None:
         self.jobs: dict[JobId, Job] = {}
         self.ended: dict[JobId, Phase] = {}
         self.occupancy = Occupancy(cluster)
-        self.filing = Filing(self.jobs, policy, estimator, spare)
+        self.filing = Filing(self.jobs, policy, estimator, fallback)
         self.outsiders: dict[DeviceId, OutsidersSeen] = {}  # where there are some
         self.ranked: set[JobId] = set()  # jobs with a priority or a deadline, those that are over perhaps among them
         self.followed: list[Fact] = []

@@ -9,6 +9,8 @@ from carpool.core.policy import Policy
 
 FAULTS = (Exception, SystemExit)  # that a policy may raise: a file of somebody's own may call exit()
 
+_LONGEST = 300  # of an error's own words: they are shown beside other things
+
 
 def fault_of(policy: Policy, error: BaseException) -> str:
     """What was raised, and where in the policy's file: ``policy Mine failed: KeyError: 'a' (mine.py, line 12)``."""
@@ -16,4 +18,6 @@ def fault_of(policy: Policy, error: BaseException) -> str:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     spot = f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""
-    return f"policy {kind.__name__} failed: {type(error).__name__}: {error}{spot}"
+    words = " ".join(str(error).split())
+    words = words if len(words) <= _LONGEST else f"{words[:_LONGEST]}…"
+    return f"policy {kind.__name__} failed: {type(error).__name__}: {words}{spot}"

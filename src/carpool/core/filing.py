@@ -15,19 +15,21 @@ class Filing:
     """The queue and the roster, which are filed by the policy's keys; `jobs` are all that are not over.
 
     Keys are asked for while facts are folded, which must not end halfway. Where the policy raises over one, or gives
-    keys that do not compare, all jobs are filed anew as the `spare` policy has it, and `fault` says why.
+    keys that do not compare, all jobs are filed anew as the `fallback` policy has it, and `fault` says why.
     """
 
-    __slots__ = ("_estimator", "_jobs", "_spare", "fault", "policy", "roster", "waiting")
+    __slots__ = ("_estimator", "_fallback", "_jobs", "fault", "policy", "roster", "waiting")
 
-    def __init__(self, jobs: Mapping[JobId, Job], policy: Policy, estimator: Estimator, spare: Policy | None) -> None:
+    def __init__(
+        self, jobs: Mapping[JobId, Job], policy: Policy, estimator: Estimator, fallback: Policy | None
+    ) -> None:
         self.policy = policy
         self.fault = ""
         self.waiting = Queue()
         self.roster = Roster(ordered=policy.keeps_running_order)
         self._jobs = jobs
         self._estimator = estimator
-        self._spare = spare
+        self._fallback = fallback
 
     def put(self, job: Job) -> None:
         """File a job under its phase, or move it to a new place."""
@@ -65,7 +67,7 @@ class Filing:
 
     def use(self, policy: Policy) -> None:
         """File all jobs in another policy's order; its keys need not compare with those before."""
-        self.policy = policy
+        self.policy, self.fault = policy, ""
         starts = self.roster.by_start()
         self.roster, self.waiting = Roster(ordered=policy.keeps_running_order), Queue()
         for name in starts:
@@ -75,9 +77,10 @@ class Filing:
                 self.put(job)
 
     def give_up(self, error: BaseException) -> bool:
-        """Let the spare policy take the place of one that raised this; False where there is no other."""
-        if self._spare is None or self.policy == self._spare:
+        """Let the fallback policy take the place of one that raised this; False where there is no other."""
+        if self._fallback is None or self.policy == self._fallback:
             return False
-        self.fault = fault_of(self.policy, error)
-        self.use(self._spare)
+        fault = fault_of(self.policy, error)
+        self.use(self._fallback)
+        self.fault = fault
         return True

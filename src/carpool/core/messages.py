@@ -284,7 +284,7 @@ class Planned(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One call of `Scheduler.handle`: facts of one instant, then at most one plan. The journal is a list of these."""
+    """Facts of one instant, then at most one plan: a call of `Scheduler.handle`. The journal is a list of these."""
 
     at: float
     facts: Sequence[Fact]  # in the order they were folded, then the failures that followed from them

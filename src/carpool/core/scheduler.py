@@ -67,8 +67,9 @@ class Scheduler:
         self.wake_at: float | None = None
         self._estimator: Estimator = estimator or Declared()
         self._observers = tuple(observers)
-        spare = find_policy(fallback) if fallback and find_policy is not None else None
-        self._books = Books(cluster, policy, self._estimator, spare)
+        last = find_policy(fallback) if fallback and find_policy is not None else None
+        self._books = Books(cluster, policy, self._estimator, last)
+        self._filing = self._books.filing
         self._books.folds[PolicyChanged] = self._on_policy_changed
         self._ranks = Ranks(self._books.ranked)
         self.timing = Timing(cadence or policy.cadence)
@@ -163,7 +164,7 @@ class Scheduler:
         ignored: Sequence[Fact] = ()
         places = self._fold(at, facts, orders)
         if another is not None:
-            self._books.filing.use(another)
+            self._filing.use(another)
             self._use(another)
         if places:
             ignored = [facts[place] for place in places]
@@ -176,7 +177,7 @@ class Scheduler:
         try:
             if self._ranks.is_due(at):
                 self.timing.is_triggered = True
-            if (self.timing.may_be_due or self._ranks.is_waiting) and not self._books.filing.fault:
+            if (self.timing.may_be_due or self._ranks.is_waiting) and not self._filing.fault:
                 planned = None if self._has_taken_over else self._take_over(at, orders)
                 if planned is None and self._is_due(at):
                     planned = self._decide(at, orders)
@@ -186,7 +187,7 @@ class Scheduler:
                 record = Record(at, facts, planned, ignored)
                 for observer in self._observers:
                     observer.record(record)
-        return [*orders, *self._fall_back(at)] if self._books.filing.fault else orders
+        return [*orders, *self._fall_back(at)] if self._filing.fault else orders
 
     def recover(self, records: Iterable[Record], *, has_gaps: bool = False) -> list[Order]:
         """Fold what was recorded without asking the policy again; the orders that may have been lost on the way.
@@ -211,8 +212,8 @@ class Scheduler:
                 self._books.adopt(record.at, planned, orders)
                 self._remember(record.at, planned)
         self._books.followed.clear()
-        if self._books.filing.fault:  # it is told of with the first fact
-            self._use(self._books.filing.policy)
+        if self._filing.fault:  # it is told of with the first fact
+            self._use(self._filing.policy)
         self.timing.is_triggered = True
         self.wake_at = self._next_wake(self.at)
         return orders_to_close(self._books.jobs.values())
@@ -277,8 +278,7 @@ class Scheduler:
 
     def _fall_back(self, at: float) -> list[Order]:
         """Let another policy decide in the place of one that failed, at the same instant."""
-        fault, self._books.filing.fault = self._books.filing.fault, ""
-        return self.handle(at, (PolicyChanged(self._fallback, fault),))
+        return self.handle(at, (PolicyChanged(self._fallback, self._filing.fault),))
 
     def _use(self, policy: Policy) -> None:
         """Let a policy decide from now on."""
@@ -309,7 +309,7 @@ class Scheduler:
             else:
                 plan = self._plan_within_supplies()
         except FAULTS as error:  # the device map is as it was
-            if not self._books.filing.give_up(error):
+            if not self._filing.give_up(error):
                 raise
             return None
         if plan is Plan.NOTHING:

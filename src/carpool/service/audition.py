@@ -9,7 +9,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.policies.blame import blaming
 from carpool.policies.registry import parse_policy
 
-_SPARE = "fifo"  # its plans are thrown away with the rest
+_FALLBACK = "fifo"  # its plans are thrown away with the rest
 _MOST_WAKES = 4  # one where jobs have to leave first, one for each rank of priority
 
 
@@ -18,19 +18,19 @@ def audition(scheduler: Scheduler, estimates: Estimator, at: float, policy: str)
 
     The same decision is made later for real, of the same view: the same view gives the same plan.
     """
-    twin = Scheduler(
-        scheduler.cluster, scheduler.policy, estimator=estimates, find_policy=parse_policy, fallback=_SPARE
+    other = Scheduler(
+        scheduler.cluster, scheduler.policy, estimator=estimates, find_policy=parse_policy, fallback=_FALLBACK
     )
-    twin.reopen(scheduler.balance())
+    other.reopen(scheduler.balance())
     with blaming(policy):
-        twin.handle(at, (PolicyChanged(policy),))
+        other.handle(at, (PolicyChanged(policy),))
         for _ in range(_MOST_WAKES):
-            if twin.policy_fault or twin.wake_at is None:
+            if other.policy_fault or other.wake_at is None:
                 break
-            if twin.wake_at > at and twin.timing.planned_at is not None:  # else it decides in rounds
+            if other.wake_at > at and other.timing.planned_at is not None:  # else it decides in rounds
                 break
-            twin.handle(max(at, twin.wake_at), (Woke(),))
-    if twin.policy_text != policy:
+            other.handle(max(at, other.wake_at), (Woke(),))
+    if other.policy_text != policy:
         raise InputError(
-            twin.policy_fault, where=f"policy {policy!r}", way_out="Test it with carpool.testing.PolicyContract."
+            other.policy_fault, where=f"policy {policy!r}", way_out="Test it with carpool.testing.PolicyContract."
         )
