@@ -46,6 +46,31 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> s
     return capsys.readouterr().out
 
 
+MINE = """
+from dataclasses import dataclass
+from carpool.policies.fifo import Fifo
+
+
+@dataclass(frozen=True)
+class Mine(Fifo):
+    def plan(self, view):
+        return super().plan(view) if len(view.jobs) < 2 else {}["two"]
+"""
+
+
+def test_a_policy_that_fails_is_told_of(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = served.reception.folder / "mine.py"
+    mine.write_text(MINE, encoding="utf-8")
+    assert printed(capsys, "policy", f"{mine}:Mine") == f"{mine}:Mine decides from now on\n"
+    printed(capsys, "submit", "-d", job_file(served, "a", "b"))
+    fault = "policy Mine failed: KeyError: 'two' (mine.py, line 9)"
+    assert printed(capsys, "policy") == f"fifo:bypass=true decides\nThat is since {fault}\n"
+    assert json.loads(printed(capsys, "policy", "--json"))["fault"] == fault
+    assert fault in printed(capsys, "why", "a")
+    assert run(["policy", f"{mine}:Mine"]) == 2
+    assert fault in capsys.readouterr().err
+
+
 def test_jobs_are_submitted_listed_and_steered(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "submit", "-d", job_file(served, "a", "b", "c")) == "a\nb\nc\n"
     lines = printed(capsys, "ps").splitlines()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from carpool.core.messages import PolicyChanged
 from carpool.core.model import JobId, JobSpec, Phase
 from carpool.core.topology import Cluster
 from carpool.dashboard.forms import token_for
@@ -175,6 +176,17 @@ def test_the_policy_is_changed_by_admins(open_room: Any) -> None:
         wrong = await post("/wish/policy", data=form(policy="lass"))
         assert (wrong.status_code, "Did you mean las" in wrong.text) == (422, True)
         assert room.clerk.policy == "las"
+
+    play(open_room, act, job("a"))
+
+
+def test_the_fault_of_the_policy_before_is_shown(open_room: Any) -> None:
+    async def act(room: Any) -> None:
+        await room.clerk._in.daemon.wish(PolicyChanged("las", "policy Mine failed: KeyError: <a>"))
+        for page in ("/cluster", "/decisions"):
+            assert "policy Mine failed: KeyError: &lt;a&gt;" in (await room.client.get(page)).text
+        await room.clerk.change_policy(Person("root", Role.ADMIN), "las")
+        assert "policy Mine failed" not in (await room.client.get("/decisions")).text
 
     play(open_room, act, job("a"))
 
