@@ -125,26 +125,27 @@ def opened(policy: str) -> Scheduler:
     return Scheduler(CLUSTER, found(policy), find_policy=found, fallback="fifo")
 
 
-def submitted(name: str) -> JobSubmitted:
-    return JobSubmitted(JobSpec(JobId(name), 1, 100.0))
+def submitted(name: str, priority: int = 0) -> JobSubmitted:
+    return JobSubmitted(JobSpec(JobId(name), 1, 100.0, priority=priority))
 
 
 WAYS = [*ANSWERS, *KEYS, "running key"]
 
 
-def spoiled(how: str) -> Desk:
+def spoiled(how: str, priority: int = 0) -> Desk:
     """Two jobs run and three wait, one of them a job that the policy cannot bear."""
     desk = Desk(how)
     desk.say(0.0, submitted("a"), submitted("b"))
     desk.say(1.0, AssignApplied(JobId("a"), 1, 0.0), AssignApplied(JobId("b"), 1, 0.0))
     desk.say(2.0, submitted("c"))
-    desk.say(3.0, submitted("poison"), submitted("d"))
+    desk.say(3.0, submitted("poison", priority), submitted("d"))
     return desk
 
 
+@pytest.mark.parametrize("priority", [0, 1])
 @pytest.mark.parametrize("how", WAYS)
-def test_another_policy_decides_and_nobody_who_runs_is_disturbed(how: str) -> None:
-    desk = spoiled(how)
+def test_another_policy_decides_and_nobody_who_runs_is_disturbed(how: str, priority: int) -> None:
+    desk = spoiled(how, priority)
     assert [order.job for order in desk.orders] == ["a", "b"], "nobody is touched"
     desk.say(4.0, JobPaused(JobId("c")))
     for at, job in ((5.0, "a"), (6.0, "b"), (7.0, "poison"), (8.0, "d")):

@@ -17,6 +17,17 @@ from carpool.testing.office import Office, listed, open_office
 
 ADA = Person("ada")
 
+MINE = """
+from dataclasses import dataclass
+from carpool.policies.fifo import Fifo
+
+
+@dataclass(frozen=True)
+class Mine(Fifo):
+    def plan(self, view):
+        return {}["no"]
+"""
+
 
 def sight(office: Office) -> Foresight:
     devices = parse_devices("cpu:2", cores=[0, 1])
@@ -46,6 +57,11 @@ def test_what_cannot_be_foreseen_is_told(tmp_path: Path) -> None:
             many = [listed(f"j{number}") for number in range(MOST + 1)]
             with pytest.raises(InputError, match=f"the limit of a forecast is {MOST}"):
                 await sight(office).foresee(ADA, many)
+            mine = tmp_path / "mine.py"
+            mine.write_text(MINE, encoding="utf-8")
+            fails = Foresight(office.clerk, parse_devices("cpu:2"), lambda: f"{mine}:Mine", lambda jobs: {})
+            with pytest.raises(InputError, match=r"KeyError: 'no' \(mine.py, line 9\)"):
+                await fails.foresee(ADA, [listed("a")])
 
     asyncio.run(play())
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from carpool.backends.documents import Json
 from carpool.core.errors import InputError
 from carpool.core.model import JobId
+from carpool.policies.blame import blaming
 from carpool.policies.registry import parse_policy
 from carpool.predictors.belief import ProfileBelief
 from carpool.runtime.devices import LocalDevice
@@ -59,15 +60,16 @@ class Foresight:
         together = [*there, *asked]
         text = self._policy()
         draws = min(_MOST_DRAWS, _EFFORT // len(together))
-        forecast = foresee(
-            together,
-            self._devices,
-            parse_policy(text),
-            self._beliefs(together),
-            left=left,
-            draws=max(1, draws),
-            supplies=self._clerk.cluster.nodes[-1].supplies,
-        )
+        with blaming(text, strictly=True):
+            forecast = foresee(
+                together,
+                self._devices,
+                parse_policy(text),
+                self._beliefs(together),
+                left=left,
+                draws=max(1, draws),
+                supplies=self._clerk.cluster.nodes[-1].supplies,
+            )
         mine = {job.spec.id for job in asked}
         wanted = tuple(job for job in forecast.jobs if job.account.spec.id in mine)
         document = as_document(replace(forecast, jobs=wanted), text, self._devices)
