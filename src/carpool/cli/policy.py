@@ -28,7 +28,9 @@ def command(policy: str | None, server: str, as_json: bool) -> None:
     refused; where it fails later, the daemon's default policy decides from then on, and this command says why.
     """
     with connect(server) as client:
-        now = client.policy() if policy is None else client.change_policy(policy)
+        if policy is not None:
+            client.change_policy(policy)
+        now = client.policy_state()
     if as_json:
         print_json(now)
     else:

@@ -110,13 +110,17 @@ class Client:
         """Let a job hold another number of devices from now on."""
         return self._object("PUT", f"{_at(job)}/limits", body={"min_devices": min_devices, "max_devices": max_devices})
 
-    def policy(self) -> Json:
+    def policy(self) -> str:
+        """The policy that decides."""
+        return str(self.policy_state()["policy"])
+
+    def policy_state(self) -> Json:
         """The policy that decides, and the fault of the one before where that is why."""
         return self._object("GET", "/v1/policy")
 
-    def change_policy(self, policy: str) -> Json:
+    def change_policy(self, policy: str) -> str:
         """Let another policy decide from now on."""
-        return self._object("PUT", "/v1/policy", body={"policy": policy})
+        return str(self._object("PUT", "/v1/policy", body={"policy": policy})["policy"])
 
     # ----------------------------------------------------------------------------------------------------------- jobs
     def jobs(self, **filters: Any) -> Json:
