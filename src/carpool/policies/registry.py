@@ -116,6 +116,8 @@ def _build(kind: type[Policy], text: str, settings: list[str]) -> Policy:
         policy = kind(**given)
     except (TypeError, ValueError) as error:
         raise InputError(str(error), where=f"policy {text!r}", way_out=_usage(spots)) from None
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(f"{type(error).__name__}: {error}", where=f"policy {text!r}") from error
     if not isinstance(policy.cadence, Cadence):

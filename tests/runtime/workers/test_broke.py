@@ -116,7 +116,7 @@ def test_a_cut_that_leaves_too_few_samples_is_bad_input(bench: Any, run: Any, pr
     first, second = run(work())
     assert (first.kind, second.kind) == ("input", "input")
     assert "BatchNorm" in first.error
-    assert second.error == "batch size 101; the data holds 100 samples"
+    assert second.error == "batch size 101; the data holds 100 samples. Set batch to less."
 
 
 def test_a_state_that_cannot_be_read_is_told_and_another_can_be_loaded(
