@@ -20,6 +20,7 @@ import torch
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5): "reset the peak resident set size"
 _M_MMAP_THRESHOLD, _SMALL_BLOCK = -3, 64 << 10  # malloc.h
+_PR_SET_THP_DISABLE = 41  # sys/prctl.h
 
 
 class Footprint:
@@ -57,10 +58,13 @@ class Footprint:
 def map_blocks() -> None:
     """Have every block but the smallest mapped and unmapped by itself from now on, so that resident is what is in use.
 
-    A heap keeps what was freed and cannot always use it again: the same training takes up to a tenth more or less for
-    no other reason than how sizes follow each other. Slower, so not for measuring time.
+    A heap keeps what was freed and cannot always use it again, and huge pages (allocator.py) are taken whole for the
+    least part of them: the same training takes up to a tenth more or less for no other reason than how sizes follow
+    each other. Slower, so not for measuring time.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    mallopt = getattr(libc, "mallopt", None)
     if mallopt is not None:  # another C library has none
         mallopt(_M_MMAP_THRESHOLD, _SMALL_BLOCK)
 
