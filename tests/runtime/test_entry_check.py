@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from carpool.core.model import JobId, JobSpec
-from carpool.runtime.entry_check import EntriesTried, try_entries
+from carpool.runtime.entry_check import EntriesTried, EntryCalls, try_entries
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
 
@@ -96,6 +96,13 @@ def test_what_is_wrong_is_told_of_each_job_and_nothing_is_printed(
     assert words["larger"] == "batch size 200; the data holds 64 samples. Set batch to less."
     assert "shards" in words["parted"]
     assert capfd.readouterr() == ("", "")
+
+
+def test_further_jobs_of_an_entry_wait_for_one_of_each_and_are_called_only_early(folder: Path) -> None:
+    first, second, other = program(folder), program(folder, args={"batch": 8}), program(folder, "raises")
+    calls = EntryCalls({"a": first, "b": second, "c": other, "d": second})
+    assert [calls.next(is_early=False) for _ in range(3)] == [("a", first), ("c", other), None]
+    assert [calls.next(is_early=True) for _ in range(3)] == [("b", second), ("d", second), None]
 
 
 def test_who_dies_or_takes_too_long_is_left_to_its_job(folder: Path) -> None:

@@ -40,12 +40,11 @@ async def start_checked(
 
 async def check_entries(jobs: Sequence[Listed]) -> None:
     """InputError where an entry raises, or returns what could not begin."""
-    from carpool.runtime.entry_check import PATIENCE_S, try_entries
+    from carpool.runtime.entry_check import try_entries
 
     tried = await try_entries(jobs)
     if tried.untried:
-        words = f"not checked beforehand, because {PATIENCE_S:.0f} s were over"
-        click.echo(f"carpool: {words}: the entries of {_some(tried.untried)}", err=True)
+        click.echo(f"carpool: not checked beforehand, for want of time: {_some(tried.untried)}", err=True)
     for job, problem in tried.problems.items():
         others = [other for other in tried.problems if other != job]
         raise InputError(

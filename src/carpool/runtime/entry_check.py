@@ -24,6 +24,7 @@ from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
 
 PATIENCE_S = 20.0  # for all of them together, once torch is imported
+_FURTHER = 0.25  # of it, in which an entry is also called with the arguments of further jobs: sweeps may be long
 _FINE = b"fine"
 
 
@@ -57,25 +58,33 @@ async def try_entries(jobs: Sequence[Listed], patience_s: float = PATIENCE_S) ->
 # -------------------------------------------------------------------------------------------------- the process itself
 
 
-class _Round:
+class EntryCalls:
     """Some entries that are called at the same time, each in a process of its own."""
 
     def __init__(self, programs: Mapping[str, Program]) -> None:
-        self._waiting = _each_entry_first(programs)
+        self._waiting, self._further = _each_entry_first(programs)
         self._running: dict[int, tuple[str, Child]] = {}
         self._poll = select.poll()
         self.found: dict[str, str] = {}  # by job; empty: nothing is wrong with it
 
-    def go(self, until: float) -> None:
-        """Call one after another until all are through, or the clock says so."""
+    def go(self, patience_s: float) -> None:
+        """Call one after another until all are through, or time is over."""
         most = len(os.sched_getaffinity(0))
-        while (self._waiting or self._running) and (left := until - time.monotonic()) > 0.0:
-            while self._waiting and len(self._running) < most:
-                self._begin(*self._waiting.pop(0))
-            for end, _ in self._poll.poll(1e3 * left):
+        until = time.monotonic() + patience_s
+        while (left_s := until - time.monotonic()) > 0.0:
+            while len(self._running) < most and (each := self.next(is_early=left_s > (1.0 - _FURTHER) * patience_s)):
+                self._begin(*each)
+            if not self._running:
+                break
+            for end, _ in self._poll.poll(1e3 * left_s):
                 self._hear(end)
         for _, child in self._running.values():
             child.close()
+
+    def next(self, *, is_early: bool) -> tuple[str, Program] | None:
+        """Whose entry is to be called next: one of each first, then, while it is early, further jobs of the same."""
+        queue = self._waiting or (self._further if is_early else [])
+        return queue.pop(0) if queue else None
 
     def _begin(self, job: str, program: Program) -> None:
         child = Child(f"try:{job}", functools.partial(_call, program))
@@ -91,12 +100,16 @@ class _Round:
             self.found[job] = "" if said == _FINE else said.decode("utf-8", "replace")
 
 
-def _each_entry_first(programs: Mapping[str, Program]) -> list[tuple[str, Program]]:
-    """All of them, the first of each entry before further ones with other arguments."""
+_Jobs = list[tuple[str, Program]]
+
+
+def _each_entry_first(programs: Mapping[str, Program]) -> tuple[_Jobs, _Jobs]:
+    """The first job of each entry, and further ones with other arguments."""
     first: dict[tuple[str, str], str] = {}
     for job, program in programs.items():
         first.setdefault((program.folder, program.entry), job)
-    return sorted(programs.items(), key=lambda each: each[0] not in first.values())
+    some = set(first.values())
+    return [each for each in programs.items() if each[0] in some], [e for e in programs.items() if e[0] not in some]
 
 
 def _call(program: Program, end: socket.socket) -> None:
@@ -130,8 +143,8 @@ def main() -> int:
 
     torch.set_num_threads(1)
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first optimizer imports much of torch
-    entries = _Round(programs)
-    entries.go(time.monotonic() + float(sys.argv[2]))
+    entries = EntryCalls(programs)
+    entries.go(float(sys.argv[2]))
     sys.stdout.write(json.dumps(entries.found))
     return 0
 
