@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,13 @@ def wants():
     return net()
 
 
+def leaves_somebody():
+    import subprocess
+    started = subprocess.Popen(["sleep", "321"])
+    open("somebody", "w").write(str(started.pid))
+    return net()
+
+
 def dies():
     os._exit(1)
 
@@ -85,6 +93,7 @@ def test_what_is_wrong_is_told_of_each_job_and_nothing_is_printed(
         larger=program(folder, batch_size=200),
         parted=program(folder, args={"norm": True}, exact=True, shards=16),
         wants=program(folder, "wants", environment={"WANTED": "here", "THERE": str(folder)}),
+        somebody=program(folder, "leaves_somebody"),
         shell=Program(command=("false",)),
     )
     assert found.untried == ()
@@ -96,6 +105,11 @@ def test_what_is_wrong_is_told_of_each_job_and_nothing_is_printed(
     assert words["larger"] == "batch size 200; the data holds 64 samples. Set batch to less."
     assert "shards" in words["parted"]
     assert capfd.readouterr() == ("", "")
+    words_of_it = Path("/proc") / (folder / "somebody").read_text(encoding="ascii") / "cmdline"
+    until = time.monotonic() + 30.0
+    while words_of_it.exists() and b"sleep" in words_of_it.read_bytes():
+        assert time.monotonic() < until, "what an entry starts goes with it"
+        os.sched_yield()
 
 
 def test_further_jobs_of_an_entry_wait_for_one_of_each_and_are_called_only_early(folder: Path) -> None:

@@ -11,15 +11,18 @@ import functools
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from carpool.core.model import JobId
 from carpool.runtime.child import Child
 from carpool.runtime.deathbed import call_oneself, die_with
+from carpool.runtime.framing import receive, write
 from carpool.runtime.jobfile import Listed
 from carpool.runtime.program import Program
 
@@ -79,7 +82,7 @@ class EntryCalls:
             for end, _ in self._poll.poll(1e3 * left_s):
                 self._hear(end)
         for _, child in self._running.values():
-            child.close()
+            _end(child)
 
     def next(self, *, is_early: bool) -> tuple[str, Program] | None:
         """Whose entry is to be called next: one of each first, then, while it is early, further jobs of the same."""
@@ -94,10 +97,17 @@ class EntryCalls:
     def _hear(self, end: int) -> None:
         job, child = self._running.pop(end)
         self._poll.unregister(end)
-        said = b"".join(iter(lambda: child.socket.recv(1 << 16), b""))
-        child.close()
+        said = receive(child.socket)
+        _end(child)
         if said:  # else it died before it could say anything, which need not be its fault
             self.found[job] = "" if said == _FINE else said.decode("utf-8", "replace")
+
+
+def _end(child: Child) -> None:
+    """End it, and what its entry has started and left in its session."""
+    with suppress(ProcessLookupError, PermissionError):  # it may not have come to lead one
+        os.killpg(child.pid, signal.SIGKILL)
+    child.close()
 
 
 _Jobs = list[tuple[str, Program]]
@@ -118,6 +128,7 @@ def _call(program: Program, end: socket.socket) -> None:
     from carpool.runtime.prepare import check_training, stand_where_asked
     from carpool.runtime.seeding import settle
 
+    os.setsid()
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
@@ -127,9 +138,9 @@ def _call(program: Program, end: socket.socket) -> None:
         stand_where_asked(program)
         check_training(program)
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - an entry may raise anything
-        end.sendall(told(raised).encode())
+        write(end, told(raised).encode())
     else:
-        end.sendall(_FINE)
+        write(end, _FINE)
 
 
 def main() -> int:
