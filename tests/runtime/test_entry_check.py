@@ -81,6 +81,13 @@ def program(folder: Path, name: str = "net", **more: object) -> Program:
     return Program(entry=f"train.py:{name}", folder=str(folder), **more)  # type: ignore[arg-type]
 
 
+def is_asleep(pid: str) -> bool:
+    try:
+        return b"sleep" in (Path("/proc") / pid / "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def test_what_is_wrong_is_told_of_each_job_and_nothing_is_printed(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,9 +112,8 @@ def test_what_is_wrong_is_told_of_each_job_and_nothing_is_printed(
     assert words["larger"] == "batch size 200; the data holds 64 samples. Set batch to less."
     assert "shards" in words["parted"]
     assert capfd.readouterr() == ("", "")
-    words_of_it = Path("/proc") / (folder / "somebody").read_text(encoding="ascii") / "cmdline"
-    until = time.monotonic() + 30.0
-    while words_of_it.exists() and b"sleep" in words_of_it.read_bytes():
+    somebody, until = (folder / "somebody").read_text(encoding="ascii"), time.monotonic() + 30.0
+    while is_asleep(somebody):
         assert time.monotonic() < until, "what an entry starts goes with it"
         os.sched_yield()
 
