@@ -20,6 +20,7 @@ from carpool.sim.report.figure import COLOURS, FONT, INK, SOFT
 
 Row = Mapping[str, Any]
 _WIDTH, _BAR, _LEFT = 760, 20, 250
+_CELL = 66  # width of a cell
 _REGIMES = ((100, "isolated"), (160, "moderate"), (290, "too much"), (1000, "full"))
 
 
@@ -94,7 +95,7 @@ def bars(groups: Mapping[str, Sequence[tuple[str, float]]], title: str) -> str:
 def heat(table: Mapping[str, Mapping[int, float]], title: str) -> str:
     """A cell for each mix and virtual total: the darker, the nearer to the best of its row."""
     totals = sorted({each for row in table.values() for each in row})
-    wide = (_WIDTH - _LEFT - 12) / len(totals)
+    wide = _CELL
     parts = [_text(_LEFT + wide * (i + 0.5), 44, f"{each} %", anchor="middle") for i, each in enumerate(totals)]
     for each, words in zip(totals, [_regime(each) for each in totals], strict=True):
         parts.append(_text(_LEFT + wide * (totals.index(each) + 0.5), 60, words, anchor="middle", colour=SOFT))
@@ -112,7 +113,7 @@ def heat(table: Mapping[str, Mapping[int, float]], title: str) -> str:
             )
             parts.append(_text(_LEFT + wide * (i + 0.5), top + 22, f"{row[each]:.3f}", anchor="middle"))
         top += 38
-    return _picture(title, parts, top + 8)
+    return _picture(title, parts, top + 8, _LEFT + 12 + wide * len(totals))
 
 
 def _regime(percent: int) -> str:
@@ -126,12 +127,20 @@ def _text(x: float, y: float, words: str, *, anchor: str = "start", weight: str 
     )
 
 
-def _picture(title: str, parts: Sequence[str], height: float) -> str:
+def _picture(title: str, parts: Sequence[str], height: float, width: float = _WIDTH) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:.0f}" width="{_WIDTH}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'height="{height:.0f}" role="img" font-family="{FONT}" font-size="13"><title>{escape(title)}</title>'
-        f'<rect width="{_WIDTH}" height="{height:.0f}" fill="#ffffff"/>{_text(12, 18, title)}{"".join(parts)}</svg>\n'
+        f'<rect width="{width:.0f}" height="{height:.0f}" fill="#ffffff"/>'
+        f"{_text(12, 18, title)}{''.join(parts)}</svg>\n"
     )
+
+
+def _bar(words: str, row: Row) -> tuple[str, float]:
+    """What a way of running a mix is called, and its Σ: of trainings that were measured alone, one after another."""
+    if words.startswith("alone"):
+        return words.replace("alone", "one after another"), row["sum"] / len(row["rates"])
+    return words, row["sum"]
 
 
 def main() -> None:
@@ -150,12 +159,14 @@ def main() -> None:
             if answer is not None:
                 print(json.dumps({mix: {"deterministic": setting, **answer}}, indent=1))
         if compare(found) is not None:
-            groups[mix] = [
-                (mode.split(":")[0], row["sum"])
+            shown = [
+                (mode.split(":")[0], row)
                 for mode, row in found.items()
                 if not mode.startswith("alone at") and mode != "alone, graph" and "our step" not in mode
                 if row.get("is_settled", True)
             ]
+            newest = dict(sorted(shown, key=lambda each: each[1].get("call", 0)))  # shares are chosen anew in each
+            groups[mix] = [_bar(words, newest[words]) for words in dict.fromkeys(words for words, _ in shown)]
         for row in found.values():
             shares = row.get("shares") or [row.get("share", 0)] * len(row["rates"])
             if row["mode"].startswith("MPS") and row["mode"].endswith("graph") and len(set(shares)) == 1:
