@@ -62,6 +62,7 @@ class ExecutorLink:
         self._reader = reader
         self._writer = writer
         self._gone: Gone | None = None
+        self._has_listener = False  # somebody has begun to receive
         self._silence_s = 0.0
         self._receipts = Receipts()
 
@@ -162,6 +163,7 @@ class ExecutorLink:
 
     async def receive(self) -> Report:
         """The next report; `Gone`, again and again, once there is no executor any more."""
+        self._has_listener = True
         while self._gone is None:
             try:
                 value = await self._heard()
@@ -183,6 +185,8 @@ class ExecutorLink:
         """
         self._say({"do": "stop", "checkpoint": checkpoint})
         await self._process.end(None if checkpoint else _STOP_S)
+        if not self._has_listener:
+            self._writer.close()  # else by whoever hears of its end
 
     async def leave(self) -> None:
         """Let the executor go on, for whoever claims it next."""
