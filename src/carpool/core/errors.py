@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 
 
 class CarpoolError(Exception):
@@ -13,6 +14,12 @@ class CarpoolError(Exception):
 def cause(error: Exception) -> str:
     """An error of the system in its words, less the number and the path that Python adds."""
     return (error.strerror if isinstance(error, OSError) else "") or str(error)
+
+
+def place_of(error: BaseException, is_own: Callable[[str], bool] = lambda file: True) -> str:
+    """The last line of somebody's own file that an error came through, `` (mine.py, line 12)``; else empty."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    return f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""
 
 
 class InputError(CarpoolError):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from carpool.core.errors import InputError
+from carpool.core.errors import InputError, place_of
 
 
 @contextmanager
@@ -22,13 +21,12 @@ def blaming(policy: str, *, strictly: bool = False) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if Path(frame.filename) == Path(f"{file}.py").resolve()]
-        if not separator or (strictly and not own):
+        own = Path(f"{file}.py").resolve()
+        spot = place_of(error, lambda other: Path(other) == own) if strictly else place_of(error)
+        if not separator or not spot:
             raise
-        spot = own[-1] if strictly else frames[-1]
         raise InputError(
-            f"{type(error).__name__}: {error} ({Path(spot.filename).name}, line {spot.lineno})",
+            f"{type(error).__name__}: {error}{spot}",
             where=f"policy {policy!r} failed",
             way_out="Test it with carpool.testing.PolicyContract.",
         ) from error

@@ -7,13 +7,12 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from carpool.core.errors import CarpoolError, InputError, UnknownName
+from carpool.core.errors import CarpoolError, InputError, UnknownName, place_of
 from carpool.runtime.seeding import seed_entry
 from carpool.runtime.training import Training
 
@@ -110,7 +109,5 @@ def _told(error: BaseException, source: str) -> str:
     """Type and message of an error, and the last line of the user's own file it came through."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} (line {error.lineno})"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).name == Path(source).name] or frames
-    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{place}"
+    own = place_of(error, lambda file: Path(file).name == Path(source).name)
+    return f"{type(error).__name__}: {error}{own or place_of(error)}"
