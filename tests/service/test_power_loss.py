@@ -80,12 +80,12 @@ def test_a_job_that_is_lost_is_named(pairs: list[tuple[Picture, Picture]], tmp_p
     assert words in verdict.told
 
 
-def test_an_end_of_line_that_is_altered_takes_no_line_with_it(
+def test_an_altered_line_ending_loses_nothing_while_the_database_is_whole(
     pairs: list[tuple[Picture, Picture]], tmp_path: Path
 ) -> None:
     now, then = pairs[-1]
-    for old, new in ((b"\n", b"\x0b"), (b"J", b"\n")):  # of the latter a bit makes an end that is none
-        files = {LOG: now.files[LOG].replace(old, new, 1)}  # and nothing is left of the database
+    for old, new in ((b"\n", b"\x0b"), (b"J", b"\n")):  # the second puts a line ending where there is none
+        files = {**now.files, LOG: now.files[LOG].replace(old, new, 1)}
         verdict = examine(lay_out(files, tmp_path), HEADER, now, then)
         assert (verdict.kept, verdict.named) == (len(now.accepted), 0)
         assert not any("is lost" in words for words in verdict.told)

@@ -194,14 +194,6 @@ def test_the_newest_record_lost_in_both_copies_is_named_from_its_remains(folder:
     assert store.findings.lost == ((12, ("job-12",)),)
 
 
-def test_a_record_of_which_one_bit_is_damaged_in_both_copies_is_put_right(folder: Path, opened: Opening) -> None:
-    strike(folder, b'"job-5","weight"', bits=1)
-    store = opened(folder)
-    assert records_in(store) == EXPECTED
-    assert store.findings.salvaged == (5,)
-    assert "Records 5 were damaged in the log and in the database" in " ".join(store.findings.tell())
-
-
 def test_an_unreadable_database_is_set_aside_and_built_anew(folder: Path, opened: Opening) -> None:
     (folder / f"{DATABASE}-wal").unlink()
     (folder / DATABASE).write_bytes(b"this is no database" * 100)

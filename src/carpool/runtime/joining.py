@@ -44,8 +44,6 @@ class Joiner:
         place = Place(said, owners, parts, None, Speedometer(said.probe))
         if self._norms is not None:
             self._norms.meeting = None
-        if trainer.beside is not None and said.threads:
-            trainer.beside.meet(said.threads)
         trainer.update.threads = place.threads if said.size > 1 and trainer.shards is None else None
         if said.size == 1:
             return place

@@ -69,14 +69,6 @@ class Step:
         return max((end - start for piece in pieces for start, end in self.passes(piece)), default=0)
 
 
-class Made(Protocol):
-    """Who has pieces passed elsewhere."""
-
-    def get(self, piece: int) -> Contribution | None:
-        """What a piece contributes, once that is there: it may be added into. Nothing, where it has no samples."""
-        ...
-
-
 class Turn(Protocol):
     """Who is told how far a pass has come."""
 
@@ -112,21 +104,16 @@ class Passes:
             workers=training.workers,
         )
 
-    def contribute(
-        self, step: Step, pieces: range, places: Places | None = None, elsewhere: Made | None = None
-    ) -> Gathered:
+    def contribute(self, step: Step, pieces: range, places: Places | None = None) -> Gathered:
         """The maximal aligned subtrees of a range of pieces, each added up in tree order.
 
         ``places`` has, for each of these subtrees, where its sum is to lie: then nothing has to be copied there.
-        ``elsewhere`` has what pieces contribute, where they are passed elsewhere.
         """
-        if elsewhere is None:
-            self.begin()
+        self.begin()
         gather: TreeAdder[Contribution] = TreeAdder(add_contributions)
         free = {} if places is None else {piece: places[node] for node in places for piece in node.shards}
         for piece in pieces:
-            place = free.get(piece)
-            made = self.piece(step, piece, place) if elsewhere is None else _moved(elsewhere.get(piece), place)
+            made = self.piece(step, piece, free.get(piece))
             if made is not None and piece in free:  # a subtree is added up into the first of its pieces
                 free = {other: place for other, place in free.items() if place is not free[piece]}
             gather.put(Subtree(0, piece), made)
@@ -323,15 +310,6 @@ def add_contributions(left: Contribution, right: Contribution) -> Contribution:
     """Add the right subtree into the left one."""
     left += right
     return left
-
-
-def _moved(made: Contribution | None, place: Contribution | None) -> Contribution | None:
-    """A contribution where it is to lie."""
-    if made is None or place is None:
-        return made
-    place.values.copy_(made.values)
-    place.integers.copy_(made.integers)
-    return place
 
 
 def read_loss(result: Any) -> tuple[Tensor, Tensor | float | None]:

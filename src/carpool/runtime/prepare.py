@@ -48,8 +48,6 @@ def settle_in(begin: Begin, program: Program, fds: tuple[int, ...]) -> None:
     torch.set_num_threads(begin.threads)
     os.environ.update(program.environment)
     os.environ.update(begin.environment)
-    if program.exact and begin.device == "cpu" and begin.threads > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # who has seen a GPU cannot be forked (twins.py): torch forbids it
     settle(deterministic=program.deterministic)  # before anything starts CUDA
     stand_where_asked(program)
 

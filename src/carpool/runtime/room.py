@@ -27,8 +27,6 @@ def make_room(trainer: Trainer) -> None:
     """Return to the device, or to the system, what is only held for later: recordings, and what allocators keep."""
     if trainer.graphs is not None:
         trainer.graphs.forget()  # they hold a whole pass's memory
-    if trainer.beside is not None:
-        trainer.beside.stay_alone()  # each other process holds a model and a pass's memory
     gc.collect()
     if trainer.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from carpool.runtime.beside import Beside
 from carpool.runtime.diverging import diverged, finite_sums
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.flat import Contribution, Layout, Sums
@@ -99,9 +98,6 @@ class Trainer:
         self.graphs: Graphs | None = None  # on a GPU, steps become CUDA graphs by themselves
         if graph and self.device.type == "cuda":
             self.graphs = self.recorded_by(CudaRecorder(self.device), loosely=not deterministic)
-        self.beside: Beside | None = None  # on cores, an exact job's shards may be passed on several at once
-        if exact and self.device.type == "cpu":
-            self.beside = Beside(training, self._passes, self.layout, shards, self._scale)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -132,7 +128,7 @@ class Trainer:
         """What a range of pieces contributes, as maximal aligned subtrees; the trainer stays as it was."""
         self._look_ahead(step, pieces)
         with self._bound():
-            return (self.beside or self._passes).contribute(step, pieces, places)
+            return self._passes.contribute(step, pieces, places)
 
     def combine(self, step: Step, gathered: Gathered) -> Contribution:
         """Add contributions of any owners, in tree order."""
@@ -253,7 +249,7 @@ class Trainer:
 
     def take_news(self) -> list[str]:
         """What was found out about its steps since the last time, for the job's story."""
-        return [words for each in (self.graphs, self.beside) if each is not None for words in each.take_news()]
+        return [] if self.graphs is None else self.graphs.take_news()
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -280,8 +276,6 @@ class Trainer:
         """Go on exactly where the state was taken."""
         check_state(state, self._made_for())
         training = self.training
-        if self.beside is not None:
-            self.beside.end()
         try:
             training.model.load_state_dict(state["model"])
             buffers = dict(training.model.named_buffers())

@@ -119,12 +119,6 @@ def _gather_state(optimizer: torch.optim.Optimizer) -> None:
                 state[name] = value.to(parameter.device)
 
 
-def calls_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer calls anything of the user's before or after its steps."""
-    hooks = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
-    return not all(isinstance(getattr(hook, "__self__", None), Update) for hook in hooks)
-
-
 class Update:
     """Applies a step's gradient to the model."""
 

@@ -111,8 +111,6 @@ class Worker:
                     self._turn()
             finally:
                 self._publisher.finish()
-                if self._trainer.beside is not None:
-                    self._trainer.beside.end()
 
     # -- moves --------------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,6 @@ class Findings(NamedTuple):
 
     from_log: tuple[int, ...] = ()  # records the database had lost
     from_database: tuple[int, ...] = ()  # records the log had lost
-    salvaged: tuple[int, ...] = ()  # records damaged in both: put right in the log, or found in pages of the database
     lost: tuple[Lost, ...] = ()
     set_aside: Path | None = None  # a database that could not be read
     cut: bool = False  # the log ended in the middle of a line, which was never acknowledged
@@ -48,11 +47,6 @@ class Findings(NamedTuple):
             told.append(f"Records {_runs(self.from_log)} were missing in the database; the log had them.")
         if self.from_database:
             told.append(f"Records {_runs(self.from_database)} were damaged in the log; the database had them.")
-        if self.salvaged:
-            told.append(
-                f"Records {_runs(self.salvaged)} were damaged in the log and in the database; "
-                "they were put together again by their checksums."
-            )
         if self.cut:
             told.append("The log ended in the middle of a line; it was never acknowledged and is dropped.")
         if self.header_lost:

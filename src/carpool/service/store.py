@@ -294,7 +294,6 @@ def _findings(found: StoreFound, lines: Mapping[int, LogLine], first: int, *, he
     return Findings(
         from_log=tuple(sorted(records & logged - rows)),
         from_database=tuple(sorted(records & rows - logged)),
-        salvaged=tuple(sorted(records & found.salvaged.keys())),
         lost=find_lost(lines, first, found.reading),
         set_aside=found.set_aside,
         cut=found.reading.cut,

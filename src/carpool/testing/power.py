@@ -152,7 +152,7 @@ DAMAGES: Sequence[Damage] = (
     Damage("bits flipped in one file", _flip_one),
     Damage("a block of one file is zeros", _blank_one),
     Damage("one file cut anywhere", _cut_one),
-    Damage("one bit of a record, in all files", _strike_one),
+    Damage("one bit of a record, in all files", _strike_one, may_lose=True),
     Damage("more bits of it, in all files", _strike_several, may_lose=True),
     Damage("bits flipped in all files", _flip_all, may_lose=True),
 )
