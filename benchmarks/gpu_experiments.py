@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from measured import ROOT, save
+from zoo import ENTRIES
 
 STEPS_PER_S = {  # about, alone as a graph on an H200: only says how long the trainings are
     "vgg": ("vgg16", 0.01, 200),
@@ -36,7 +37,7 @@ def job_file(seconds: float, batch: int) -> str:
     for name, (model, lr, rate) in STEPS_PER_S.items():
         steps = max(3, round(seconds * rate))
         args = f"{{ batch_size = {batch}, steps = {steps}, lr = {lr} }}"
-        tables.append(f'[[job]]\nname = "{name}"\nentry = "carpool.runtime.zoo.trainings:{model}"\nargs = {args}\n')
+        tables.append(f'[[job]]\nname = "{name}"\nentry = "{ENTRIES}:{model}"\nargs = {args}\n')
     return "\n".join(tables)
 
 

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import zoo_trainings as trainings
 from measured import RESULTS, ROOT, conditions
 from torch import nn
 from torch.optim import lr_scheduler
+from zoo import MODELS
 
 from carpool.runtime.datasets import synthetic
 from carpool.runtime.digest import digest
@@ -32,7 +34,6 @@ from carpool.runtime.goals import Stop
 from carpool.runtime.seeding import seed_entry
 from carpool.runtime.trainer import Trainer
 from carpool.runtime.training import Training
-from carpool.runtime.zoo import MODELS, trainings
 
 BATCH = {"bert_base": 8, "bert_small": 8, "deepspeech": 8, "transformer": 32, "yolo": 8, "ncf": 1024, "gcn": 140}
 EXAMPLES = {"examples/digits cnn": "digits.py:cnn", "examples/cifar10 cnn": "cifar10_cnn.py:cnn"}

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from measured import save
+from zoo_trainings import training
 
 from carpool.runtime.digest import digest
 from carpool.runtime.lodger import Lodger
@@ -23,7 +24,6 @@ from carpool.runtime.mirror import read_mirror, write_mirror
 from carpool.runtime.protocol import Message
 from carpool.runtime.publishing import Publisher
 from carpool.runtime.trainer import Trainer
-from carpool.runtime.zoo.trainings import training
 
 
 def made(model: str, device: str, batch: int) -> Trainer:

@@ -235,8 +235,9 @@ class _Runner:
         return measure(self._trainer, self._new_trainer(task, deterministic=True), steps)
 
     def _new_trainer(self, task: Task, deterministic: bool) -> Any:
+        from zoo_trainings import training
+
         from carpool.runtime.trainer import Trainer
-        from carpool.runtime.zoo.trainings import training
 
         if task.per_s:
             from sharing.fed import delivered

@@ -83,8 +83,8 @@ def build(task: Task, device: str) -> Built:
 
     if task.model.startswith("probe"):
         return _probe(task, device)
-    from carpool.runtime.zoo import MODELS
-    from carpool.runtime.zoo.trainings import OPTIMIZERS, RECIPES
+    from zoo import MODELS
+    from zoo_trainings import OPTIMIZERS, RECIPES
 
     made = RECIPES[task.model]
     model = MODELS[task.model](**task.sizes).to(device)
@@ -123,10 +123,10 @@ def build(task: Task, device: str) -> Built:
 def _batch(task: Task, device: str) -> Any:
     """One batch of made-up data; pictures are plain noise, which costs the same to train on."""
     import torch
+    from zoo import made
+    from zoo_trainings import RECIPES
 
     from carpool.runtime.samples import to_device
-    from carpool.runtime.zoo import made
-    from carpool.runtime.zoo.trainings import RECIPES
 
     torch.manual_seed(0)
     data = RECIPES[task.model].data

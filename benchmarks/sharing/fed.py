@@ -12,11 +12,11 @@ import time
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from zoo import MODELS
+from zoo_trainings import OPTIMIZERS, RECIPES
 
 from carpool.runtime.goals import Stop
 from carpool.runtime.training import Training
-from carpool.runtime.zoo import MODELS
-from carpool.runtime.zoo.trainings import OPTIMIZERS, RECIPES
 
 _READERS = 2  # processes that read ahead
 _UNLIKE = 64  # pictures, repeated: noise costs the same to train on

@@ -19,6 +19,7 @@ from measured import ROOT
 from sharing import fed, journal
 from sharing.mixes import Mix
 from sharing.table import Table, fair, total
+from zoo import ENTRIES
 
 WALK = Path(__file__).with_name("walk.py")
 _FOREVER = 10_000_000  # steps
@@ -33,7 +34,7 @@ def job_file(whole: Mix, *, deterministic: bool, graph: bool = True) -> str:
     tables = ['[defaults]\nprecision = "tf32"\nchannels_last = true\ncheckpoint_every = "1h"\n' + switches]
     for place, task in enumerate(whole.tasks):
         args: dict[str, Any] = {"batch_size": task.batch, "steps": _FOREVER, **task.sizes}
-        entry = f"carpool.runtime.zoo.trainings:{task.model}"
+        entry = f"{ENTRIES}:{task.model}"
         if task.per_s:
             entry, args = f"{fed.__file__}:delivered", {"model": task.model, "per_s": task.per_s, **args}
         words = ", ".join(f"{key} = {json.dumps(value)}" for key, value in args.items())

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from colocation.tasks import Task, labelled
 from sharing.room import PLAIN, Guest, Room
 from sharing.table import Table
-
-from carpool.runtime.zoo import MODELS
+from zoo import MODELS
 
 EQUAL = (33, 40, 50, 60, 100)
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from trials.desk import MARK, Desk, marked, new_mark
+from zoo import ENTRIES, MODELS
 
 from carpool.core.messages import ProgressReported
 from carpool.runtime.devices import parse_devices
 from carpool.runtime.link import ExecutorLink, ExecutorOptions
 from carpool.runtime.program import Program
-from carpool.runtime.zoo import MODELS
 
 FOREVER = 10_000_000  # steps
 _SETTLED = 20  # steps after a change: first the code's own, then proofs, then replays
@@ -37,7 +37,7 @@ def program(model: str, *, graph: bool, batch: int, steps: int = FOREVER, **chan
     args: dict[str, Any] = {"batch_size": batch, "steps": steps, "channels_last": True}
     if "stem" in inspect.signature(MODELS[model]).parameters:
         args["stem"] = "imagenet"
-    return Program(entry=f"carpool.runtime.zoo.trainings:{model}", args=args, graph=graph, checkpoint_s=1e6, **changes)
+    return Program(entry=f"{ENTRIES}:{model}", args=args, graph=graph, checkpoint_s=1e6, **changes)
 
 
 async def together(desk: Desk, shares: dict[str, float], seconds: float, batch: int) -> dict[str, float]:

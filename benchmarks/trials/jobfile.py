@@ -10,8 +10,7 @@ from typing import Any
 
 from measured import ROOT
 from trials.stamped import ENTRY
-
-from carpool.runtime.zoo import MODELS
+from zoo import ENTRIES, MODELS
 
 BATCH = 128
 _BATCHES = {"transformer": 32}
@@ -25,7 +24,7 @@ def entry_of(model: str) -> dict[str, Any]:
     args: dict[str, Any] = {"batch_size": _BATCHES.get(model, BATCH)}
     if "stem" in inspect.signature(MODELS[model]).parameters:
         args |= {"stem": "imagenet", "channels_last": True}
-    return {"entry": f"carpool.runtime.zoo.trainings:{model}", "args": args}
+    return {"entry": f"{ENTRIES}:{model}", "args": args}
 
 
 def job_file(folder: Path, jobs: Mapping[str, str], **given: Any) -> Path:

@@ -7,9 +7,9 @@ import time
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from zoo import MODELS
 
 import carpool
-from carpool.runtime.zoo import MODELS
 
 
 def mlp(hidden: int, steps: int, pause_s: float = 0.0) -> carpool.Training:

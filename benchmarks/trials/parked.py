@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from trials.copying import copy_rates
 from trials.timed import BEGIN, END, Clock, arguments
+from zoo_trainings import training
 
 from carpool.runtime.residence import Residence, residence_of
 from carpool.runtime.trainer import Trainer
-from carpool.runtime.zoo.trainings import training
 
 _SETTLED, _REPEATS = 10, 9
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 from trials.timed import arguments
+from zoo_trainings import training
 
 from carpool.runtime.trainer import Trainer
-from carpool.runtime.zoo.trainings import training
 
 _GROUPS = 16
 _REPEATS = 9

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from zoo_trainings import training
 
 from carpool.runtime.seeding import intra_op_threads
 from carpool.runtime.training import Training
-from carpool.runtime.zoo.trainings import training
 
 T = TypeVar("T")
 BEGIN, END = 0, 1

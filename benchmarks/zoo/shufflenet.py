@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from carpool.runtime.zoo.blocks import Mean2d, conv_norm, start
+from zoo.blocks import Mean2d, conv_norm, start
 
 # Channels of the three stages and of the last convolution, by width: table 5 of the paper.
 _STAGES = {

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-
-from carpool.runtime.zoo.blocks import Grid, scaled, twice
-from carpool.runtime.zoo.boxes import _overlap, detection_loss
-from carpool.runtime.zoo.ctc import ctc_loss
-from carpool.runtime.zoo.graphs import FastGCN, Graph, GraphSAGE
-from carpool.runtime.zoo.shufflenet import Unit
-from carpool.runtime.zoo.yolo import ANCHORS
+from zoo.blocks import Grid, scaled, twice
+from zoo.boxes import _overlap, detection_loss
+from zoo.ctc import ctc_loss
+from zoo.graphs import FastGCN, Graph, GraphSAGE
+from zoo.shufflenet import Unit
+from zoo.yolo import ANCHORS
 
 
 def test_ctc_equals_torch() -> None:

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from carpool.runtime.zoo.blocks import blank
+from zoo.blocks import blank
 
 
 class Attention(nn.Module):

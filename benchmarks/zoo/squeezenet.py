@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from carpool.runtime.zoo.blocks import Mean2d, Side, scaled, start
+from zoo.blocks import Mean2d, Side, scaled, start
 
 # Squeezed and expanded channels of each fire module; None halves the picture.
 _FIRES = ((16, 64), (16, 64), None, (32, 128), (32, 128), None, (48, 192), (48, 192), (64, 256), (64, 256))

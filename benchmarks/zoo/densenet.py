@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from carpool.runtime.zoo.blocks import Mean2d, Side, conv_norm, start
+from zoo.blocks import Mean2d, Side, conv_norm, start
 
 _BLOCKS = {121: (6, 12, 24, 16), 169: (6, 12, 32, 32), 201: (6, 12, 48, 32)}
 _BOTTLENECK = 4  # inner channels of a layer, in units of its growth

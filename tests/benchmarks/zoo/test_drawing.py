@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import torch
+from zoo.drawing import draw, draw_normal, normal, xavier
 
 from carpool.runtime.seeding import seed_entry
-from carpool.runtime.zoo.drawing import draw, draw_normal, normal, xavier
 
 _LARGE = (3, (3 << 20) + 7)  # more than two chunks, the last one not whole
 

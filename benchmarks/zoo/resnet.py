@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from carpool.runtime.zoo.blocks import Mean2d, Shortcut, conv_norm, scaled, start
+from zoo.blocks import Mean2d, Shortcut, conv_norm, scaled, start
 
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 

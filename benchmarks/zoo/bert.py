@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from carpool.runtime.zoo.attention import Attention, feed_forward
-from carpool.runtime.zoo.blocks import blank
-from carpool.runtime.zoo.drawing import draw, normal
+from zoo.attention import Attention, feed_forward
+from zoo.blocks import blank
+from zoo.drawing import draw, normal
 
 
 class BertLayer(nn.Module):

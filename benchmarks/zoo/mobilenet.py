@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from carpool.runtime.zoo.blocks import Mean2d, Shortcut, conv_norm, scaled, start
+from zoo.blocks import Mean2d, Shortcut, conv_norm, scaled, start
 
 # Kernel, expanded channels, outputs, squeeze and excitation, hard swish, stride: table 1 of the paper.
 _LARGE = (

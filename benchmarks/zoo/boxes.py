@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from carpool.runtime.zoo.yolo import ANCHORS
+from zoo.yolo import ANCHORS
 
 _BOX, _THERE, _CLASS = 0.05, 1.0, 0.5  # weights of the three parts, as published
 _BALANCE = (4.0, 1.0, 0.4)  # weight of each grid's "there is a box"

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import zoo_trainings as trainings
+from zoo import MODELS
 
 from carpool.runtime.digest import digest
 from carpool.runtime.samples import to_device
 from carpool.runtime.seeding import reseed
 from carpool.runtime.trainer import Trainer
-from carpool.runtime.zoo import MODELS, trainings
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import nn
 
-from carpool.runtime.zoo.blocks import Grid, Mean2d, blank, scaled, start
+from zoo.blocks import Grid, Mean2d, blank, scaled, start
 
 _CHANNELS = (64, 128, 256, 512, 512)
 _CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}

@@ -1,4 +1,4 @@
-"""A training of each model on made-up data, as an entry: ``carpool.runtime.zoo.trainings:resnet18``.
+"""A training of each model on made-up data, as an entry: ``benchmarks/zoo_trainings.py:resnet18``.
 
 Every entry takes the same arguments as `training`, less the name.
 """
@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from zoo import MODELS, made
+from zoo.boxes import detection_loss
+from zoo.ctc import ctc_loss
+from zoo.graphs import NodeBatch
 
 from carpool.core.errors import InputError, UnknownName
 from carpool.runtime.goals import Stop
 from carpool.runtime.samples import to_device
 from carpool.runtime.seeding import seed_entry
 from carpool.runtime.training import Loss, Training
-from carpool.runtime.zoo import MODELS, made
-from carpool.runtime.zoo.boxes import detection_loss
-from carpool.runtime.zoo.ctc import ctc_loss
-from carpool.runtime.zoo.graphs import NodeBatch
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),

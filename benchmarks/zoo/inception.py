@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from carpool.runtime.zoo.blocks import Mean2d, Side, Size, conv_norm, start
+from zoo.blocks import Mean2d, Side, Size, conv_norm, start
 
 _conv = partial(conv_norm, eps=1e-3)
 _Step = tuple[int, Size]  # outputs, kernel

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from carpool.runtime.zoo.drawing import draw_normal
+from zoo.drawing import draw_normal
 
 Size = int | tuple[int, int]
 Activation = Callable[[], nn.Module]

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from carpool.runtime.zoo.blocks import Shortcut, conv_norm, scaled, twice
+from zoo.blocks import Shortcut, conv_norm, scaled, twice
 
 _conv = partial(conv_norm, eps=1e-3, momentum=0.03, activation=nn.SiLU)
 # Width and height of three boxes for each grid, in pixels of a 640×640 picture: the published ones.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from carpool.runtime.zoo.blocks import Mean2d, conv_norm
+from zoo.blocks import Mean2d, conv_norm
 
 
 def mlp(*, channels: int = 3, image: int = 32, hidden: int = 256, classes: int = 10, dropout: float = 0.0) -> nn.Module:

@@ -8,27 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from torch import nn
 
 from carpool.core.errors import UnknownName
-from carpool.runtime.zoo.bert import bert
-from carpool.runtime.zoo.deepspeech import deepspeech
-from carpool.runtime.zoo.densenet import densenet
-from carpool.runtime.zoo.graphs import fastgcn, gcn, graphsage
-from carpool.runtime.zoo.inception import inception_v3
-from carpool.runtime.zoo.lstm import lstm
-from carpool.runtime.zoo.mobilenet import mobilenet_v3
-from carpool.runtime.zoo.ncf import ncf
-from carpool.runtime.zoo.resnet import resnet
-from carpool.runtime.zoo.shufflenet import shufflenet_v2
-from carpool.runtime.zoo.small import cnn, mlp
-from carpool.runtime.zoo.squeezenet import squeezenet
-from carpool.runtime.zoo.transformer import transformer
-from carpool.runtime.zoo.vgg import vgg
-from carpool.runtime.zoo.yolo import yolo
+from zoo.bert import bert
+from zoo.deepspeech import deepspeech
+from zoo.densenet import densenet
+from zoo.graphs import fastgcn, gcn, graphsage
+from zoo.inception import inception_v3
+from zoo.lstm import lstm
+from zoo.mobilenet import mobilenet_v3
+from zoo.ncf import ncf
+from zoo.resnet import resnet
+from zoo.shufflenet import shufflenet_v2
+from zoo.small import cnn, mlp
+from zoo.squeezenet import squeezenet
+from zoo.transformer import transformer
+from zoo.vgg import vgg
+from zoo.yolo import yolo
 
-__all__ = ["MODELS", "Builder", "Models"]
+__all__ = ["ENTRIES", "MODELS", "Builder", "Models"]
+
+ENTRIES = Path(__file__).resolve().parents[1] / "zoo_trainings.py"  # a job's entry is f"{ENTRIES}:{model}"
 
 Builder = Callable[..., nn.Module]  # takes sizes by name, all with defaults
 

@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from carpool.runtime.zoo.attention import Attention, feed_forward, later
-from carpool.runtime.zoo.blocks import blank
-from carpool.runtime.zoo.drawing import draw, normal, xavier
+from zoo.attention import Attention, feed_forward, later
+from zoo.blocks import blank
+from zoo.drawing import draw, normal, xavier
 
 
 class TransformerLayer(nn.Module):

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import zoo_trainings as trainings
 from torch import nn
+from zoo import ENTRIES, MODELS
 
 from carpool.core.errors import InputError, UnknownName
 from carpool.runtime.digest import digest
@@ -15,10 +17,9 @@ from carpool.runtime.precision import settle_training
 from carpool.runtime.samples import to_device
 from carpool.runtime.seeding import seed_entry
 from carpool.runtime.trainer import Trainer
-from carpool.runtime.zoo import MODELS, trainings
 from carpool.testing import plain_loop
 
-ENTRY = "carpool.runtime.zoo.trainings"
+ENTRY = str(ENTRIES)
 # Sizes at which a step takes milliseconds.
 TINY: dict[str, dict[str, Any]] = {
     "mlp": {"image": 8, "hidden": 8},

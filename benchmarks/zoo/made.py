@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from carpool.runtime.datasets import Split, TensorData, synthetic
-from carpool.runtime.zoo.graphs import Graph, NodeData
+from zoo.graphs import Graph, NodeData
 
 Data = TensorData | NodeData
 
