@@ -23,9 +23,9 @@ from measured import RESULTS, save
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.policies.registry import parse_policy
-from carpool.policies.share_search import Setting, ShareSearch, Tenant, Vector, fair
-from carpool.policies.share_trials import Trial
-from carpool.sim.run import simulate
+from carpool.policies.sharing.share_search import Setting, ShareSearch, Tenant, Vector, fair
+from carpool.policies.sharing.trial_log import Trial
+from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.colocation import ColocationWorld
 

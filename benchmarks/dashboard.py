@@ -23,11 +23,11 @@ from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Cluster
 from carpool.dashboard.pages import PAGES
 from carpool.dashboard.routes import mount
-from carpool.policies.fifo import Fifo
-from carpool.service.clerk import Clerk
-from carpool.service.people import Person, Role
+from carpool.policies.baselines.nonpreemptive import Fifo
+from carpool.service.auth import Principal, Role
+from carpool.service.service import SchedulerService
 from carpool.sim.traces.trace import Arrival
-from carpool.testing.showroom import showroom
+from tests.support.simulated_daemon import open_simulated_daemon
 
 NOW = 3600.0
 SIZES = ((40, 1, 8), (1_000, 63, 8), (10_000, 63, 8))  # jobs, nodes, devices of each
@@ -95,11 +95,11 @@ async def measure(client: httpx.AsyncClient, path: str, times: int) -> dict[str,
     }
 
 
-async def walk(clerk: Clerk, times: int, row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+async def walk(clerk: SchedulerService, times: int, row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """Every page, every panel of it, and two that are harder than usual."""
     app = FastAPI(openapi_url=None)
-    mount(app, clerk, lambda request: Person("root", Role.ADMIN))
-    newest = clerk.jobs(Person("root", Role.ADMIN), limit=1).jobs[0].id
+    mount(app, clerk, lambda request: Principal("root", Role.ADMIN))
+    newest = clerk.jobs(Principal("root", Role.ADMIN), limit=1).jobs[0].id
     paths = []
     for page in PAGES:
         path = page.path.replace("{job}", newest)
@@ -133,7 +133,9 @@ async def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             cluster = Cluster.build([(nodes, size, "V100")])
             came = arrivals(jobs, nodes * size)
-            async with showroom(Path(folder), cluster, Fifo(), came, live_from=NOW, report_every_s=NOW / 4) as clerk:
+            async with open_simulated_daemon(
+                Path(folder), cluster, Fifo(), came, live_from=NOW, report_every_s=NOW / 4
+            ) as clerk:
                 await walk(clerk, options.times, {"jobs": jobs, "devices": nodes * size}, rows)
 
 

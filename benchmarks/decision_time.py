@@ -22,7 +22,7 @@ from typing import Any
 
 from measured import save
 
-from carpool.backends.live import Live
+from carpool.backends.online_estimator import OnlineEstimator
 from carpool.core.estimates import Estimator
 from carpool.core.messages import AssignApplied, Fact, JobFinished, JobSubmitted, ProgressReported
 from carpool.core.model import JobId, JobSpec
@@ -30,7 +30,7 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.policies.registry import parse_policy
-from carpool.service.sweeping import Sweeping
+from carpool.service.daemon.gc_tuning import GcFreezer
 from carpool.sim.worlds.scaling import ScalingWorld
 
 SIZES = [(100, 1_000), (1_000, 1_000), (2_000, 1_000), (100, 10_000), (1_000, 10_000), (2_000, 10_000)]
@@ -86,13 +86,13 @@ def measure(policy: str, num_jobs: int, num_devices: int, decisions: int) -> dic
 def measure_live(policy: str, num_jobs: int, decisions: int) -> dict[str, Any]:
     """One row of jobs whose rates are believed."""
     cluster = Cluster.build([(8, 8, "V100")])
-    return follow(policy, cluster, Live(cluster), single, num_jobs, decisions)
+    return follow(policy, cluster, OnlineEstimator(cluster), single, num_jobs, decisions)
 
 
 def measure_elastic(policy: str, num_jobs: int, decisions: int) -> dict[str, Any]:
     """One row of elastic jobs whose rates are believed."""
     cluster = Cluster.build([(num_jobs // 2, 8, "V100")])
-    return follow(policy, cluster, Live(cluster), unknown_width, num_jobs, decisions)
+    return follow(policy, cluster, OnlineEstimator(cluster), unknown_width, num_jobs, decisions)
 
 
 def follow(
@@ -108,13 +108,13 @@ def follow(
     scheduler = Scheduler(cluster, timed, estimator=estimator)
     facts: list[Fact] = [JobSubmitted(make(number, random)) for number in range(num_jobs)]
     at = 0.0
-    with Sweeping():
+    with GcFreezer():
         for step in range(decisions + 1):
             orders = scheduler.handle(at, facts)
             scheduler.handle(at, [AssignApplied(o.job, o.generation, 0.0) for o in orders if hasattr(o, "allocation")])
             at += 10.0
             running = [job for job in scheduler.jobs.values() if job.desired is not None]
-            if isinstance(estimator, Live):
+            if isinstance(estimator, OnlineEstimator):
                 told = [ProgressReported(j.id, j.generation, at, random.uniform(1.0, 2.0)) for j in running]
                 scheduler.handle(at, told)
             ends = scheduler.jobs[random.choice(sorted([job.id for job in running]))]

@@ -25,7 +25,7 @@ from typing import Any
 from measured import RESULTS, ROOT, conditions
 from trials.jobfile import job_file, story
 
-from carpool.runtime.mps import CONTROL
+from carpool.runtime.sharing.mps_daemon import CONTROL
 
 JOBS = {"resnet": "resnet18", "mobile": "mobilenet_v3", "words": "transformer"}
 LIMIT_S = 150.0

@@ -27,13 +27,13 @@ from torch import nn
 from torch.optim import lr_scheduler
 from zoo import MODELS
 
-from carpool.runtime.datasets import synthetic
-from carpool.runtime.digest import digest
-from carpool.runtime.entry import load_training
-from carpool.runtime.goals import Stop
-from carpool.runtime.seeding import seed_entry
-from carpool.runtime.trainer import Trainer
-from carpool.runtime.training import Training
+from carpool.runtime.data.datasets import synthetic
+from carpool.runtime.engine.determinism import seed_entry
+from carpool.runtime.engine.stop_criteria import Stop
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.engine.training import Training
+from carpool.runtime.state.digest import digest
+from carpool.runtime.worker.entry_loader import load_training
 
 BATCH = {"bert_base": 8, "bert_small": 8, "deepspeech": 8, "transformer": 32, "yolo": 8, "ncf": 1024, "gcn": 140}
 EXAMPLES = {"examples/digits cnn": "digits.py:cnn", "examples/cifar10 cnn": "cifar10_cnn.py:cnn"}

@@ -30,16 +30,16 @@ from trials.late import LateRun
 from trials.phased import keep_pixels
 from trials.phases import lanes_of
 
-from carpool.backends.runfolder import RunFolder
-from carpool.backends.running import RunRequest
-from carpool.backends.shelf import Shelf
+from carpool.backends.local_run import RunRequest
+from carpool.backends.profile_library import ProfileLibrary
+from carpool.backends.run_folder import RunFolder
 from carpool.core.model import Phase
 from carpool.core.policy import Policy
+from carpool.jobs.devices import LocalDevice, parse_devices
+from carpool.jobs.job_file import ListedJob, parse_jobs
 from carpool.policies.registry import parse_policy
-from carpool.runtime.devices import LocalDevice, parse_devices
-from carpool.runtime.jobfile import Listed, parse_jobs
-from carpool.runtime.link import ExecutorLink, ExecutorOptions
-from carpool.testing.lender import Lender
+from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
+from tests.support.shared_executor import SharedExecutor
 
 HERE = Path(__file__).resolve().parent / "trials"
 FIRST = ("2-2", "3-1", "1-3", "one after another", "loss-phase", "carpool")
@@ -63,7 +63,9 @@ WARM_S = 8.0
 class Table:
     """All rows, one executor, and the time that is left."""
 
-    def __init__(self, devices: list[LocalDevice], root: Path, lender: Lender, batch: int, budget_s: float) -> None:
+    def __init__(
+        self, devices: list[LocalDevice], root: Path, lender: SharedExecutor, batch: int, budget_s: float
+    ) -> None:
         self.devices, self.root, self.lender, self.batch = devices, root, lender, batch
         self.until = time.monotonic() + budget_s
         self.longest_s = 0.0
@@ -74,11 +76,11 @@ class Table:
         self.number += 1
         began = time.monotonic()
         rows = [{**job, "name": f"{job['name']}-{self.number}"} for job in jobs]
-        listed: tuple[Listed, ...] = parse_jobs({"job": rows}, HERE, "benchmark")
+        listed: tuple[ListedJob, ...] = parse_jobs({"job": rows}, HERE, "benchmark")
         asked = RunRequest("phases", listed, tuple(self.devices), policy, repr(policy), "benchmark")
         late = {rows[-1]["name"]: gap_s}
         folder = RunFolder(self.root / "runs" / str(self.number))
-        run = LateRun(asked, folder, late, Shelf(self.root).beliefs(listed), self.lender)
+        run = LateRun(asked, folder, late, ProfileLibrary(self.root).beliefs(listed), self.lender)
         await asyncio.wait_for(run.go(run.start), max(1.0, self.until - time.monotonic()))
         accounts = list(run.ledger.accounts.values())
         if failed := [account.error for account in accounts if account.phase is not Phase.FINISHED]:
@@ -186,7 +188,7 @@ async def measure(options: argparse.Namespace, environment: dict[str, str], root
         devices = lanes_of(devices, NUM_LANES)
     warm = WARM if is_cuda else 0
     chosen = ExecutorOptions(mps=False, warm=warm, environment=environment)
-    lender = Lender(await ExecutorLink.start(devices, root / "state", options=chosen))
+    lender = SharedExecutor(await ExecutorClient.start(devices, root / "state", options=chosen))
     if warm:
         await asyncio.sleep(WARM_S)  # the first row shall find them like the others
     table = Table(devices, root, lender, 512 if is_cuda else 256, options.budget)

@@ -17,13 +17,12 @@ import torch
 from measured import save
 from zoo_trainings import training
 
-from carpool.runtime.digest import digest
-from carpool.runtime.lodger import Lodger
-from carpool.runtime.memory import new_memory
-from carpool.runtime.mirror import read_mirror, write_mirror
-from carpool.runtime.protocol import Message
-from carpool.runtime.publishing import Publisher
-from carpool.runtime.trainer import Trainer
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.memory.swap_client import SwapClient
+from carpool.runtime.process.protocol import Message
+from carpool.runtime.process.shared_memory import new_memory_file
+from carpool.runtime.state.digest import digest
+from carpool.runtime.state.mirror import MirrorWriter, read_mirror, write_mirror
 
 
 def made(model: str, device: str, batch: int) -> Trainer:
@@ -46,8 +45,8 @@ def window_s(trainer: Trainer, steps: int, publish: Any = None) -> float:
 
 def measure(trainer: Trainer, other: Trainer, steps: int) -> dict[str, Any]:
     """One training, and another of the same that goes on from a mirror."""
-    fd, said = new_memory("mirror"), list[Message]()
-    aside = Publisher(trainer, Lodger(None, said.append), said.append, aside=True)
+    fd, said = new_memory_file("mirror"), list[Message]()
+    aside = MirrorWriter(trainer, SwapClient(None, said.append), said.append, aside=True)
     for _ in range(8):
         trainer.step()
     write_mirror(fd, 0, trainer.state_dict())  # pages of the file and of pinned memory are there from now on

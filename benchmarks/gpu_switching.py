@@ -29,7 +29,7 @@ from trials.gaps import Steps, gaps_ms, spread, steps_ms
 from trials.gpu import open_desk
 from trials.timed import arguments, read, read_losses
 
-from carpool.runtime.program import Program
+from carpool.jobs.program import Program
 
 MODELS = ("vgg19", "resnet50", "inception_v3:32", "bert_base", "transformer", "deepspeech", "fastgcn", "graphsage")
 STEPS = 140  # of each job: more than a thousand switches that count at turns of one

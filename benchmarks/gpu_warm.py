@@ -32,7 +32,7 @@ from trials.stamped import PARTS, spans
 
 from carpool.cli.main import run as carpool_run
 from carpool.core.messages import Assign, Order
-from carpool.runtime.link import ExecutorLink
+from carpool.runtime.executor.client import ExecutorClient
 
 CHOSEN = "resnet18,vgg16,mobilenet_v3,resnet50,transformer,examples/digits.py:cnn,examples/cifar10_cnn.py:cnn"
 LIMIT_S = 120.0
@@ -45,22 +45,22 @@ class Orders:
 
     def __init__(self) -> None:
         self.at: dict[str, float] = {}
-        self._carry = ExecutorLink.carry
+        self._carry = ExecutorClient.carry
 
     def __enter__(self) -> Orders:
         seen, carry = self, self._carry
 
-        def stamp(link: ExecutorLink, orders: Sequence[Order]) -> None:
+        def stamp(link: ExecutorClient, orders: Sequence[Order]) -> None:
             for order in orders:
                 if isinstance(order, Assign):
                     seen.at.setdefault(order.job, time.monotonic())
             carry(link, orders)
 
-        ExecutorLink.carry = stamp  # type: ignore[method-assign]
+        ExecutorClient.carry = stamp  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        ExecutorLink.carry = self._carry  # type: ignore[method-assign]
+        ExecutorClient.carry = self._carry  # type: ignore[method-assign]
 
 
 def timed(out: Path, began: float) -> dict[str, float]:
@@ -96,7 +96,7 @@ def fresh(models: Sequence[str], device: str, keep: Callable[[dict[str, Any]], N
     program = (
         "import sys, json, time\n"
         "from trials.stamped import stamped\n"
-        "from carpool.runtime.trainer import Trainer\n"
+        "from carpool.runtime.engine.trainer import Trainer\n"
         "trainer = Trainer(stamped(**json.loads(sys.argv[1])), device=sys.argv[2], graph=False)\n"
         "trainer.step()\n"
     )

@@ -30,9 +30,9 @@ from measured import RESULTS, ROOT, save
 from carpool.core.messages import Record
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.policies.iadeep.batch_tuning import Tuner, batch_grid
 from carpool.policies.registry import POLICIES, parse_policy
-from carpool.policies.tuner import Tuner, batch_grid
-from carpool.sim.run import simulate
+from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.colocation import ColocationWorld
 

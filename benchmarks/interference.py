@@ -22,8 +22,8 @@ import numpy as np
 from measured import RESULTS, ROOT, save
 from sklearn.metrics import roc_auc_score
 
-from carpool.predictors.colocation import Colocation
-from carpool.predictors.interference import Interference, Member, Method
+from carpool.predictors.sharing.colocation import ColocationTable
+from carpool.predictors.sharing.interference import Interference, Member, Method
 
 METHODS: tuple[Method, ...] = ("forest", "gp", "both")
 KINDS = ("v100", "p100", "k80")
@@ -134,7 +134,7 @@ def _auc(pairs: Pairs, seeds: int) -> float:
 # -------------------------------------------------------------------------------------------------------- our own table
 def on_own(path: Path, seeds: int) -> dict[str, Any]:
     """Held-out groups, mixes of tasks never measured in any shares, and models never seen."""
-    table = Colocation.load(path)
+    table = ColocationTable.load(path)
     groups, kept = table.samples()
     row: dict[str, Any] = {"groups": len(groups), "after_135_groups": held_out(groups, kept, seeds, SAMPLES)}
     told = ", ".join(f"{method} {found['mape']:.1%}" for method, found in row["after_135_groups"].items())
@@ -149,7 +149,7 @@ def on_own(path: Path, seeds: int) -> dict[str, Any]:
     return row
 
 
-def _by_mix(table: Colocation, groups: Groups, kept: Kept, folds: int = 5) -> float:
+def _by_mix(table: ColocationTable, groups: Groups, kept: Kept, folds: int = 5) -> float:
     """Cross-validation in which all groups of the same tasks are held out together."""
     mixes = [tuple(sorted((t.model, t.batch_size) for t in group)) for group in table.groups]
     names = sorted(set(mixes))
@@ -164,7 +164,7 @@ def _by_mix(table: Colocation, groups: Groups, kept: Kept, folds: int = 5) -> fl
     return round(float(np.mean(errors)), 4)
 
 
-def _by_model(table: Colocation, groups: Groups, kept: Kept) -> dict[str, float]:
+def _by_model(table: ColocationTable, groups: Groups, kept: Kept) -> dict[str, float]:
     """Each model left out with every group it is in, at any batch size; the error is that of its own members."""
     found = {}
     for name in table.profiles:

@@ -22,15 +22,15 @@ from typing import Any, NamedTuple
 from measured import save
 from trials.late import LateRun
 
-from carpool.backends.runfolder import BELIEVED, PROFILE, RunFolder
-from carpool.backends.running import RunRequest
-from carpool.backends.shelf import Shelf
-from carpool.cli.rehearsal import kept_profiles, rehearse
-from carpool.cli.replay import as_document, print_rehearsal
+from carpool.backends.local_run import RunRequest
+from carpool.backends.profile_library import ProfileLibrary
+from carpool.backends.run_folder import BELIEVED, PROFILE, RunFolder
+from carpool.cli.support.replay_sim import kept_profiles, simulate_run
+from carpool.cli.verbs.replay import as_document, print_replay
 from carpool.core.model import JobId, Phase
+from carpool.jobs.devices import parse_devices
+from carpool.jobs.job_file import ListedJob, parse_jobs
 from carpool.policies.registry import parse_policy
-from carpool.runtime.devices import parse_devices
-from carpool.runtime.jobfile import Listed, parse_jobs
 
 HERE = Path(__file__).resolve().parent / "trials"
 WITHIN, WHOLE_WITHIN = 0.15, 0.10
@@ -84,7 +84,7 @@ SCENES = {
 }
 
 
-def listed(scene: Scene, steps: Mapping[str, int], *, paced: bool, taught: int = 0) -> tuple[Listed, ...]:
+def listed(scene: Scene, steps: Mapping[str, int], *, paced: bool, taught: int = 0) -> tuple[ListedJob, ...]:
     """The jobs as of a job file; those of which something is to be learned backwards, and of one width."""
     rows = []
     for name, job in sorted(JOBS.items(), reverse=taught > 0):
@@ -104,13 +104,13 @@ def counted(root: Path, devices: str, *, paced: bool) -> dict[str, int]:
 
 
 def run(
-    root: Path, name: str, policy: str, jobs: tuple[Listed, ...], devices: str, submit_s: Mapping[str, float]
+    root: Path, name: str, policy: str, jobs: tuple[ListedJob, ...], devices: str, submit_s: Mapping[str, float]
 ) -> RunFolder:
     """One live run; its folder, with profiles beside the journal."""
     folder = RunFolder(root / "runs" / name)
     found = tuple(parse_devices(devices))
     asked = RunRequest(name, jobs, found, parse_policy(policy), policy, "benchmark")
-    begun = LateRun(asked, folder, submit_s, Shelf(root).beliefs(jobs))
+    begun = LateRun(asked, folder, submit_s, ProfileLibrary(root).beliefs(jobs))
     asyncio.run(begun.go(begun.start))
     failed = [account.error for account in begun.ledger.accounts.values() if account.phase is not Phase.FINISHED]
     if failed:
@@ -129,9 +129,9 @@ def play(name: str, scene: Scene, steps: Mapping[str, int], devices: str, *, pac
         believed, after = kept_profiles(folder, BELIEVED), kept_profiles(folder, PROFILE)
         results: dict[str, Any] = {"policy": scene.policy, "teachers": scene.teachers, "load": list(os.getloadavg())}
         for which, truth in (("before", believed), ("learned", after)):
-            found = rehearse(folder, parse_policy(scene.policy), truth, believed)
+            found = simulate_run(folder, parse_policy(scene.policy), truth, believed)
             print(f"\n{name}: {scene.policy}, from profiles {which} the run")
-            print_rehearsal(found, print)
+            print_replay(found, print)
             results[which] = as_document(found, name, scene.policy, which)
             results[which]["reached"] = (found.worst or 9.0) <= WITHIN and abs(found.error or 9.0) <= WHOLE_WITHIN
             print(f"  worst {found.worst or 0.0:.1%} (goal {WITHIN:.0%}), goal reached: {results[which]['reached']}")

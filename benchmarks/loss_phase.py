@@ -22,18 +22,18 @@ from carpool.core.metrics import Metrics
 from carpool.core.model import JobId, JobSpec
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.topology import Cluster
+from carpool.policies.elastic_allocation import resize
 from carpool.policies.registry import POLICIES, parse_policy
-from carpool.policies.resizing import resize
-from carpool.predictors.curve import LossCurve
-from carpool.sim.run import simulate
+from carpool.predictors.loss.curve import LossCurve
+from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.losses import Learner, LossWorld
+from carpool.sim.worlds.loss_curves import LossModel, LossWorld
 
 GAP_S, RESIZE_S = 200.0, 0.5
 # Speeds on 1 to 4 devices, of that on four: what the published times of 2-2 and 3-1 imply. Beyond four: ours.
 PER_JOB = (0.66, 0.60, 0.83, 1.0, 1.12, 1.22, 1.31, 1.38)
 PER_DEVICE = (0.12, 0.42, 0.73, 1.0, 1.22, 1.40, 1.55, 1.68)
-VGG = Learner(b0=0.00095, b1=0.476, floor=0.2, target=0.509, noise=0.06, steps_per_s=9.05)  # 300 s on four
+VGG = LossModel(b0=0.00095, b1=0.476, floor=0.2, target=0.509, noise=0.06, steps_per_s=9.05)  # 300 s on four
 RESNET = replace(VGG, b0=0.0011, floor=0.3, target=0.573, speeds=(0.30, 0.384, 0.478, 1.0))
 PUBLISHED = {"job": (-4.70, -12.76, -7.26), "device": (-2.72, -23.01, -4.03), "mixed": (-7.11, -11.20, -10.63)}
 SCENES = {
@@ -80,7 +80,7 @@ def _named(text: str) -> Callable[[], Policy]:
 
 # ---------------------------------------------------------------------------------------------------------- running
 def run(
-    policy: Policy, jobs: Sequence[tuple[float, str]], learners: Mapping[str, Learner], devices: int, seed: int
+    policy: Policy, jobs: Sequence[tuple[float, str]], learners: Mapping[str, LossModel], devices: int, seed: int
 ) -> dict[str, float]:
     """Ends of all jobs, and the sums of interest."""
     world = LossWorld(learners, seed, resize_s=RESIZE_S)
@@ -148,7 +148,7 @@ def many_jobs(seeds: int) -> list[dict[str, Any]]:
     """Three and more jobs, eight devices, a pre-trained newcomer; total and mean completion time."""
     whole = {"vgg": replace(VGG, speeds=PER_JOB), "resnet": RESNET, "long": replace(VGG, target=0.42, speeds=PER_JOB)}
     four = {"vgg": replace(VGG, speeds=PER_JOB[:4]), "trained": replace(VGG, behind=2400.0, speeds=PER_JOB[:4])}
-    grounds: dict[str, tuple[list[tuple[float, str]], Mapping[str, Learner], int]] = {
+    grounds: dict[str, tuple[list[tuple[float, str]], Mapping[str, LossModel], int]] = {
         "pre-trained newcomer, 4 devices": ([(0.0, "vgg"), (100.0, "trained")], four, 4),
         "3 jobs, 4 devices": ([(0.0, "vgg"), (100.0, "vgg"), (200.0, "vgg")], four, 4),
         "3 jobs, 8 devices": ([(0.0, "vgg"), (100.0, "long"), (200.0, "vgg")], whole, 8),
@@ -194,7 +194,7 @@ def classifier(starts: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _told_apart(older: Learner, younger: Learner, seed: int, after: int) -> tuple[bool, bool]:
+def _told_apart(older: LossModel, younger: LossModel, seed: int, after: int) -> tuple[bool, bool]:
     """Whether each way names the one with less work left, so many iterations after the newcomer's first."""
     world = LossWorld({"a": older, "b": younger}, seed)
     first, second = (world._history(JobSpec(JobId(name), model=name)) for name in ("a", "b"))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))  # for tests.support
 RESULTS = Path(os.environ.get("CARPOOL_RESULTS") or ROOT / "benchmarks" / "results")
 
 

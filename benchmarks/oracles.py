@@ -10,8 +10,8 @@ from measured import save
 
 from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Cluster
-from carpool.policies.afs import Afs
-from carpool.sim.run import simulate
+from carpool.policies.baselines.afs import Afs
+from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.scaling import ScalingWorld
 

@@ -32,7 +32,7 @@ from trials.beside.again import Failed, Torchrun
 from trials.clocked import ENTRY, taken_s
 from trials.desk import Desk, dealt, new_mark
 
-from carpool.runtime.program import Program
+from carpool.jobs.program import Program
 
 BESIDE = ROOT / "benchmarks" / "trials" / "beside"
 WARM = 10  # steps

@@ -1,7 +1,7 @@
 """Many random infrastructure faults over many small jobs: every job ends with the weights of a run without.
 
 Inside a step (by CARPOOL_FAULTS): kill (SIGKILL), stop (SIGSTOP: the worker hangs), memory (the step runs out of it).
-From outside, at whatever a worker is just doing: shot (SIGKILL to a worker), nursery (SIGKILL to the process that forks
+From outside, at whatever a worker is just doing: shot (SIGKILL to a worker), forkserver (SIGKILL to the process that forks
 the workers: all of them die). Jobs are the examples in tiny sizes, exact ones and others, alone and in company, several
 on a device. Afterwards no process, shared memory, temporary file or descriptor may be left.
 
@@ -29,7 +29,7 @@ from measured import save
 from trials.catalogue import EXAMPLES, program
 from trials.desk import Desk, JobEnded, left_behind, marked, new_mark, shared_memory
 
-from carpool.runtime.program import Program
+from carpool.jobs.program import Program
 
 DEVICES = (1, 1, 1, 1)  # cores of each: on two cores they take turns
 INSIDE = ("kill", "stop", "memory")
@@ -79,7 +79,7 @@ class How:
     retries: int
 
 
-def plan(jobs: int, faults: int, seed: int, steps: int, nursery_every: int) -> list[Planned]:
+def plan(jobs: int, faults: int, seed: int, steps: int, forkserver_every: int) -> list[Planned]:
     """Jobs of every kind with faults at random steps, no two of one job at the same step."""
     chance = random.Random(seed)
     planned = []
@@ -93,7 +93,7 @@ def plan(jobs: int, faults: int, seed: int, steps: int, nursery_every: int) -> l
     befalls: dict[str, list[Fault]] = {job.name: [] for job in planned}
     for number in range(faults):
         job = planned[number % jobs].name
-        kind = "nursery" if nursery_every and number % nursery_every == nursery_every - 1 else ""
+        kind = "forkserver" if forkserver_every and number % forkserver_every == forkserver_every - 1 else ""
         kind = kind or chance.choice((*INSIDE, *INSIDE, "shot"))
         # Who strikes from outside hears of steps five times a second: near the end it would come too late.
         spot = next(s for s in steps_left[job] if kind in INSIDE or s < steps // 2)
@@ -176,7 +176,7 @@ async def _shoot(desk: Desk, job: Planned, chance: random.Random, struck: Counte
         except (JobEnded, TimeoutError, RuntimeError):
             return
         await asyncio.sleep(chance.uniform(0.0, 0.05))
-        name = "carpool-nursery" if fault.kind == "nursery" else f"carpool:{job.name}"
+        name = "carpool-forksrv" if fault.kind == "forkserver" else f"carpool:{job.name}"
         while not (pids := _pids(desk.mark, name)):  # noqa: ASYNC110 - it is just being replaced, by another process
             await asyncio.sleep(0.05)
         with contextlib.suppress(ProcessLookupError):
@@ -228,7 +228,9 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=0.02, help="seconds after each step")
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--hang", type=float, default=4.0, help="seconds of silence that count as hung")
-    parser.add_argument("--nursery-every", type=int, default=25, help="every so many faults one hits the nursery")
+    parser.add_argument(
+        "--forkserver-every", type=int, default=25, help="every so many faults one hits the fork server"
+    )
     parser.add_argument("--retries", type=int, default=3, help="deaths without a completed step that fail a job")
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
@@ -248,7 +250,7 @@ def main() -> int:
 
 def one_seed(seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Run without faults and with those of one seed: what came of it, printed as it comes."""
-    planned = plan(options.jobs, options.faults, seed, options.steps, options.nursery_every)
+    planned = plan(options.jobs, options.faults, seed, options.steps, options.forkserver_every)
     how = How(options.steps, options.pause, options.at_once, options.hang, seed, options.retries)
     with tempfile.TemporaryDirectory() as folder:
         ran = asyncio.run(run(planned, Path(folder), how))

@@ -29,11 +29,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import carpool
-from carpool.runtime.allocator import keep_freed_memory
-from carpool.runtime.datasets.tensors import TensorData, scaled_images
-from carpool.runtime.inputs import Choice, Way
-from carpool.runtime.samples import Samples
-from carpool.runtime.trainer import Trainer
+from carpool.runtime.compat.allocator import keep_freed_memory
+from carpool.runtime.data.batches import BatchSource, InputMode, InputPlan
+from carpool.runtime.data.datasets import TensorData, scaled_images
+from carpool.runtime.engine.trainer import Trainer
 
 GUARD_S = 170.0  # after which everything is ended
 SPELL_S = 0.3  # how long each loop computes in a round
@@ -106,11 +105,11 @@ class Setting:
         return tuple(tensor.to(self.device) for tensor in rows)
 
 
-def by_carpool(setting: Setting, dataset: Any, choice: Choice | None = None, **more: Any) -> Iterator[None]:
+def by_carpool(setting: Setting, dataset: Any, choice: InputPlan | None = None, **more: Any) -> Iterator[None]:
     """Steps of a trainer."""
     trainer = Trainer(setting.training(dataset, **more), device=setting.device)
     if choice is not None:
-        trainer._passes.samples = Samples(dataset, seed=0, device=setting.device, choice=choice)
+        trainer._passes.samples = BatchSource(dataset, seed=0, device=setting.device, choice=choice)
     with trainer.caveats.watching():
         for _ in trainer.steps():
             yield
@@ -168,9 +167,13 @@ def cases(setting: Setting) -> Iterator[tuple[str, str, Callable[[], Iterator[No
     gpu = setting.device.type == "cuda"
     yield "in memory", "carpool", lambda: by_carpool(setting, rows)
     if gpu:
-        ahead = Choice(Way.AHEAD, "for comparison")
+        ahead = InputPlan(InputMode.AHEAD, "for comparison")
         yield "in memory", "carpool, ahead", lambda: by_carpool(setting, rows, ahead)
-        yield "in memory", "carpool, plain", lambda: by_carpool(setting, rows, Choice(Way.PLAIN, "for comparison"))
+        yield (
+            "in memory",
+            "carpool, plain",
+            lambda: by_carpool(setting, rows, InputPlan(InputMode.PLAIN, "for comparison")),
+        )
     for workers in (0, 2):
         yield "in memory", f"DataLoader, {workers} workers", lambda workers=workers: by_loader(setting, rows, workers)
     for workers in (0, 1, 2, 4) if gpu else (0, 1, 2):

@@ -20,12 +20,12 @@ from typing import Any
 
 from measured import ROOT, save
 
-from carpool.predictors.memory import MemoryModel
-from carpool.predictors.profile import Measurement
-from carpool.runtime.devices import LocalDevice, parse_devices
-from carpool.runtime.profiler import Patience, Profiler
-from carpool.runtime.program import Program
-from carpool.runtime.sweep import SweepPoint
+from carpool.jobs.devices import LocalDevice, parse_devices
+from carpool.jobs.program import Program
+from carpool.predictors.profiles.batch_models import MemoryModel
+from carpool.predictors.profiles.profile import Measurement
+from carpool.runtime.profiling.profiler import MeasurementBudget, Profiler
+from carpool.runtime.profiling.sweep import SweepPoint
 
 LIMIT = 0.06
 MIB = 1 << 20
@@ -58,7 +58,7 @@ async def measure(case: Case, device: LocalDevice) -> dict[int, Measurement]:
     """Memory at every batch size."""
     program = Program(case.entry, case.args, folder=str(ROOT / "examples"))
     found = {}
-    async with Profiler.start(program, [device], Patience(seconds=0.01, timeout_s=300.0)) as profiler:
+    async with Profiler.start(program, [device], MeasurementBudget(seconds=0.01, timeout_s=300.0)) as profiler:
         for batch in sorted({*case.seen, *case.unseen}):
             found[batch] = made = await profiler.measure(SweepPoint((device,), batch))
             if made.error or made.peak_bytes is None:

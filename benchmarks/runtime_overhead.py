@@ -48,13 +48,11 @@ from trials.loops import GUARD_S, Loop, Spent, Unborn, loops_on, named, on_core_
 from trials.steps import MODELS, mlp
 
 import carpool
-from carpool.runtime.channel import AsyncChannel, Channel, Closed, pair
-from carpool.runtime.memory import new_memory
-from carpool.runtime.mirror import read_mirror, write_mirror
-from carpool.runtime.nursery import Nursery
-from carpool.runtime.protocol import (
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.process.channel import AsyncChannel, Channel, Closed, pair
+from carpool.runtime.process.forkserver import ForkServer
+from carpool.runtime.process.protocol import (
     Alive,
-    Asked,
     Begin,
     Grant,
     Message,
@@ -64,8 +62,10 @@ from carpool.runtime.protocol import (
     Published,
     Ready,
     Stepped,
+    TurnRequested,
 )
-from carpool.runtime.trainer import Trainer
+from carpool.runtime.process.shared_memory import new_memory_file
+from carpool.runtime.state.mirror import read_mirror, write_mirror
 
 LIMIT, LONG_ENOUGH_S = 1.02, 0.010
 BIRTHS, ROUNDS = {"cpu": 8, "cuda": 4}, {"cpu": 3, "cuda": 6}  # a birth on CUDA takes long, and matters less
@@ -86,22 +86,22 @@ class Worker:
             message = (await self.channel.receive()).message
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, Alive | Stepped | Asked | Noted), message
+            assert isinstance(message, Alive | Stepped | TurnRequested | Noted), message
 
     async def make(self, steps: int) -> Spent:
         """Make steps."""
         began, on_core = time.perf_counter(), on_core_s(self.pid)
         self.channel.send(Grant(steps))
-        await self.hear(Asked)
+        await self.hear(TurnRequested)
         return Spent(time.perf_counter() - began, on_core_s(self.pid) - on_core)
 
 
-async def forked(nursery: Nursery, entry: str, core: int, device: str = "cpu") -> tuple[Worker, dict[str, float]]:
+async def forked(forkserver: ForkServer, entry: str, core: int, device: str = "cpu") -> tuple[Worker, dict[str, float]]:
     """A worker that waits for its first grant, and how long its birth took."""
     ours, theirs = pair()
     began = time.perf_counter()
     with theirs:
-        pid = await nursery.fork(theirs)
+        pid = await forkserver.fork(theirs)
     born = time.perf_counter()
     worker = Worker(pid, AsyncChannel(ours))
     program = {"entry": f"steps.py:{entry}", "folder": str(Path(__file__).parent / "trials")}
@@ -110,19 +110,19 @@ async def forked(nursery: Nursery, entry: str, core: int, device: str = "cpu") -
     await worker.hear(Ready)
     ready = time.perf_counter()
     worker.channel.send(Proceed(1, by_token=True))
-    await worker.hear(Asked)
+    await worker.hear(TurnRequested)
     return worker, {"fork_ms": (born - began) * 1e3, "begin_to_ready_ms": (ready - born) * 1e3}
 
 
 async def begun(
-    nursery: Nursery, loops: dict[str, Loop], name: str, device: str, stack: contextlib.ExitStack
+    forkserver: ForkServer, loops: dict[str, Loop], name: str, device: str, stack: contextlib.ExitStack
 ) -> tuple[Worker, dict[str, Way]]:
     """All ways to make a training's steps, each in a new process, which the stack ends; without those that failed."""
     ways: dict[str, Way] = {}
     for loop in loops.values():
         loop.begin(name)
     try:
-        worker, _ = await forked(nursery, name, min(os.sched_getaffinity(0)), device)
+        worker, _ = await forked(forkserver, name, min(os.sched_getaffinity(0)), device)
         stack.callback(worker.channel.close)
         ways["worker"] = worker.make
     finally:
@@ -134,14 +134,14 @@ async def begun(
 
 
 async def overhead(
-    nursery: Nursery, loops: dict[str, Loop], name: str, device: str, options: argparse.Namespace
+    forkserver: ForkServer, loops: dict[str, Loop], name: str, device: str, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Ratios to the loops without carpool, of the trainer alone and of a worker."""
     made: list[dict[str, Spent]] = []
     steps = 0
     for _ in range(options.births):
         with contextlib.ExitStack() as stack:
-            worker, ways = await begun(nursery, loops, name, device, stack)
+            worker, ways = await begun(forkserver, loops, name, device, stack)
             for make in ways.values():
                 await make(5)
             steps = steps or max(2, round(SPELL_S / ((await ways["like"](3)).clock_s / 3)))
@@ -224,7 +224,7 @@ def ratios(made: list[dict[str, Spent]], *, by_core: bool) -> dict[str, float]:
 
 async def publish_ms(worker: Worker) -> float:
     """What a mirror takes, from asking for it to its being there; the second time into each of two memory files."""
-    mirrors = new_memory("bench"), new_memory("bench")
+    mirrors = new_memory_file("bench"), new_memory_file("bench")
     took = []
     for number in range(6):
         began = time.perf_counter()
@@ -238,11 +238,11 @@ async def publish_ms(worker: Worker) -> float:
 
 def mirror_ms(training: carpool.Training) -> dict[str, float]:
     """A mirror without checksum, beside a container with one, of the same state."""
-    from carpool.runtime.container import pack
+    from carpool.runtime.state.tensor_file import pack
 
     trainer = Trainer(training)
     trainer.step()
-    fd, state = new_memory("bench"), trainer.state_dict()
+    fd, state = new_memory_file("bench"), trainer.state_dict()
     write_mirror(fd, 1, state)
     return {
         "write_ms": median_ms(lambda: write_mirror(fd, 1, state)),
@@ -281,11 +281,11 @@ def median_ms(work: Callable[[], object], times: int = 9) -> float:
     return round(statistics.median(took) * 1e3, 2)
 
 
-async def small_things(nursery: Nursery, core: int) -> dict[str, float]:
+async def small_things(forkserver: ForkServer, core: int) -> dict[str, float]:
     """Births, a look at an empty channel, and a question with its answer."""
     births = []
     for _ in range(9):
-        worker, birth = await forked(nursery, "cnn", core)
+        worker, birth = await forked(forkserver, "cnn", core)
         births.append(birth)
         worker.channel.close()
     one, other = pair()
@@ -296,12 +296,12 @@ async def small_things(nursery: Nursery, core: int) -> dict[str, float]:
         for _ in range(looks):
             channel.poll()
         look_us = (time.perf_counter() - began) / looks * 1e6
-    worker, _ = await forked(nursery, "cnn", core)
+    worker, _ = await forked(forkserver, "cnn", core)
     trips = []
     for number in range(200):
         began = time.perf_counter()
         worker.channel.send(Proceed(2 + number, by_token=True))
-        await worker.hear(Asked)
+        await worker.hear(TurnRequested)
         trips.append(time.perf_counter() - began)
     worker.channel.close()
     medians = {name: round(statistics.median(birth[name] for birth in births), 1) for name in births[0]}
@@ -316,11 +316,11 @@ async def measure(device: str, options: argparse.Namespace, keep: Callable[[dict
     torch.set_num_threads(1)
     patience = Patience(options.limit_s)
     loops = {loop: Loop(__file__, loop, device) for loop in loops_on(device)}
-    nursery = Nursery(lambda exited: None)
+    forkserver = ForkServer(lambda exited: None)
     began = time.perf_counter()
-    await nursery.start()
+    await forkserver.start()
     started = round(time.perf_counter() - began, 2)
-    figures: dict[str, Any] = {"device": device, "nursery_start_s": started, "overhead": [], "failed": []}
+    figures: dict[str, Any] = {"device": device, "forkserver_start_s": started, "overhead": [], "failed": []}
     try:
         for loop in loops.values():
             loop.await_ready()
@@ -329,7 +329,7 @@ async def measure(device: str, options: argparse.Namespace, keep: Callable[[dict
             if patience.is_over or (options.only and entry.__name__ not in options.only.split(",")):
                 continue
             try:
-                row = await overhead(nursery, loops, entry.__name__, device, options)
+                row = await overhead(forkserver, loops, entry.__name__, device, options)
             except (Unborn, Closed, KeyError, ValueError, AssertionError) as error:
                 figures["failed"].append(f"{entry.__name__}: {error!r}")
                 print(figures["failed"][-1], flush=True)
@@ -339,8 +339,8 @@ async def measure(device: str, options: argparse.Namespace, keep: Callable[[dict
             keep(figures)
             show(row, "core" if device == "cpu" else "clock")
         if device == "cpu" and not options.only:
-            figures["small"] = await small_things(nursery, core)
-            print(f"nursery {started} s; {figures['small']}", flush=True)
+            figures["small"] = await small_things(forkserver, core)
+            print(f"forkserver {started} s; {figures['small']}", flush=True)
             figures["update"] = update_ms()
             print(f"updates of a million parameters, ms: {figures['update']}", flush=True)
             figures["mirror"] = mirror_ms(mlp())
@@ -349,7 +349,7 @@ async def measure(device: str, options: argparse.Namespace, keep: Callable[[dict
     finally:
         for loop in loops.values():
             loop.close()
-        await nursery.stop()
+        await forkserver.stop()
     return figures
 
 

@@ -23,10 +23,10 @@ from measured import ROOT, save
 
 from carpool.core.messages import Assign, AssignApplied, JobFailed
 from carpool.core.model import Allocation, JobId
-from carpool.runtime.devices import LocalDevice
-from carpool.runtime.link import ExecutorLink, ExecutorOptions
-from carpool.runtime.program import Program
-from carpool.runtime.reports import Facts, Gone
+from carpool.jobs.devices import LocalDevice
+from carpool.jobs.program import Program
+from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
+from carpool.runtime.executor.reports import Facts, Gone
 
 JOB = JobId("resized")
 PATIENCE_S = 120.0
@@ -50,7 +50,7 @@ def parts():
 
 def training():
     from carpool import Stop, Training
-    from carpool.runtime.datasets.tensors import TensorData
+    from carpool.runtime.data.datasets import TensorData
     model, inputs, labels = parts()
     return Training(
         model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
@@ -116,7 +116,7 @@ async def resize(folder: Path, resizes: int, *, exact: bool) -> tuple[dict[str, 
     notes.mkdir()
     cores = sorted(os.sched_getaffinity(0))
     devices = [LocalDevice(i, f"cpu:{i}", "cpu1", cores=(cores[i % len(cores)],)) for i in range(4)]
-    link = await ExecutorLink.start(devices, folder / "state", options=ExecutorOptions())
+    link = await ExecutorClient.start(devices, folder / "state", options=ExecutorOptions())
     try:
         environment = {"NOTES": str(notes)}
         program = Program(entry="entry.py:training", folder=str(folder), exact=exact, environment=environment)
@@ -133,7 +133,7 @@ async def resize(folder: Path, resizes: int, *, exact: bool) -> tuple[dict[str, 
     return stalls(read_notes(notes))
 
 
-async def applied(link: ExecutorLink, generation: int) -> None:
+async def applied(link: ExecutorClient, generation: int) -> None:
     """Wait until an order is answered."""
     while True:
         report = await link.receive()

@@ -36,8 +36,8 @@ from trials.desk import Desk, JobEnded, dealt, marked, new_mark, one_of_each
 from trials.physical import felt_apart
 
 from carpool.core.messages import AssignApplied, ProgressReported
-from carpool.runtime.jobfolder import JobFolder
-from carpool.runtime.program import Program
+from carpool.jobs.program import Program
+from carpool.runtime.executor.job_folder import JobFolder
 
 ASKED = 1.35
 SETTLING = {"equal": 3, "balanced": 3, "alone": 2}  # steps that are not timed; a cut by order is left at once

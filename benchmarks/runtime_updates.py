@@ -27,8 +27,8 @@ from measured import ROOT, Patience, save
 from trials.clocked import ENTRY, learned, median_step_s
 from trials.desk import Desk, new_mark
 
-from carpool.runtime.division import Division
-from carpool.runtime.program import Program
+from carpool.jobs.program import Program
+from carpool.runtime.job_state.update_sharding import UpdateSharding
 
 JOB = f"{ROOT}/benchmarks/trials/wide.py:training"
 SETTLED = 30  # steps after which the division is decided, and was taken back where it proved worse
@@ -60,22 +60,22 @@ async def run(desk: Desk, folder: Path, name: str, options: argparse.Namespace) 
     return 1e3 * median_step_s(notes, SETTLED), digest, placed[-1] if placed else "every device updates all itself"
 
 
-async def open_desks(folder: Path, options: argparse.Namespace) -> dict[Division, Desk]:
+async def open_desks(folder: Path, options: argparse.Namespace) -> dict[UpdateSharding, Desk]:
     """An executor for each way."""
     cores = (options.fast, options.slow)
-    opened = [Desk.open(folder / way, cores, mark=new_mark(), patience_s=600.0, updates=way) for way in Division]
-    return dict(zip(Division, await asyncio.gather(*opened), strict=True))
+    opened = [Desk.open(folder / way, cores, mark=new_mark(), patience_s=600.0, updates=way) for way in UpdateSharding]
+    return dict(zip(UpdateSharding, await asyncio.gather(*opened), strict=True))
 
 
-async def compare(desks: dict[Division, Desk], folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+async def compare(desks: dict[UpdateSharding, Desk], folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """All ways by turns."""
-    steps_ms: dict[Division, list[float]] = {way: [] for way in Division}
-    digests: dict[Division, list[str]] = {way: [] for way in Division}
+    steps_ms: dict[UpdateSharding, list[float]] = {way: [] for way in UpdateSharding}
+    digests: dict[UpdateSharding, list[str]] = {way: [] for way in UpdateSharding}
     stories: list[str] = []
     results: dict[str, Any] = {}
     patience = Patience(options.limit_s)
     for repeat in range(options.repeats):
-        for way in Division if repeat % 2 else list(Division)[::-1]:
+        for way in UpdateSharding if repeat % 2 else list(UpdateSharding)[::-1]:
             try:
                 step_ms, digest, story = await run(desks[way], folder, f"{way}-{repeat}", options)
             except (Failed, TimeoutError) as error:
@@ -83,7 +83,7 @@ async def compare(desks: dict[Division, Desk], folder: Path, options: argparse.N
                 continue
             steps_ms[way].append(step_ms)
             digests[way].append(digest)
-            stories += [story] if way is Division.CHOSEN else []
+            stories += [story] if way is UpdateSharding.CHOSEN else []
             print(f"{way:>7}: median step {step_ms:7.1f} ms, {story}", flush=True)
             if all(steps_ms.values()):
                 results = judged(steps_ms, options) | judged_weights(digests) | {"chosen": stories}
@@ -93,13 +93,13 @@ async def compare(desks: dict[Division, Desk], folder: Path, options: argparse.N
     if not results:
         raise SystemExit("not every way was made")
     ratios = results["chosen_is_times_faster_than"]
-    told = ", ".join(f"{ratio} x {way.value!r}" for way, ratio in ratios.items() if way is not Division.CHOSEN)
+    told = ", ".join(f"{ratio} x {way.value!r}" for way, ratio in ratios.items() if way is not UpdateSharding.CHOSEN)
     print(f"the chosen one is as fast as {told}; weights the same: {results['same_weights']}", flush=True)
     print(f"weights: {results['digests']}", flush=True)
     return results
 
 
-def judged_weights(digests: dict[Division, list[str]]) -> dict[str, Any]:
+def judged_weights(digests: dict[UpdateSharding, list[str]]) -> dict[str, Any]:
     """Whether all runs ended with the same weights, and whether those of each way did."""
     return {
         "same_weights": len({digest for found in digests.values() for digest in found}) == 1,
@@ -108,7 +108,7 @@ def judged_weights(digests: dict[Division, list[str]]) -> dict[str, Any]:
     }
 
 
-def judged(steps_ms: dict[Division, list[float]], options: argparse.Namespace) -> dict[str, Any]:
+def judged(steps_ms: dict[UpdateSharding, list[float]], options: argparse.Namespace) -> dict[str, Any]:
     """How much faster the chosen way is than each."""
     medians = {way: statistics.median(found) for way, found in steps_ms.items()}
     return {
@@ -116,7 +116,9 @@ def judged(steps_ms: dict[Division, list[float]], options: argparse.Namespace) -
         "parameters": (options.width + 1) * options.width * options.layers + 75 * options.width + 10,
         "median_step_ms": {way: round(found, 1) for way, found in medians.items()},
         "each_ms": {way: [round(step_ms, 1) for step_ms in found] for way, found in steps_ms.items()},
-        "chosen_is_times_faster_than": {way: round(medians[way] / medians[Division.CHOSEN], 3) for way in Division},
+        "chosen_is_times_faster_than": {
+            way: round(medians[way] / medians[UpdateSharding.CHOSEN], 3) for way in UpdateSharding
+        },
     }
 
 
@@ -150,7 +152,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         results = asyncio.run(measure(Path(name), parsed()))
     ratios = results["chosen_is_times_faster_than"]
-    is_quickest = min(ratios[Division.FIRST], ratios[Division.EVEN]) >= 1.0 - NOISE
+    is_quickest = min(ratios[UpdateSharding.FIRST], ratios[UpdateSharding.EVEN]) >= 1.0 - NOISE
     raise SystemExit(0 if is_quickest and results["same_weights"] else 1)
 
 

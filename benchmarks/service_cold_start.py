@@ -14,7 +14,7 @@ from pathlib import Path
 
 import measured
 
-from carpool.testing.reception import serve_reception
+from tests.support.http_rig import serve_http
 
 RUNS = 15
 JOBS = 50
@@ -22,7 +22,7 @@ JOBS = 50
 
 def main() -> None:
     """Measure and print as it goes."""
-    with tempfile.TemporaryDirectory() as folder, serve_reception(Path(folder)) as served:
+    with tempfile.TemporaryDirectory() as folder, serve_http(Path(folder)) as served:
         body = served.reception.body(*(f"job{number}" for number in range(JOBS)))
         served.do(served.reception["root"].post("/v1/jobs", json=body))
         environment = {

@@ -26,9 +26,9 @@ from pathlib import Path
 from measured import save
 
 from carpool.core.model import JobId
-from carpool.testing.crashes import Victim, check_journal, outcomes, read, steps_made
+from tests.support.daemon_crash import SLOW_TRAINING, CrashingDaemon, check_journal, outcomes, read, steps_made
 
-ENTRY = "from carpool.testing.unhurried import tiny\n"
+ENTRY = SLOW_TRAINING
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Row:
 class Killer:
     """Chooses the moments, and strikes."""
 
-    def __init__(self, victim: Victim, seed: int, records: int, seconds: float) -> None:
+    def __init__(self, victim: CrashingDaemon, seed: int, records: int, seconds: float) -> None:
         self._victim = victim
         self._chance = random.Random(seed)
         self._records = records
@@ -123,7 +123,7 @@ def run(
 ) -> Row:
     """One row; `every` so many kills take the executor along, 0: none does."""
     jobs = [JobId(f"job-{number}") for number in range(args.jobs)]
-    victim = Victim(folder / name, folder / "jobs.toml", args.devices, mark=f"crashes-{os.getpid()}-{name}")
+    victim = CrashingDaemon(folder / name, folder / "jobs.toml", args.devices, mark=f"crashes-{os.getpid()}-{name}")
     killer = Killer(victim, args.seed, max(2, 6 * args.jobs // max(1, kills)), args.seconds)
     began = time.monotonic()
     struck = taken = 0

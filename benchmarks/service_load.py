@@ -30,9 +30,8 @@ from typing import Any
 import measured
 from service.wire import Target, quantile
 
+from carpool.service.auth import TOKEN_FILE, AccessTokens, Principal, Role
 from carpool.service.client import Client
-from carpool.service.people import Person, Role
-from carpool.service.tokens import FILE, AccessTokens
 
 LISTENERS = 50
 CLIENTS = (1, 8, 32)  # that submit at the same time
@@ -93,7 +92,7 @@ def _run(
     policy: str, folder: Path, rows: dict[str, Any], minutes: float, save: Save, options: argparse.Namespace
 ) -> None:
     """One daemon from start to end; what it said is shown where something went wrong."""
-    token = AccessTokens(folder / "state" / FILE).add(Person("load", Role.ADMIN), time.time())
+    token = AccessTokens(folder / "state" / TOKEN_FILE).add(Principal("load", Role.ADMIN), time.time())
     daemon, port = _start(folder, policy)
     target, client = Target(port, token), Client(f"http://127.0.0.1:{port}", token)
     try:

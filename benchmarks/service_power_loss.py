@@ -3,7 +3,7 @@
     python benchmarks/service_power_loss.py [--cases 300] [--jobs 24] [--seed 7] [--daemons 1]
 
 A real daemon takes jobs in and runs them; after every commit the files of its journal are kept. From these each case
-makes what a disk may hold after a power loss (see `carpool.testing.power`): what was behind the last sync is cut off,
+makes what a disk may hold after a power loss (see `tests.support.power_loss`): what was behind the last sync is cut off,
 flipped or zero; or, worse, bytes that were synced are damaged in one file, or in all. Each is opened twice as a store,
 once as a daemon's house; of every kind the first `--daemons` cases are started as real daemons that run what is left to
 its end. Columns: records that were synced, over all cases; kept; lost and named; lost in silence; jobs lost without
@@ -25,12 +25,12 @@ from measured import save
 
 from carpool.core.journal import Header
 from carpool.core.model import JobId, JobSpec
-from carpool.runtime.devices import LocalDevice, parse_devices
-from carpool.runtime.jobfile import Listed
-from carpool.runtime.link import ExecutorOptions
-from carpool.runtime.program import Program
-from carpool.service.house import House, Setup
-from carpool.testing.power import DAMAGES, Camera, Damage, Picture, examine, lay_out
+from carpool.jobs.devices import LocalDevice, parse_devices
+from carpool.jobs.job_file import ListedJob
+from carpool.jobs.program import Program
+from carpool.runtime.executor.client import ExecutorOptions
+from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
+from tests.support.power_loss import DAMAGES, Damage, SnapshotCommit, StoreSnapshot, examine, lay_out
 
 OPTIONS = ExecutorOptions(mirror_s=0.5, grace_s=0.5, tick_s=0.02, orphan_s=60.0)
 PATIENCE_S = 120.0
@@ -57,13 +57,17 @@ class Row:
     jobs_left: int = 0  # that they should have brought to their end
 
 
-def setup(state: Path, devices: tuple[LocalDevice, ...], camera: Camera | None = None) -> Setup:
+def setup(state: Path, devices: tuple[LocalDevice, ...], camera: SnapshotCommit | None = None) -> DaemonOptions:
     """A daemon in a folder."""
-    plain = Setup(state, devices, "bench", "fifo", "fifo", OPTIONS)
-    return plain if camera is None else Setup(state, devices, "bench", "fifo", "fifo", OPTIONS, commit=camera.commit)
+    plain = DaemonOptions(state, devices, "bench", "fifo", "fifo", OPTIONS)
+    return (
+        plain
+        if camera is None
+        else DaemonOptions(state, devices, "bench", "fifo", "fifo", OPTIONS, commit=camera.commit)
+    )
 
 
-async def until(house: House, found: Callable[[], bool]) -> None:
+async def until(house: DaemonInstance, found: Callable[[], bool]) -> None:
     """Follow the feed until something holds."""
     async with asyncio.timeout(PATIENCE_S):
         async for _ in house.followers.chronicle.feed.listen(0):
@@ -71,17 +75,17 @@ async def until(house: House, found: Callable[[], bool]) -> None:
                 return
 
 
-async def live(state: Path, devices: tuple[LocalDevice, ...], jobs: int, chance: Random) -> list[Picture]:
+async def live(state: Path, devices: tuple[LocalDevice, ...], jobs: int, chance: Random) -> list[StoreSnapshot]:
     """A daemon's life, picture by picture: jobs come in groups, run, and end."""
-    camera = Camera(state)
-    house = House.open(setup(state, devices, camera))
+    camera = SnapshotCommit(state)
+    house = DaemonInstance.open(setup(state, devices, camera))
     try:
         await house.start()
         running = asyncio.create_task(house.run())
         number = 0
         while number < jobs:
             group = [
-                Listed(JobSpec(JobId(f"job-{each}")), Program(command=("true",), folder="/"))
+                ListedJob(JobSpec(JobId(f"job-{each}")), Program(command=("true",), folder="/"))
                 for each in range(number, min(jobs, number + chance.randint(1, 4)))
             ]
             number += len(group)
@@ -96,7 +100,7 @@ async def live(state: Path, devices: tuple[LocalDevice, ...], jobs: int, chance:
 
 async def go_on(state: Path, devices: tuple[LocalDevice, ...]) -> tuple[int, int]:
     """A real daemon where the power went: how many jobs it had left, and how many of these it brought to their end."""
-    house = House.open(setup(state, devices))
+    house = DaemonInstance.open(setup(state, devices))
     left = len(house.scheduler.jobs)
     try:
         await house.start()
@@ -111,7 +115,7 @@ async def go_on(state: Path, devices: tuple[LocalDevice, ...]) -> tuple[int, int
 
 def play(
     damage: Damage,
-    pairs: list[tuple[Picture, Picture]],
+    pairs: list[tuple[StoreSnapshot, StoreSnapshot]],
     header: Header,
     devices: tuple[LocalDevice, ...],
     args: argparse.Namespace,
@@ -132,7 +136,7 @@ def play(
         row.unnamed_jobs += len(verdict.unnamed_jobs)
         row.invented_jobs += len(verdict.invented)
         row.said_something += bool(verdict.told)
-        house = House.open(setup(lay_out(files, room / "house"), devices))
+        house = DaemonInstance.open(setup(lay_out(files, room / "house"), devices))
         row.opened += 1
         house.close()
         if number < args.daemons:
@@ -156,10 +160,10 @@ def main() -> None:
     room = Path(tempfile.mkdtemp(prefix="carpool-power-"))
     try:
         pictures = asyncio.run(live(room / "lived", devices, args.jobs, Random(args.seed)))
-        camera = Camera(room)
+        camera = SnapshotCommit(room)
         camera.pictures = pictures
         pairs = [pair for pair in camera.pairs() if pair[0].jobs]
-        header = House.header(setup(room, devices))
+        header = DaemonInstance.header(setup(room, devices))
         print(
             f"{len(pictures)} pictures of a daemon with {args.jobs} jobs; {len(pairs)} pairs with something on its way"
         )

@@ -20,11 +20,11 @@ import numpy as np
 from measured import RESULTS, save
 from sharing.table import fair
 
-from carpool.core.estimates import Declared
+from carpool.core.estimates import DeclaredEstimator
 from carpool.core.model import JobId, JobSpec, Kind
-from carpool.policies.competitive import Competitive, contrasted
-from carpool.policies.share_search import Setting, ShareSearch, Tenant, Vector
-from carpool.policies.slowdown import Shares, Slowdown, Solo, hunger
+from carpool.policies.sharing.competitive import Competitive, contrasted
+from carpool.policies.sharing.share_search import Setting, ShareSearch, Tenant, Vector
+from carpool.policies.sharing.trial_model import Shares, Slowdown, Solo, sm_sensitivity
 
 Measured = Mapping[Shares, Sequence[float]]  # speeds relative to alone
 
@@ -53,7 +53,7 @@ def read(path: Path) -> dict[str, tuple[Measured, list[list[Solo]]]]:
 def judge(mix: str, vectors: Measured, solos: list[list[Solo]]) -> dict[str, Any] | None:
     """The error on vectors that were not learned from, and what the search would keep of all that was measured."""
     count = len(next(iter(vectors.values())))
-    whole, moderate, contrast = first_tries(vectors, [hunger(own) for own in solos])
+    whole, moderate, contrast = first_tries(vectors, [sm_sensitivity(own) for own in solos])
     tried = [vector for vector in (whole, moderate, contrast) if vector in vectors]
     if not all(solos) or moderate not in vectors or len(vectors) < 4:
         return None
@@ -91,7 +91,7 @@ def first_tries(vectors: Measured, hungers: Sequence[float]) -> tuple[Shares, Sh
     """What `competitive` tries first of a mix: whole shares, moderate ones, and a contrast for the hungriest job."""
     tenants = [Tenant(JobSpec(JobId(str(place)))) for place in range(len(hungers))]
     levels = tuple(sorted({share for vector in vectors for share in vector}))
-    search = ShareSearch(Declared(), Kind("H200"), tenants, levels)
+    search = ShareSearch(DeclaredEstimator(), Kind("H200"), tenants, levels)
     whole, moderate = (_shares(vector) for vector in (search.equal(1.0), search.moderate()))
     known = {tuple(map(Setting, each)): vectors[each] for each in (whole, moderate) if each in vectors}
     contrast = contrasted(search, hungers, known) if moderate in vectors else None

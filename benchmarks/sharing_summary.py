@@ -16,7 +16,7 @@ from typing import Any
 from measured import RESULTS, ROOT
 from sharing.table import fair, raw, total
 
-from carpool.sim.report.figure import COLOURS, FONT, INK, SOFT
+from carpool.sim.report.comparison_figure import COLOURS, FONT, INK, SOFT
 
 Row = Mapping[str, Any]
 _WIDTH, _BAR, _LEFT = 760, 20, 250

@@ -29,10 +29,10 @@ from wiring import laws
 from wiring.machines import Machines, Placed, draw, trainings
 
 from carpool.core.topology import Cluster
-from carpool.predictors.fabric import Fabric
-from carpool.predictors.goodput import Sample, ThroughputModel
-from carpool.predictors.layout import Runner
-from carpool.predictors.throughput import Throughput
+from carpool.predictors.links.fabric import Fabric
+from carpool.predictors.links.layout import PlacedTraining
+from carpool.predictors.links.throughput import Throughput
+from carpool.predictors.loss.goodput import Sample, ThroughputModel
 
 APPLICATIONS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 SEEN = (10, 20, 54)  # placements, beside one device alone
@@ -43,13 +43,13 @@ GROUPS, HELD_OUT = 90, 30
 class Seen(NamedTuple):
     """One measured step of a member of a group."""
 
-    group: tuple[Runner, ...]
+    group: tuple[PlacedTraining, ...]
     place: int
     seconds: float
     sync_s: float | None = None
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> PlacedTraining:
         """Whose step it is."""
         return self.group[self.place]
 
@@ -163,7 +163,7 @@ POLLUX = Cluster.build([(16, 4, "T4")])
 def _spot(name: str, counts: Sequence[int], samples: int, step_s: float, sync_s: float) -> Seen:
     devices = tuple([4 * node + place for node, number in enumerate(counts) for place in range(number)])
     width = len(devices)
-    return Seen((Runner(name, devices, ("T4",) * width, (float(samples),) * width),), 0, step_s, sync_s)
+    return Seen((PlacedTraining(name, devices, ("T4",) * width, (float(samples),) * width),), 0, step_s, sync_s)
 
 
 def _table(folder: Path, name: str) -> Iterator[tuple[str, Seen]]:
@@ -264,7 +264,7 @@ class Generated(NamedTuple):
 def _measured(machines: Machines, placed: Sequence[Placed], seed: int) -> list[Seen]:
     group = tuple(
         [
-            Runner(
+            PlacedTraining(
                 each.made.name,
                 each.devices,
                 tuple([machines.kinds[device] for device in each.devices]),

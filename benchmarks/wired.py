@@ -19,12 +19,12 @@ import numpy as np
 from measured import save
 from scipy.stats import t as student
 
-from carpool.core.estimates import Declared, Estimator
+from carpool.core.estimates import DeclaredEstimator, Estimator
 from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Cluster
 from carpool.policies.registry import parse_policy
-from carpool.predictors.wired import WiredEstimator
-from carpool.sim.run import simulate
+from carpool.predictors.links.estimator import LinkEstimator
+from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.wired import WiredWorld
 
@@ -44,7 +44,7 @@ def trace(seed: int) -> list[Arrival]:
     return found
 
 
-class MovesUnknown(WiredEstimator):
+class MovesUnknown(LinkEstimator):
     """Learns the links; moves are taken to cost what the policy takes them for."""
 
     def move_s(self, spec: JobSpec) -> None:
@@ -59,12 +59,12 @@ def run(policy: str, belief: str, resize_s: float, seed: int) -> tuple[float, li
         "told everything": world.oracle(),
         "learns links and moves": world.estimator(),
         "learns links only": MovesUnknown(cluster),
-        "believes in proportion": Declared(),
+        "believes in proportion": DeclaredEstimator(),
     }
     estimator = estimators[belief]
     summary = simulate(arrivals, cluster, parse_policy(policy), world, estimator=estimator).summary()
     errors = []
-    if isinstance(estimator, WiredEstimator):
+    if isinstance(estimator, LinkEstimator):
         for _, spec in arrivals:
             price = estimator.move_s(spec)
             truth = world.oracle().move_s(spec)

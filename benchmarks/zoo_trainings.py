@@ -19,10 +19,10 @@ from zoo.ctc import ctc_loss
 from zoo.graphs import NodeBatch
 
 from carpool.core.errors import InputError, UnknownName
-from carpool.runtime.goals import Stop
-from carpool.runtime.samples import to_device
-from carpool.runtime.seeding import seed_entry
-from carpool.runtime.training import Loss, Training
+from carpool.runtime.data.batches import to_device
+from carpool.runtime.engine.determinism import seed_entry
+from carpool.runtime.engine.stop_criteria import Stop
+from carpool.runtime.engine.training import Loss, Training
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),

@@ -1,6 +1,6 @@
 """Take the pictures of the dashboard that the documents show, or serve what is on them.
 
-The jobs only pretend to train (`carpool.testing.showroom`), so no device is needed::
+The jobs only pretend to train (`tests.support.simulated_daemon`), so no device is needed::
 
     python tools/dashboard_pictures.py                # writes docs/images/dashboard-*.png with Chromium and playwright
     python tools/dashboard_pictures.py --serve 8800   # on http://127.0.0.1:8800 until Ctrl-C; --many for 1,000 jobs
@@ -27,16 +27,18 @@ from carpool.core.model import JobId, JobSpec, Kind, NodeId, Phase
 from carpool.core.topology import Bank, Cluster, Node
 from carpool.dashboard.routes import mount
 from carpool.policies.registry import parse_policy
-from carpool.service.clerk import Clerk
-from carpool.service.people import Person, Role
+from carpool.service.auth import Principal, Role
+from carpool.service.service import SchedulerService
 from carpool.sim.traces.trace import Arrival
-from carpool.testing.showroom import ShowWorld, showroom
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from tests.support.simulated_daemon import DemoWorld, open_simulated_daemon
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
-ADA = Person("ada", Role.ADMIN)
+ADA = Principal("ada", Role.ADMIN)
 STEPS_PER_S = {"resnet50": 6.2, "vit-b16": 4.1, "gpt2-small": 2.4, "bert-base": 3.3, "unet": 1.7, "mlp-mixer": 5.0}
 POLICIES = ("fifo", "las", "srtf", "carpool")
 
@@ -92,15 +94,15 @@ def arrivals_of(scene: Scene) -> list[Arrival]:
 
 
 @asynccontextmanager
-async def serving(scene: Scene, port: int, reports: Path | None = None) -> AsyncIterator[tuple[str, Clerk]]:
+async def serving(scene: Scene, port: int, reports: Path | None = None) -> AsyncIterator[tuple[str, SchedulerService]]:
     """The dashboard over a scene; its address."""
     with tempfile.TemporaryDirectory() as folder:
-        room = showroom(
+        room = open_simulated_daemon(
             Path(folder),
             cluster_of(scene),
             parse_policy(scene.policy),
             arrivals_of(scene),
-            world=ShowWorld(steps_per_s=STEPS_PER_S),
+            world=DemoWorld(steps_per_s=STEPS_PER_S),
             live_from=scene.span_s,
             report_every_s=scene.report_every_s,
             name=scene.policy,

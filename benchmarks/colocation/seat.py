@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from colocation.tasks import Built, Task, build
 
-from carpool.runtime.deathbed import die_with
+from carpool.runtime.compat.process_lifetime import exit_with_parent
 
 _WARM_UP = 4  # eager steps before the capture
 _LOOK_S = 0.5  # between looks whether a seat lives
@@ -96,7 +96,7 @@ def _await(seats: Sequence[Seat], limit_s: float) -> None:
 
 
 def _serve(pipe: Connection, environment: dict[str, str], device: str, parent: int) -> None:
-    die_with(parent)  # other seats hold copies of the pipe, so that its end would not be heard of
+    exit_with_parent(parent)  # other seats hold copies of the pipe, so that its end would not be heard of
     os.environ.update(environment)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
     warnings.simplefilter("ignore")  # torch names every operation without a deterministic form
@@ -118,10 +118,10 @@ def _serve(pipe: Connection, environment: dict[str, str], device: str, parent: i
 
 def _heir(trainer: Any, heir: Any) -> Any:
     """Another trainer of the same training, with the state of one that goes."""
-    from carpool.runtime.memory import new_memory
-    from carpool.runtime.mirror import read_mirror, write_mirror
+    from carpool.runtime.process.shared_memory import new_memory_file
+    from carpool.runtime.state.mirror import read_mirror, write_mirror
 
-    file = new_memory("mirror")
+    file = new_memory_file("mirror")
     try:
         write_mirror(file, trainer.cursor.step, trainer.state_dict())
         heir.load_state_dict(read_mirror(file)[1])
@@ -237,7 +237,7 @@ class _Runner:
     def _new_trainer(self, task: Task, deterministic: bool) -> Any:
         from zoo_trainings import training
 
-        from carpool.runtime.trainer import Trainer
+        from carpool.runtime.engine.trainer import Trainer
 
         if task.per_s:
             from sharing.fed import delivered

@@ -126,7 +126,7 @@ def _batch(task: Task, device: str) -> Any:
     from zoo import made
     from zoo_trainings import RECIPES
 
-    from carpool.runtime.samples import to_device
+    from carpool.runtime.data.batches import to_device
 
     torch.manual_seed(0)
     data = RECIPES[task.model].data

@@ -13,7 +13,7 @@ from oracles import hesrpt
 from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Cluster
 from carpool.policies.registry import parse_policy
-from carpool.sim.run import simulate
+from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.scaling import ScalingWorld
 from grounds.ground import Ground, Limit, Row

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from carpool.policies.registry import parse_policy
-from carpool.sim.clusters import parse_cluster
-from carpool.sim.run import simulate
-from carpool.sim.traces.readers import read_trace
+from carpool.sim.cluster_spec import parse_cluster
+from carpool.sim.engine import simulate
+from carpool.sim.traces.reader import read_trace
 from carpool.sim.worlds.gavel import GavelWorld
 from grounds.ground import Ground, Limit, Row
 

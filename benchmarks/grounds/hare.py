@@ -20,13 +20,12 @@ from typing import Any
 
 from carpool.core.topology import Cluster
 from carpool.policies.registry import parse_policy
-from carpool.sim.run import simulate
-from carpool.sim.traces.arrivals import AtOnce, Uniform
-from carpool.sim.traces.generate import Generator
-from carpool.sim.traces.lengths import Lognormal
+from carpool.sim.engine import simulate
+from carpool.sim.traces.distributions import AtOnce, Lognormal, Uniform
+from carpool.sim.traces.generator import TraceGenerator
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.mixes import MIXES
 from carpool.sim.worlds.parts import KINDS, PartsWorld
+from carpool.sim.worlds.traits import MIXES
 from grounds.ground import Ground, Limit
 from grounds.ground import Row as TableRow
 
@@ -68,7 +67,7 @@ class Row:
 
 def setting(case: Case) -> tuple[Sequence[Arrival], Cluster, PartsWorld]:
     """Jobs, devices and the truth about them."""
-    recipe = Generator(
+    recipe = TraceGenerator(
         case.jobs,
         case.seed,
         Uniform() if case.span_s else AtOnce(),

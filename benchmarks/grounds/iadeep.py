@@ -18,9 +18,9 @@ from typing import NamedTuple
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Cluster
 from carpool.policies.registry import parse_policy
-from carpool.sim.run import simulate
-from carpool.sim.traces.arrivals import Bursty
-from carpool.sim.traces.readers import read_trace
+from carpool.sim.engine import simulate
+from carpool.sim.traces.distributions import Bursty
+from carpool.sim.traces.reader import read_trace
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.colocation import ColocationWorld
 from grounds.ground import Ground, Row

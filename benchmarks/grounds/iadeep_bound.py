@@ -24,7 +24,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 
 from carpool.core.model import JobSpec
 from carpool.core.topology import Neighbour, Placement
-from carpool.policies.tuner import batch_grid
+from carpool.policies.iadeep.batch_tuning import batch_grid
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.colocation import ColocationWorld
 from grounds.iadeep import DEVICES, KIND

@@ -14,9 +14,9 @@ from random import Random
 
 from carpool.core.model import JobId
 from carpool.policies.registry import parse_policy
-from carpool.sim.clusters import parse_cluster
-from carpool.sim.run import simulate
-from carpool.sim.traces.readers import read_trace
+from carpool.sim.cluster_spec import parse_cluster
+from carpool.sim.engine import simulate
+from carpool.sim.traces.reader import read_trace
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.pollux import PolluxWorld
 from grounds.ground import Ground, Limit, Row

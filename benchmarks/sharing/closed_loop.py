@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from sharing.mixes import Mix
 from sharing.room import Room
 
-from carpool.backends.live import Live
+from carpool.backends.online_estimator import OnlineEstimator
 from carpool.core.estimates import Estimator
 from carpool.core.messages import Record
 from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
-from carpool.policies.competitive import Competitive
+from carpool.policies.sharing.competitive import Competitive
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.world import Pace, PlainWorld, Signs
+from carpool.sim.worlds.base import Pace, PlainWorld, TrainingSignals
 from carpool.testing import drive
 
 _KIND = "H200"
@@ -81,13 +81,13 @@ class RoomWorld(PlainWorld):
             self.known[now] = [next(rates) if share else 0.0 for share, _ in now]
         return self.known[now]
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """The noise that is assumed."""
-        return Signs(noise=NOISE * spec.batch_size)
+        return TrainingSignals(noise=NOISE * spec.batch_size)
 
     def estimator(self) -> Estimator:
         """That of a live run: it knows nothing."""
-        live = Live(Cluster.build([(1, 1, _KIND)]))
+        live = OnlineEstimator(Cluster.build([(1, 1, _KIND)]))
         live.has_company = lambda job: True
         return live
 

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from zoo import MODELS
 from zoo_trainings import OPTIMIZERS, RECIPES
 
-from carpool.runtime.goals import Stop
-from carpool.runtime.training import Training
+from carpool.runtime.engine.stop_criteria import Stop
+from carpool.runtime.engine.training import Training
 
 _READERS = 2  # processes that read ahead
 _UNLIKE = 64  # pictures, repeated: noise costs the same to train on

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from carpool.core.draft import Draft
 from carpool.core.model import Allocation, DeviceId
 from carpool.core.policy import Plan, Snapshot
-from carpool.policies.competitive import Competitive
+from carpool.policies.sharing.competitive import Competitive
 
 _PATIENCE_S = 5.0  # between looks at orders that do not hold yet
 

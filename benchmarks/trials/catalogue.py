@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from carpool.runtime.program import Program
+from carpool.jobs.program import Program
 
 ENTRY = f"{Path(__file__).resolve().with_name('paced.py')}:paced"
 SHARDS = 8

@@ -23,10 +23,10 @@ from carpool.core.messages import (
     ReleaseApplied,
 )
 from carpool.core.model import Allocation, JobId
-from carpool.runtime.devices import LocalDevice
-from carpool.runtime.link import ExecutorLink, ExecutorOptions
-from carpool.runtime.program import Program
-from carpool.runtime.reports import Facts, Gone, Outcome, Report, Told
+from carpool.jobs.devices import LocalDevice
+from carpool.jobs.program import Program
+from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
+from carpool.runtime.executor.reports import Facts, Gone, Outcome, Report, Told
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Fact)
@@ -41,7 +41,7 @@ class JobEnded(Exception):
 class Desk:
     """An executor, and everything it has reported. Several tasks may wait at once."""
 
-    def __init__(self, link: ExecutorLink, mark: str, patience_s: float) -> None:
+    def __init__(self, link: ExecutorClient, mark: str, patience_s: float) -> None:
         self.link = link
         self.mark = mark
         self.patience_s = patience_s
@@ -72,7 +72,7 @@ class Desk:
             for place, device in enumerate(device for group in groups for device in group)
         ]
         chosen = ExecutorOptions(environment={MARK: mark}, **options)
-        return cls(await ExecutorLink.start(devices, state, options=chosen), mark, patience_s)
+        return cls(await ExecutorClient.start(devices, state, options=chosen), mark, patience_s)
 
     # -- orders -------------------------------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ import time
 import torch
 from trials.timed import arguments, stamped
 
-from carpool.runtime.digest import digest
-from carpool.runtime.seeding import seed_entry
-from carpool.runtime.trainer import Trainer
+from carpool.runtime.engine.determinism import seed_entry
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.state.digest import digest
 
 if __name__ == "__main__":
     model, kind, steps, stamps = sys.argv[1:]

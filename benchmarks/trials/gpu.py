@@ -16,9 +16,9 @@ from trials.desk import MARK, Desk, marked, new_mark
 from zoo import ENTRIES, MODELS
 
 from carpool.core.messages import ProgressReported
-from carpool.runtime.devices import parse_devices
-from carpool.runtime.link import ExecutorLink, ExecutorOptions
-from carpool.runtime.program import Program
+from carpool.jobs.devices import parse_devices
+from carpool.jobs.program import Program
+from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
 
 FOREVER = 10_000_000  # steps
 _SETTLED = 20  # steps after a change: first the code's own, then proofs, then replays
@@ -28,7 +28,7 @@ async def open_desk(state: Path, *, devices: str = "cuda:0", patience_s: float =
     """An executor on the first GPU, or on other devices."""
     mark = new_mark()
     chosen = ExecutorOptions(environment={MARK: mark}, hang_s=30.0, **{"warm": 0, **options})
-    link = await ExecutorLink.start(parse_devices(devices), state, options=chosen)
+    link = await ExecutorClient.start(parse_devices(devices), state, options=chosen)
     return Desk(link, mark, patience_s)
 
 

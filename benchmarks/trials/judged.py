@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from carpool.runtime.entry import load_training
-from carpool.runtime.trainer import Trainer
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.worker.entry_loader import load_training
 from carpool.testing.reference import plain_loop
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from carpool.backends.local import ExecutorPort
-from carpool.backends.runfolder import RunFolder
-from carpool.backends.running import LocalRun, RunRequest
+from carpool.backends.local_run import LocalRun, RunRequest
+from carpool.backends.run_folder import RunFolder
 from carpool.core.messages import JobFailed, JobFinished, JobSubmitted, Order
 from carpool.core.model import JobId, JobSpec
-from carpool.predictors.belief import ProfileBelief
-from carpool.runtime.devices import LocalDevice
-from carpool.runtime.link import ExecutorLink
-from carpool.runtime.program import Program
-from carpool.runtime.reports import Facts, Report
-from carpool.testing.lender import Lender
+from carpool.jobs.devices import LocalDevice
+from carpool.jobs.program import Program
+from carpool.predictors.profiles.rate_model import ProfileRateModel
+from carpool.runtime.executor.client import ExecutorClient
+from carpool.runtime.executor.reports import Facts, Report
+from tests.support.shared_executor import SharedExecutor
 
 
 class LateLink:
@@ -72,8 +72,8 @@ class LateRun(LocalRun):
         asked: RunRequest,
         folder: RunFolder,
         submit_s: Mapping[str, float],
-        profiles: Mapping[JobId, ProfileBelief] | None = None,
-        lender: Lender | None = None,
+        profiles: Mapping[JobId, ProfileRateModel] | None = None,
+        lender: SharedExecutor | None = None,
     ) -> None:
         super().__init__(asked, folder, profiles=profiles)
         self._lender = lender
@@ -85,6 +85,6 @@ class LateRun(LocalRun):
 
     async def start(self, devices: Sequence[LocalDevice], state: Path) -> ExecutorPort:
         """The executor of this machine, with the submissions to come."""
-        start = ExecutorLink.start if self._lender is None else self._lender.lend
+        start = ExecutorClient.start if self._lender is None else self._lender.lend
         link: ExecutorPort = await start(devices, state)
         return LateLink(link, self._late, len(self._first))

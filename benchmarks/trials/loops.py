@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy
 from trials.steps import MODELS
 
 import carpool
-from carpool.runtime.allocator import keep_freed_memory, with_huge_pages
-from carpool.runtime.seeding import settle
-from carpool.runtime.trainer import Trainer
+from carpool.runtime.compat.allocator import keep_freed_memory, with_huge_pages
+from carpool.runtime.engine.determinism import enable_determinism
+from carpool.runtime.engine.trainer import Trainer
 
 GUARD_S = 600.0  # after which everything is ended
 READ_EVERY = 10  # steps after which a good user reads the loss
@@ -68,14 +68,14 @@ def bare_loop(entry: Entry, device: torch.device) -> Iterator[None]:
 
 def like_loop(entry: Entry, device: torch.device) -> Iterator[None]:
     """The same under carpool's settings, which hold when the training is made, as in a worker."""
-    settle()
+    enable_determinism()
     keep_freed_memory()
     return bare_loop(entry, device)
 
 
 def graphed_loop(entry: Entry, device: torch.device) -> Iterator[None]:
     """The same on a GPU, as a user who knows CUDA graphs writes it: the whole step recorded once, then replayed."""
-    settle()
+    enable_determinism()
     training = entry()
     model, optimizer, batch_size = training.model.to(device), training.optimizer, training.batch_size
     images, targets = (tensor.to(device) for tensor in training.dataset.tensors)

@@ -21,8 +21,8 @@ from trials.copying import copy_rates
 from trials.timed import BEGIN, END, Clock, arguments
 from zoo_trainings import training
 
-from carpool.runtime.residence import Residence, residence_of
-from carpool.runtime.trainer import Trainer
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.memory.device_state import DeviceState, device_state_of
 
 _SETTLED, _REPEATS = 10, 9
 
@@ -41,7 +41,7 @@ class Parked:
 
         made.optimizer.register_step_post_hook(lambda *_: self._clock.stamp(END, device))
         self._trainer = Trainer(replace(made, loss=timed, evaluate=None), device=device)
-        self.residence: Residence = residence_of(self._trainer, loosely=False)
+        self.residence: DeviceState = device_state_of(self._trainer, loosely=False)
         self._device = device
         for _ in range(_SETTLED):
             self._step()

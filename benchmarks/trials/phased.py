@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from zoo import MODELS
 
 import carpool
-from carpool.runtime.datasets.tensors import TensorData, scaled_images
+from carpool.runtime.data.datasets import TensorData, scaled_images
 
 MOST_EPOCHS = 10_000  # only the target ends it
 _SAMPLE_S = 0.0002  # that a sample takes where steps wait

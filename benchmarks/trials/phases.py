@@ -12,13 +12,13 @@ from typing import Any
 
 from trials.late import LateRun
 
-from carpool.backends.runfolder import RunFolder
-from carpool.backends.running import RunRequest
+from carpool.backends.local_run import RunRequest
+from carpool.backends.run_folder import RunFolder
 from carpool.core.model import Phase
 from carpool.core.policy import Policy
+from carpool.jobs.devices import LocalDevice, parse_devices
+from carpool.jobs.job_file import parse_jobs
 from carpool.policies.registry import parse_policy
-from carpool.runtime.devices import LocalDevice, parse_devices
-from carpool.runtime.jobfile import parse_jobs
 
 HERE = Path(__file__).resolve().parent
 Seconds = dict[str, float]

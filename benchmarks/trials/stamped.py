@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import carpool
-from carpool.runtime.entry import load_training
+from carpool.runtime.worker.entry_loader import load_training
 
 ENTRY = f"{Path(__file__).resolve()}:stamped"
 

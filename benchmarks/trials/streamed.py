@@ -20,7 +20,7 @@ from torch import nn
 from trials.timed import arguments
 from zoo_trainings import training
 
-from carpool.runtime.trainer import Trainer
+from carpool.runtime.engine.trainer import Trainer
 
 _GROUPS = 16
 _REPEATS = 9

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import torch
 from zoo_trainings import training
 
-from carpool.runtime.seeding import intra_op_threads
-from carpool.runtime.training import Training
+from carpool.runtime.engine.determinism import intra_op_threads
+from carpool.runtime.engine.training import Training
 
 T = TypeVar("T")
 BEGIN, END = 0, 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log
 from random import Random
 
-from carpool.predictors.fabric import Fabric, Hop, Wire
+from carpool.predictors.links.fabric import Fabric, FabricLink, Hop
 from wiring.flows import Route, Transfers
 from wiring.steps import Made, Session
 
@@ -39,13 +39,13 @@ class Machines:
         random = Random(seed)
         self.nodes: list[list[int]] = []  # devices
         self.kinds: list[str] = []  # by device
-        wires: list[Wire] = []
+        wires: list[FabricLink] = []
         forms = ["nvswitch", "pcie", random.choice(("pairs", "nvswitch", "pcie")), random.choice(("pairs", "pcie"))]
         racks = random.choice((1, 2))
         for number, form in enumerate(forms):
             wires += self._node(number, form, random.choice((4, 4, 8)), "pcie-card" if form == "pcie" else "module")
-            wires.append(Wire((f"n{number}", f"rack{number % racks}"), "ethernet"))
-        wires += [Wire((f"rack{rack}", "spine"), "trunk") for rack in range(racks)] if racks > 1 else []
+            wires.append(FabricLink((f"n{number}", f"rack{number % racks}"), "ethernet"))
+        wires += [FabricLink((f"rack{rack}", "spine"), "trunk") for rack in range(racks)] if racks > 1 else []
         self.fabric = Fabric(wires)
         self.slowness = {"module": 1.0, "pcie-card": random.uniform(1.3, 3.0)}
         self.speeds = {
@@ -56,7 +56,7 @@ class Machines:
         ]
         self._latencies = [SPEEDS[wire.kind][2] for wire in wires for _ in (0, 1)]
 
-    def _node(self, number: int, form: str, size: int, kind: str) -> list[Wire]:
+    def _node(self, number: int, form: str, size: int, kind: str) -> list[FabricLink]:
         """Devices in pairs behind PCIe switches, and NVLink to a switch or between the two of a pair."""
         first = len(self.kinds)
         devices = list(range(first, first + size))
@@ -65,13 +65,13 @@ class Machines:
         wires = []
         for device in devices:
             switch = f"n{number}.{(device - first) // 2}"
-            wires.append(Wire((str(device), switch), "pcie"))
+            wires.append(FabricLink((str(device), switch), "pcie"))
             if device % 2 == first % 2:
-                wires.append(Wire((switch, f"n{number}"), "pcie"))
+                wires.append(FabricLink((switch, f"n{number}"), "pcie"))
             if form == "nvswitch":
-                wires.append(Wire((str(device), f"n{number}.nv"), "nvlink"))
+                wires.append(FabricLink((str(device), f"n{number}.nv"), "nvlink"))
             elif form == "pairs" and (device - first) % 2:
-                wires.append(Wire((str(device - 1), str(device)), "nvlink"))
+                wires.append(FabricLink((str(device - 1), str(device)), "nvlink"))
         return wires
 
     def route(self, start: int, end: int) -> Route:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from carpool.runtime.datasets import Split, TensorData, synthetic
+from carpool.runtime.data.datasets import Split, TensorData, synthetic
 from zoo.graphs import Graph, NodeData
 
 Data = TensorData | NodeData

@@ -6,11 +6,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import carpool.runtime.datasets as datasets
-    from carpool.runtime.digest import digest
-    from carpool.runtime.goals import Stop
-    from carpool.runtime.session import session
-    from carpool.runtime.training import Training
+    import carpool.runtime.data.datasets as datasets
+    from carpool.runtime.engine.stop_criteria import Stop
+    from carpool.runtime.engine.training import Training
+    from carpool.runtime.state.digest import digest
+    from carpool.runtime.worker.session import session
     from carpool.service.client import Client
 
 __version__ = "0.1.0"
@@ -19,11 +19,11 @@ __all__ = ["Client", "Stop", "Training", "__version__", "datasets", "digest", "s
 # Where the public names live: imported when first used, so that `import carpool` stays light. Client needs no torch.
 _LAZY = {
     "Client": "carpool.service.client",
-    "Stop": "carpool.runtime.goals",
-    "Training": "carpool.runtime.training",
-    "datasets": "carpool.runtime.datasets",
-    "digest": "carpool.runtime.digest",
-    "session": "carpool.runtime.session",
+    "Stop": "carpool.runtime.engine.stop_criteria",
+    "Training": "carpool.runtime.engine.training",
+    "datasets": "carpool.runtime.data.datasets",
+    "digest": "carpool.runtime.state.digest",
+    "session": "carpool.runtime.worker.session",
 }
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from carpool.backends.local import RunEnd
-from carpool.backends.runfolder import RunFolder
-from carpool.backends.running import LocalRun, RunRequest
+from carpool.backends.local_run import LocalRun, RunRequest
+from carpool.backends.run_folder import RunFolder
 from carpool.core.model import Phase
+from carpool.jobs.devices import parse_devices
+from carpool.jobs.job_file import parse_jobs
 from carpool.policies.registry import POLICIES, parse_policy
-from carpool.runtime.devices import parse_devices
-from carpool.runtime.jobfile import parse_jobs
-from carpool.runtime.link import ExecutorLink
-from carpool.testing.lender import Lender
+from carpool.runtime.executor.client import ExecutorClient
+from tests.support.shared_executor import SharedExecutor
 
 pytest.importorskip("torch")
 
@@ -28,7 +28,7 @@ ENTRY = """
 import torch
 from torch import nn
 from carpool import Stop, Training
-from carpool.runtime.datasets import synthetic
+from carpool.runtime.data.datasets import synthetic
 
 
 def net(steps=8):
@@ -59,9 +59,9 @@ def loop() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="module")
-def lender(loop: asyncio.Runner, home: Path) -> Iterator[Lender]:
-    async def start() -> Lender:
-        return Lender(await ExecutorLink.start(DEVICES, home / "state"))
+def lender(loop: asyncio.Runner, home: Path) -> Iterator[SharedExecutor]:
+    async def start() -> SharedExecutor:
+        return SharedExecutor(await ExecutorClient.start(DEVICES, home / "state"))
 
     lender = loop.run(start())
     yield lender
@@ -69,7 +69,7 @@ def lender(loop: asyncio.Runner, home: Path) -> Iterator[Lender]:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_real_jobs_run_to_their_end(policy: str, loop: asyncio.Runner, lender: Lender, home: Path) -> None:
+def test_real_jobs_run_to_their_end(policy: str, loop: asyncio.Runner, lender: SharedExecutor, home: Path) -> None:
     text = LIVE.get(policy, policy)
     widest = 1 if policy == "allox" else 2
     rows: list[dict[str, object]] = [

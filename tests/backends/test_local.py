@@ -9,38 +9,37 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.journal_file import read_whole
 from carpool.backends.local import ExecutorGone, RunEnd
-from carpool.backends.runfolder import BELIEVED, PROFILE, RunFolder
-from carpool.backends.running import LocalRun, RunRequest, is_unfinished
-from carpool.backends.shelf import Shelf
+from carpool.backends.local_run import LocalRun, RunRequest, is_unfinished
+from carpool.backends.profile_library import ProfileLibrary
+from carpool.backends.run_folder import BELIEVED, PROFILE, RunFolder, read_journal_file
 from carpool.core.errors import InputError
 from carpool.core.messages import Assign, Release
 from carpool.core.model import JobId, JobSpec, Kind, Phase
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.topology import Placement
+from carpool.jobs.devices import LocalDevice, parse_devices
+from carpool.jobs.job_file import ListedJob
+from carpool.jobs.program import Program
 from carpool.policies.registry import parse_policy
-from carpool.predictors.profile_file import read_profile
-from carpool.runtime.devices import LocalDevice, parse_devices
-from carpool.runtime.jobfile import Listed
-from carpool.runtime.program import Program
-from carpool.runtime.reports import Evaluation, Sized, Told
-from carpool.testing.fake_link import FakeMachine
+from carpool.predictors.profiles.profile import read_profile
+from carpool.runtime.executor.reports import Evaluation, Sized, Told
+from tests.support.fake_executor import FakeExecutor
 
 TWO = parse_devices("cpu:2", cores=(0, 1), gpus=())
 
 
-def job(name: str, **more: object) -> Listed:
+def job(name: str, **more: object) -> ListedJob:
     """A job of one device, unless said otherwise."""
-    return Listed(replace(JobSpec(JobId(name)), **more), Program(entry="train.py:main"))  # type: ignore[arg-type]
+    return ListedJob(replace(JobSpec(JobId(name)), **more), Program(entry="train.py:main"))  # type: ignore[arg-type]
 
 
-def asked(*jobs: Listed, policy: str = "fifo", devices: Sequence[LocalDevice] = TWO) -> RunRequest:
+def asked(*jobs: ListedJob, policy: str = "fifo", devices: Sequence[LocalDevice] = TWO) -> RunRequest:
     return RunRequest("jobs", jobs, tuple(devices), parse_policy(policy), policy, "0")
 
 
-def go(run: LocalRun, machine: FakeMachine) -> RunEnd:
-    async def start(devices: Sequence[LocalDevice], state: Path) -> FakeMachine:
+def go(run: LocalRun, machine: FakeExecutor) -> RunEnd:
+    async def start(devices: Sequence[LocalDevice], state: Path) -> FakeExecutor:
         return machine
 
     return asyncio.run(run.go(start, machine))
@@ -48,7 +47,7 @@ def go(run: LocalRun, machine: FakeMachine) -> RunEnd:
 
 def test_all_jobs_run_to_their_end(tmp_path: Path) -> None:
     run = LocalRun(asked(job("a"), job("b"), job("c")), RunFolder(tmp_path / "run"))
-    machine = FakeMachine({"a": 10, "b": 20, "c": 5})
+    machine = FakeExecutor({"a": 10, "b": 20, "c": 5})
     assert go(run, machine) is RunEnd.DONE
     accounts = run.ledger.accounts
     assert {name: account.jct_s for name, account in accounts.items()} == {"a": 10.0, "b": 20.0, "c": 15.0}
@@ -61,7 +60,7 @@ def test_all_jobs_run_to_their_end(tmp_path: Path) -> None:
 
 def test_everything_is_kept_in_the_folder(tmp_path: Path) -> None:
     run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"), copy=tmp_path / "copy.jsonl")
-    machine = FakeMachine({"a": 10})
+    machine = FakeExecutor({"a": 10})
     machine.at(4.0, lambda: machine.report_progress(loss=0.5))
     machine.at(5.0, lambda: machine.say(Evaluation(JobId("a"), 5, {"accuracy": 0.25})))
     machine.at(6.0, lambda: machine.say(Told(JobId("a"), "a worker died and was replaced")))
@@ -85,7 +84,7 @@ def test_everything_is_kept_in_the_folder(tmp_path: Path) -> None:
 def test_a_failed_job_leaves_the_others_alone(tmp_path: Path) -> None:
     jobs = (job("a"), job("b"), job("c", after=(JobId("a"),)))
     run = LocalRun(asked(*jobs), RunFolder(tmp_path / "run"))
-    go(run, FakeMachine({"a": 3, "b": 9, "c": 1}, fails={"a": "the loss is not a number"}))
+    go(run, FakeExecutor({"a": 3, "b": 9, "c": 1}, fails={"a": "the loss is not a number"}))
     phases = {name: account.phase for name, account in run.ledger.accounts.items()}
     assert phases == {"a": Phase.FAILED, "b": Phase.FINISHED, "c": Phase.FAILED}
     assert run.ledger.accounts[JobId("a")].error == "the loss is not a number"
@@ -95,7 +94,7 @@ def test_a_failed_job_leaves_the_others_alone(tmp_path: Path) -> None:
 def test_elastic_jobs_take_over_what_becomes_free(tmp_path: Path) -> None:
     wide = {"min_devices": 1, "max_devices": 2}
     run = LocalRun(asked(job("a", **wide), job("b", **wide), policy="afs"), RunFolder(tmp_path / "run"))
-    machine = FakeMachine({"a": 10, "b": 30})
+    machine = FakeExecutor({"a": 10, "b": 30})
     go(run, machine)
     assert [account.jct_s for account in run.ledger.accounts.values()] == [10.0, 20.0]
     widths = [order.allocation.num_devices for order in machine.orders if isinstance(order, Assign)]
@@ -104,7 +103,7 @@ def test_elastic_jobs_take_over_what_becomes_free(tmp_path: Path) -> None:
 
 def test_lengths_and_rates_are_learned_from_reports(tmp_path: Path) -> None:
     run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
-    machine = FakeMachine({"a": 10})
+    machine = FakeExecutor({"a": 10})
     seen = []
 
     def look() -> None:
@@ -120,7 +119,7 @@ def test_lengths_and_rates_are_learned_from_reports(tmp_path: Path) -> None:
 def test_nothing_begins_when_it_is_interrupted_while_the_executor_starts(tmp_path: Path) -> None:
     run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
 
-    async def start(devices: Sequence[LocalDevice], state: Path) -> FakeMachine:
+    async def start(devices: Sequence[LocalDevice], state: Path) -> FakeExecutor:
         run.interrupt()
         await asyncio.Event().wait()  # it would take for ever
         raise AssertionError
@@ -128,15 +127,15 @@ def test_nothing_begins_when_it_is_interrupted_while_the_executor_starts(tmp_pat
     assert asyncio.run(run.go(start)) is RunEnd.INTERRUPTED
     assert is_unfinished(RunFolder(tmp_path / "run"))
     again = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"), resume=True)
-    assert go(again, FakeMachine({"a": 10})) is RunEnd.DONE
+    assert go(again, FakeExecutor({"a": 10})) is RunEnd.DONE
     assert again.ledger.accounts[JobId("a")].phase is Phase.FINISHED
 
 
 def test_an_executor_that_has_just_started_is_stopped_when_it_is_interrupted(tmp_path: Path) -> None:
     run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
-    machine = FakeMachine({"a": 10})
+    machine = FakeExecutor({"a": 10})
 
-    async def start(devices: Sequence[LocalDevice], state: Path) -> FakeMachine:
+    async def start(devices: Sequence[LocalDevice], state: Path) -> FakeExecutor:
         asyncio.get_running_loop().call_soon(run.interrupt)  # after it has returned, before anybody has seen that
         return machine
 
@@ -155,7 +154,7 @@ def test_who_cancels_a_run_while_it_starts_is_not_told_that_it_was_interrupted(t
 
     began = asyncio.Event()
 
-    async def start(devices: Sequence[LocalDevice], state: Path) -> FakeMachine:
+    async def start(devices: Sequence[LocalDevice], state: Path) -> FakeExecutor:
         began.set()
         await asyncio.Event().wait()
         raise AssertionError
@@ -173,7 +172,7 @@ class Never(Policy):
 
 def test_a_job_that_stops_at_a_loss_is_watched_for_it(tmp_path: Path) -> None:
     run = LocalRun(asked(job("a")), RunFolder(tmp_path))
-    machine = FakeMachine({JobId("a"): 200})
+    machine = FakeExecutor({JobId("a"): 200})
     left: list[float] = []
 
     def report(at: float) -> None:
@@ -190,7 +189,7 @@ def test_a_job_that_stops_at_a_loss_is_watched_for_it(tmp_path: Path) -> None:
 
 def test_starved_jobs_fail_instead_of_waiting_for_ever(tmp_path: Path) -> None:
     run = LocalRun(replace(asked(job("a")), policy=Never()), RunFolder(tmp_path / "run"))
-    assert go(run, FakeMachine({"a": 3})) is RunEnd.DONE
+    assert go(run, FakeExecutor({"a": 3})) is RunEnd.DONE
     assert run.ledger.accounts[JobId("a")].phase is Phase.FAILED
     assert "gives it no devices" in run.ledger.accounts[JobId("a")].error
 
@@ -206,13 +205,13 @@ class Patient(Policy):
 
 def test_a_policy_is_woken_when_it_asked_to_be(tmp_path: Path) -> None:
     run = LocalRun(replace(asked(job("a")), policy=Patient()), RunFolder(tmp_path / "run"))
-    go(run, FakeMachine({"a": 3}))
+    go(run, FakeExecutor({"a": 3}))
     assert run.ledger.accounts[JobId("a")].jct_s == 8.0
 
 
 def test_a_dead_executor_is_our_fault_and_said(tmp_path: Path) -> None:
     run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
-    machine = FakeMachine({"a": 10})
+    machine = FakeExecutor({"a": 10})
     machine.at(4.0, machine.die)
     with pytest.raises(ExecutorGone, match="signal 9"):
         go(run, machine)
@@ -220,10 +219,10 @@ def test_a_dead_executor_is_our_fault_and_said(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ interrupt and resume
-def interrupted(tmp_path: Path, *jobs: Listed, after_s: float = 12.0) -> FakeMachine:
+def interrupted(tmp_path: Path, *jobs: ListedJob, after_s: float = 12.0) -> FakeExecutor:
     """A run of a (10 steps), b (30) and c (8) that is interrupted on the way."""
     run = LocalRun(asked(*jobs), RunFolder(tmp_path / "run"))
-    machine = FakeMachine({"a": 10, "b": 30, "c": 8})
+    machine = FakeExecutor({"a": 10, "b": 30, "c": 8})
     machine.at(after_s, run.interrupt)
     assert go(run, machine) is RunEnd.INTERRUPTED
     assert machine.stopped == [True]
@@ -234,9 +233,9 @@ def interrupted(tmp_path: Path, *jobs: Listed, after_s: float = 12.0) -> FakeMac
 THREE = (job("a"), job("b"), job("c"))
 
 
-def resumed(tmp_path: Path, before: FakeMachine, request: RunRequest) -> tuple[LocalRun, FakeMachine]:
+def resumed(tmp_path: Path, before: FakeExecutor, request: RunRequest) -> tuple[LocalRun, FakeExecutor]:
     run = LocalRun(request, RunFolder(tmp_path / "run"), resume=True)
-    machine = FakeMachine({"a": 10, "b": 30, "c": 8, "d": 4}, start=run.scheduler.at, kept=before.kept)
+    machine = FakeExecutor({"a": 10, "b": 30, "c": 8, "d": 4}, start=run.scheduler.at, kept=before.kept)
     assert go(run, machine) is RunEnd.DONE
     return run, machine
 
@@ -253,7 +252,7 @@ def test_resume_goes_on_and_runs_finished_jobs_not_again(tmp_path: Path) -> None
     assert outcome is not None
     assert outcome.digest == "digest of a"
     assert [round(account.jct_s or 0.0) for account in accounts.values()] == [10, 28, 16]  # 10 s is the last record
-    _, records = read_whole(tmp_path / "run" / "journal.jsonl")
+    _, records = read_journal_file(tmp_path / "run" / "journal.jsonl")
     assert [record.at for record in records] == sorted(record.at for record in records)
 
 
@@ -277,7 +276,7 @@ def test_resume_with_jobs_added_and_dropped(tmp_path: Path) -> None:
 
 def test_resume_refuses_a_job_that_was_changed(tmp_path: Path) -> None:
     interrupted(tmp_path, *THREE)
-    other = Listed(THREE[1].spec, Program(entry="train.py:main", args={"lr": 1.0}))
+    other = ListedJob(THREE[1].spec, Program(entry="train.py:main", args={"lr": 1.0}))
     with pytest.raises(InputError, match="job 'b' is not what it was"):
         LocalRun(asked(THREE[0], other, THREE[2]), RunFolder(tmp_path / "run"), resume=True)
 
@@ -288,11 +287,11 @@ def test_resume_after_a_kill_that_cut_the_journal(tmp_path: Path) -> None:
     journal.write_bytes(journal.read_bytes() + b'{"at":10.5,"fac')
     run, _ = resumed(tmp_path, before, asked(*THREE))
     assert run.ledger.accounts[JobId("b")].phase is Phase.FINISHED
-    read_whole(journal)
+    read_journal_file(journal)
 
 
 def test_a_second_interrupt_does_not_wait_for_checkpoints(tmp_path: Path) -> None:
-    class Slow(FakeMachine):
+    class Slow(FakeExecutor):
         async def stop(self, *, checkpoint: bool) -> None:
             await super().stop(checkpoint=checkpoint)
             if checkpoint:
@@ -307,7 +306,7 @@ def test_a_second_interrupt_does_not_wait_for_checkpoints(tmp_path: Path) -> Non
 
 
 def test_what_is_decided_while_stopping_is_not_carried_out(tmp_path: Path) -> None:
-    class Finishing(FakeMachine):
+    class Finishing(FakeExecutor):
         async def stop(self, *, checkpoint: bool) -> None:
             self._finish(JobId("a"))
             for _ in range(20):
@@ -336,11 +335,13 @@ def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
 def test_what_a_run_has_learned_is_what_the_next_one_begins_with(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("def main(): ...\n")
     program = Program(entry="train.py:main", folder=str(tmp_path))
-    jobs = (Listed(JobSpec(JobId("a"), model=program.entry), program),)
+    jobs = (ListedJob(JobSpec(JobId("a"), model=program.entry), program),)
 
     def sit(name: str) -> LocalRun:
-        run = LocalRun(asked(*jobs), RunFolder(tmp_path / "runs" / name), profiles=Shelf(tmp_path).beliefs(jobs))
-        machine = FakeMachine({"a": 10}, batch=(8, 80))
+        run = LocalRun(
+            asked(*jobs), RunFolder(tmp_path / "runs" / name), profiles=ProfileLibrary(tmp_path).beliefs(jobs)
+        )
+        machine = FakeExecutor({"a": 10}, batch=(8, 80))
         for at in (1.0, 3.0, 6.0):
             machine.at(at, machine.report_progress)
         assert go(run, machine) is RunEnd.DONE
@@ -352,7 +353,7 @@ def test_what_a_run_has_learned_is_what_the_next_one_begins_with(tmp_path: Path)
     (seen,) = learned.measurements
     assert (seen.steps, seen.step_s) == pytest.approx((5, 1.0))
     assert learned.costs == (0.0, None, 0.0)
-    belief = Shelf(tmp_path).beliefs(jobs)[JobId("a")].rate(Placement(((Kind(TWO[0].kind), 1),)))
+    belief = ProfileLibrary(tmp_path).beliefs(jobs)[JobId("a")].rate(Placement(((Kind(TWO[0].kind), 1),)))
     assert belief is not None
     assert belief.rate.mean == pytest.approx(1.0)
     assert belief.basis == "measured"

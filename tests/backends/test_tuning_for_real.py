@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from carpool.backends.local import ExecutorPort, RunEnd
-from carpool.backends.runfolder import RunFolder
-from carpool.backends.running import LocalRun, RunRequest
+from carpool.backends.local_run import LocalRun, RunRequest
+from carpool.backends.run_folder import RunFolder
 from carpool.core.model import JobId, Phase
+from carpool.jobs.devices import parse_devices
+from carpool.jobs.job_file import parse_jobs
 from carpool.policies.registry import parse_policy
-from carpool.runtime.devices import parse_devices
-from carpool.runtime.jobfile import parse_jobs
-from carpool.runtime.link import ExecutorLink
+from carpool.runtime.executor.client import ExecutorClient
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -62,7 +62,7 @@ def test_tuned_jobs_reach_their_target(policy: str, tmp_path: Path) -> None:
     )
 
     async def start(devices: object, state: Path) -> ExecutorPort:
-        return await ExecutorLink.start(tuple(run.devices), state)
+        return await ExecutorClient.start(tuple(run.devices), state)
 
     assert asyncio.run(asyncio.wait_for(run.go(start), 100.0)) is RunEnd.DONE
     sizes: dict[str, set[int]] = {}

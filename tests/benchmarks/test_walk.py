@@ -9,14 +9,14 @@ from types import ModuleType
 
 import pytest
 
-from carpool.backends.live import Live
+from carpool.backends.online_estimator import OnlineEstimator
 from carpool.core.estimates import Estimator
 from carpool.core.journal import record_to_json
 from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.registry import parse_policy
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.world import Pace, PlainWorld
+from carpool.sim.worlds.base import Pace, PlainWorld
 from carpool.testing import drive
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "sharing"
@@ -31,7 +31,7 @@ class Halved(PlainWorld):
         return Pace(ALONE * capped * (0.6 if placement.neighbours else 1.0))
 
     def estimator(self) -> Estimator:
-        live = Live(Cluster.build([(1, 1, "H200")]))
+        live = OnlineEstimator(Cluster.build([(1, 1, "H200")]))
         live.has_company = lambda job: True
         return live
 

@@ -17,7 +17,7 @@ ENTRY = """
 import torch
 from torch import nn
 from carpool import Stop, Training
-from carpool.runtime.datasets import synthetic
+from carpool.runtime.data.datasets import synthetic
 
 
 def net(epochs=3, fail=False):

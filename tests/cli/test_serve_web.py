@@ -16,9 +16,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import httpx
 
-from carpool.cli.mounting import OWN_TOKEN
-from carpool.cli.starting import LOG
-from carpool.service.client import Client, Denied
+from carpool.cli.support.serve_app import OWN_TOKEN
+from carpool.cli.verbs.submit import DAEMON_LOG
+from carpool.service.client import Client, RequestDenied
 from carpool.service.config import Settings, read_settings
 
 
@@ -68,7 +68,7 @@ def test_a_daemon_from_its_first_job_to_its_end(shell: Shell) -> None:
 
     (job,) = json.loads(shell.run("ps", "--all", "--json").stdout)["jobs"]
     assert (job["phase"], job["exit_code"]) == ("failed", 3)
-    told = (shell.settings.state / LOG).read_text(encoding="utf-8")
+    told = (shell.settings.state / DAEMON_LOG).read_text(encoding="utf-8")
     assert f"listens at unix:{shell.settings.socket}" in told
     assert shell.settings.state.stat().st_mode & 0o777 == 0o700
 
@@ -87,7 +87,7 @@ def test_a_daemon_from_its_first_job_to_its_end(shell: Shell) -> None:
                 client.plan({"job": [{"name": "hi", "command": ["true"]}]}, folder=shell.home)["jobs"][0]["name"]
                 == "hi-2"
             )
-        with Client(url) as stranger, pytest.raises(Denied, match="takes a token"):
+        with Client(url) as stranger, pytest.raises(RequestDenied, match="takes a token"):
             stranger.me()
 
     os.kill(pid, signal.SIGTERM)

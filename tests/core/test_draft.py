@@ -15,7 +15,7 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Bank, Cluster, Node, Placement
 from carpool.testing import FakeBackend
-from carpool.testing.invariants import check_books
+from carpool.testing.rig import check_books
 from carpool.testing.strategies import GIB
 
 FOUR = Cluster.build([(1, 4, "V100")])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.core.estimates import Declared
+from carpool.core.estimates import DeclaredEstimator
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Neighbour, Placement
-from carpool.sim.world import PlainWorld
+from carpool.sim.worlds.base import PlainWorld
 
 SPEC, OTHER = JobSpec(JobId("a"), 2, 10.0), JobSpec(JobId("b"), 2, 10.0)
 
@@ -29,5 +29,5 @@ def placed(count: int, fraction: float = 1.0, *beside: float) -> Placement:
     ],
 )
 def test_declared_rates_are_those_of_the_plain_world(placement: Placement, rate: float) -> None:
-    assert Declared().rate(SPEC, placement).mean == pytest.approx(rate)
+    assert DeclaredEstimator().rate(SPEC, placement).mean == pytest.approx(rate)
     assert PlainWorld().pace(SPEC, 0.0, placement).rate == pytest.approx(rate)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from carpool.core import journal
 from carpool.core.errors import JournalError
+from carpool.core.host_resources import HostResources
 from carpool.core.journal import Header, JournalWriter, read_journal
 from carpool.core.messages import (
     RUN,
@@ -18,6 +19,7 @@ from carpool.core.messages import (
     Change,
     DeadlineMissed,
     Fact,
+    ForeignProcess,
     JobCancelled,
     JobCrashed,
     JobFailed,
@@ -28,7 +30,6 @@ from carpool.core.messages import (
     LimitsChanged,
     NodeJoined,
     NodeLost,
-    Outsider,
     OutsidersSeen,
     Planned,
     PolicyChanged,
@@ -40,7 +41,6 @@ from carpool.core.messages import (
     Woke,
 )
 from carpool.core.model import Allocation, JobId, JobSpec, Kind, NodeId, Share
-from carpool.core.supplies import Supplies
 from carpool.core.topology import Bank, Cluster, Link, Node
 from carpool.testing.strategies import mixed_clusters
 
@@ -86,7 +86,7 @@ facts: st.SearchStrategy[Fact] = st.one_of(
     st.builds(LimitsChanged, names, counts, counts),
     st.builds(PolicyChanged, texts),
     st.builds(
-        OutsidersSeen, counts, st.lists(st.builds(Outsider, counts, texts), max_size=2).map(tuple), st.booleans()
+        OutsidersSeen, counts, st.lists(st.builds(ForeignProcess, counts, texts), max_size=2).map(tuple), st.booleans()
     ),
     st.just(Woke()),
 )
@@ -223,7 +223,7 @@ def test_memory_of_banks_is_kept() -> None:
 
 def test_supplies_of_nodes_are_kept_and_old_headers_have_none() -> None:
     plain = Cluster.build([(3, 2, "V100")])
-    nodes = tuple(replace(node, supplies=Supplies(8, 1 << 30)) if node.id else node for node in plain.nodes)
+    nodes = tuple(replace(node, supplies=HostResources(8, 1 << 30)) if node.id else node for node in plain.nodes)
     written = journal.header_to_json(Header("1", "fifo", Cluster(nodes)))
     assert [group["nodes"] for group in written["cluster"]] == [1, 2]
     assert journal.header_from_json(json.loads(json.dumps(written))).cluster == Cluster(nodes)

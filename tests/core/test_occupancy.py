@@ -9,7 +9,7 @@ from carpool.core.errors import Overbooked
 from carpool.core.model import Allocation, JobId, JobSpec, Kind, NodeId, Share
 from carpool.core.occupancy import Occupancy
 from carpool.core.topology import Bank, Cluster, Node
-from carpool.testing.invariants import check_map
+from carpool.testing.rig import check_map
 from carpool.testing.strategies import GIB, mixed_clusters
 
 Holders = dict[int, dict[JobId, tuple[float, int]]]  # device -> job -> (fraction, memory)

@@ -1,23 +1,23 @@
 """Devices that others compute on: left to them while nobody of ours is there, and said so."""
 
-from carpool.core.balance import balance_from_json, balance_to_json
 from carpool.core.messages import (
     Assign,
     Fact,
+    ForeignProcess,
     JobFinished,
     JobSubmitted,
     NodeJoined,
     NodeLost,
-    Outsider,
     OutsidersSeen,
 )
 from carpool.core.model import DeviceId, JobId, JobSpec, NodeId
 from carpool.core.scheduler import Scheduler
+from carpool.core.state.state_snapshot import snapshot_from_json, snapshot_to_json
 from carpool.core.topology import Cluster
-from carpool.policies.fifo import Fifo
-from carpool.testing.invariants import check_books
+from carpool.policies.baselines.nonpreemptive import Fifo
+from carpool.testing.rig import check_books
 
-ADA = Outsider(17, "ada", "python", 3 << 30)
+ADA = ForeignProcess(17, "ada", "python", 3 << 30)
 
 
 def here() -> Scheduler:
@@ -28,7 +28,7 @@ def submitted(name: str) -> JobSubmitted:
     return JobSubmitted(JobSpec(JobId(name), 1, 10.0))
 
 
-def seen(device: int, *processes: Outsider, keeps_free: bool = True) -> OutsidersSeen:
+def seen(device: int, *processes: ForeignProcess, keeps_free: bool = True) -> OutsidersSeen:
     return OutsidersSeen(DeviceId(device), processes, keeps_free)
 
 
@@ -68,7 +68,7 @@ def test_they_are_in_a_balance_and_go_with_their_node() -> None:
     scheduler = here()
     given(scheduler, 0.0, seen(0, ADA), submitted("a"))
     again = here()
-    again.reopen(balance_from_json(balance_to_json(scheduler.balance())))
+    again.reopen(snapshot_from_json(snapshot_to_json(scheduler.balance())))
     check_books(again)
     assert again.outsiders == scheduler.outsiders
     assert given(again, 1.0, submitted("b")) == {}

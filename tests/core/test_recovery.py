@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.backends.ledger import Ledger
-from carpool.backends.live import Live
-from carpool.core.balance import balance_from_json, balance_to_json
+from carpool.backends.job_accounting import JobAccounting
+from carpool.backends.online_estimator import OnlineEstimator
 from carpool.core.draft import Draft
 from carpool.core.errors import JournalError
 from carpool.core.journal import Header, JournalWriter, read_journal
@@ -17,15 +16,15 @@ from carpool.core.messages import Assign, JobSubmitted, NodeJoined, NodeLost, Or
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
-from carpool.policies.fifo import Fifo
-from carpool.service.chronicle import Chronicle
-from carpool.service.feed import Feed
-from carpool.service.spans import Spans
-from carpool.sim.failures import AtTimes, Seeded
+from carpool.core.state.state_snapshot import snapshot_from_json, snapshot_to_json
+from carpool.policies.baselines.nonpreemptive import Fifo
+from carpool.service.queries.allocation_history import AllocationHistory
+from carpool.service.queries.event_log import EventFeed, EventLog
+from carpool.sim.failures import RandomFailures, ScheduledFailures
 from carpool.testing import Driven, Rig, Wishes, drive
-from carpool.testing.invariants import check_books
+from carpool.testing.rig import check_books
 from carpool.testing.scenarios import CALM, TROUBLE
-from carpool.testing.strategies import Ground, grounds
+from carpool.testing.strategies import Scenario, random_scenarios
 
 
 class Turns(Policy):
@@ -49,10 +48,10 @@ class Mute(Policy):
         pytest.fail("recovery asked the policy")
 
 
-def run(ground: Ground, policy: Policy) -> tuple[Driven, str]:
+def run(ground: Scenario, policy: Policy) -> tuple[Driven, str]:
     stream = io.StringIO()
     writer = JournalWriter(stream, Header("1", "x", ground.cluster))
-    failures = (AtTimes(ground.mishaps), Wishes(ground.wishes), Seeded(3, job_mtbf_s=200.0))
+    failures = (ScheduledFailures(ground.mishaps), Wishes(ground.wishes), RandomFailures(3, job_mtbf_s=200.0))
     driven = drive(policy, ground.cluster, ground.arrivals, failures=failures, observers=(writer,), report_every_s=7.0)
     return driven, stream.getvalue()
 
@@ -66,15 +65,15 @@ def state(scheduler: Scheduler) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("policy", [Fifo(bypass=True), Turns()])
 @settings(max_examples=15)
-@given(ground=grounds())
-def test_same_run_same_bytes(policy: Policy, ground: Ground) -> None:
+@given(ground=random_scenarios())
+def test_same_run_same_bytes(policy: Policy, ground: Scenario) -> None:
     assert run(ground, policy)[1] == run(ground, policy)[1]
 
 
 @pytest.mark.parametrize("policy", [Fifo(bypass=True), Turns()])
 @settings(max_examples=15)
-@given(ground=grounds())
-def test_same_facts_same_orders(policy: Policy, ground: Ground) -> None:
+@given(ground=random_scenarios())
+def test_same_facts_same_orders(policy: Policy, ground: Scenario) -> None:
     """Deciding again from the facts of a journal gives the orders of the first time."""
     driven, text = run(ground, policy)
     again = Scheduler(ground.cluster, policy)
@@ -86,8 +85,8 @@ def test_same_facts_same_orders(policy: Policy, ground: Ground) -> None:
 
 @pytest.mark.parametrize("policy", [Fifo(bypass=True), Turns()])
 @settings(max_examples=15)
-@given(ground=grounds(), data=st.data())
-def test_recovery_never_decides(policy: Policy, ground: Ground, data: st.DataObject) -> None:
+@given(ground=random_scenarios(), data=st.data())
+def test_recovery_never_decides(policy: Policy, ground: Scenario, data: st.DataObject) -> None:
     """At any point of the journal the recovered state is the state that was."""
     driven, text = run(ground, policy)
     records = list(read_journal(text.splitlines())[1])
@@ -105,8 +104,8 @@ def test_recovery_never_decides(policy: Policy, ground: Ground, data: st.DataObj
 
 @pytest.mark.parametrize("policy", [Fifo(bypass=True), Turns()])
 @settings(max_examples=25)
-@given(ground=grounds(), data=st.data())
-def test_a_balance_stands_for_the_records_before_it(policy: Policy, ground: Ground, data: st.DataObject) -> None:
+@given(ground=random_scenarios(), data=st.data())
+def test_a_balance_stands_for_the_records_before_it(policy: Policy, ground: Scenario, data: st.DataObject) -> None:
     driven, text = run(ground, policy)
     records = list(read_journal(text.splitlines())[1])
     cut = data.draw(st.integers(0, len(records)), label="balance after")
@@ -114,8 +113,8 @@ def test_a_balance_stands_for_the_records_before_it(policy: Policy, ground: Grou
     lived = Scheduler(ground.cluster, policy)
     for record in driven.records[:cut]:
         lived.handle(record.at, record.facts)
-    written = json.dumps(balance_to_json(lived.balance()))
-    balance = balance_from_json(json.loads(written))
+    written = json.dumps(snapshot_to_json(lived.balance()))
+    balance = snapshot_from_json(json.loads(written))
     for record in driven.records[cut:end]:
         lived.handle(record.at, record.facts)
     reopened = Scheduler(balance.cluster, Mute())
@@ -130,13 +129,13 @@ def test_a_balance_stands_for_the_records_before_it(policy: Policy, ground: Grou
 
 
 def test_a_balance_of_a_newer_version_is_refused() -> None:
-    balance = balance_to_json(Scheduler(CALM["one job"].cluster, Fifo()).balance())
+    balance = snapshot_to_json(Scheduler(CALM["one job"].cluster, Fifo()).balance())
     with pytest.raises(JournalError, match="schema 2 is not one this version reads"):
-        balance_from_json({**balance, "schema": 2})
+        snapshot_from_json({**balance, "schema": 2})
 
 
 @pytest.mark.parametrize("ground", [*CALM.values(), *TROUBLE.values()])
-def test_a_recovered_scheduler_goes_on(ground: Ground) -> None:
+def test_a_recovered_scheduler_goes_on(ground: Scenario) -> None:
     driven, _ = run(ground, Fifo())
     half = len(driven.records) // 2
     recovered = Scheduler(ground.cluster, Fifo())
@@ -174,9 +173,9 @@ def test_a_probe_that_may_have_been_lost_is_given_again_as_a_probe() -> None:
     orders = d.say(0.0, JobSubmitted(JobSpec(JobId("a"))))
     assert orders == [Assign(JobId("a"), Allocation.of(0), 1, Probe(5))]
     assert Scheduler(d.scheduler.cluster, Mute()).recover(d.records) == orders
-    balance = json.loads(json.dumps(balance_to_json(d.scheduler.balance())))
+    balance = json.loads(json.dumps(snapshot_to_json(d.scheduler.balance())))
     reopened = Scheduler(d.scheduler.cluster, Mute())
-    reopened.reopen(balance_from_json(balance))
+    reopened.reopen(snapshot_from_json(balance))
     assert reopened.recover([]) == orders
     d.answered(1.0)
     again = Scheduler(d.scheduler.cluster, Mute())
@@ -192,8 +191,8 @@ def test_recovery_of_nothing() -> None:
 
 @pytest.mark.parametrize("policy", [Fifo(bypass=True), Turns()])
 @settings(max_examples=15)
-@given(ground=grounds(), data=st.data())
-def test_a_journal_with_gaps_is_still_folded(policy: Policy, ground: Ground, data: st.DataObject) -> None:
+@given(ground=random_scenarios(), data=st.data())
+def test_a_journal_with_gaps_is_still_folded(policy: Policy, ground: Scenario, data: st.DataObject) -> None:
     """Whatever is missing, the rest is folded, followers hold out, and once all nodes were lost the books are sound."""
     driven, _ = run(ground, policy)
     lost = data.draw(st.sets(st.integers(0, len(driven.records) - 1), max_size=5))
@@ -206,7 +205,12 @@ def test_a_journal_with_gaps_is_still_folded(policy: Policy, ground: Ground, dat
     again.handle(again.at, [NodeLost(node.id) for node in nodes if node.id not in lost_nodes])
     again.handle(again.at, [NodeJoined(node.name) for node in nodes])
     check_books(again)
-    followers = (Ledger(), Spans(again.cluster), Live(again.cluster), Chronicle(Feed()))
+    followers = (
+        JobAccounting(),
+        AllocationHistory(again.cluster),
+        OnlineEstimator(again.cluster),
+        EventLog(EventFeed()),
+    )
     for record in records:
         for follower in followers:
             follower.record(record)

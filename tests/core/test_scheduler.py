@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from carpool.core.errors import CarpoolError, InputError, InvalidTransition, Overbooked
-from carpool.core.estimates import Declared
+from carpool.core.estimates import DeclaredEstimator
 from carpool.core.messages import (
     Assign,
     AssignApplied,
@@ -32,7 +32,7 @@ from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, NodeId, Ph
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
-from carpool.policies.fifo import Fifo
+from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.testing import Rig
 
 A, B, C = JobId("a"), JobId("b"), JobId("c")
@@ -219,7 +219,7 @@ def test_a_terminal_fact_wins_over_a_pending_release_and_a_pause() -> None:
 def test_a_report_that_comes_before_the_answer_counts() -> None:
     taught: list[tuple[Job, ProgressReported]] = []
 
-    class Pupil(Declared):
+    class Pupil(DeclaredEstimator):
         def learn(self, at: float, job: Job, report: ProgressReported) -> None:
             taught.append((job, report))
 

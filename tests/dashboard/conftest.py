@@ -18,17 +18,17 @@ from fastapi import FastAPI, Request
 from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Cluster
 from carpool.dashboard.routes import mount
-from carpool.policies.fifo import Fifo
-from carpool.service.clerk import Clerk
-from carpool.service.people import Person, Role
+from carpool.policies.baselines.nonpreemptive import Fifo
+from carpool.service.auth import Principal, Role
+from carpool.service.service import SchedulerService
 from carpool.sim.traces.trace import Arrival
-from carpool.testing.showroom import ShowWorld, showroom
+from tests.support.simulated_daemon import DemoWorld, open_simulated_daemon
 
 PEOPLE = {
-    "ada": Person("ada"),
-    "ben": Person("ben"),
-    "root": Person("root", Role.ADMIN),
-    "screen": Person("screen", Role.READER),
+    "ada": Principal("ada"),
+    "ben": Principal("ben"),
+    "root": Principal("root", Role.ADMIN),
+    "screen": Principal("screen", Role.READER),
 }
 
 
@@ -36,11 +36,11 @@ def job(name: str, at: float = 0.0, work: float = 1000.0, **fields: Any) -> Arri
     return Arrival(at, JobSpec(JobId(name), work=work, **{"user": "ada", **fields}))
 
 
-def person_of(request: Request) -> Person:
+def person_of(request: Request) -> Principal:
     return PEOPLE[request.headers.get("x-person", "root")]
 
 
-def make_app(clerk: Clerk, reports: Path | None = None) -> FastAPI:
+def make_app(clerk: SchedulerService, reports: Path | None = None) -> FastAPI:
     app = FastAPI(openapi_url=None)
     mount(app, clerk, person_of, secret=b"for tests", reports=reports, zone=UTC)
     return app
@@ -50,7 +50,7 @@ class Room(NamedTuple):
     """The dashboard for a client in this process."""
 
     client: httpx.AsyncClient
-    clerk: Clerk
+    clerk: SchedulerService
 
 
 Open = Callable[..., AbstractAsyncContextManager[Room]]
@@ -69,7 +69,9 @@ def open_room(tmp_path: Path) -> Open:
         reports: Path | None = None,
     ) -> AsyncIterator[Room]:
         cluster = cluster or Cluster.build([(2, 2, "V100")])
-        async with showroom(tmp_path, cluster, Fifo(), arrivals, live_from=now, report_every_s=10.0) as clerk:
+        async with open_simulated_daemon(
+            tmp_path, cluster, Fifo(), arrivals, live_from=now, report_every_s=10.0
+        ) as clerk:
             transport = httpx.ASGITransport(make_app(clerk, reports))
             async with httpx.AsyncClient(transport=transport, base_url="http://carpool.test") as client:
                 yield Room(client, clerk)
@@ -81,7 +83,7 @@ class Site(NamedTuple):
     """The dashboard on a port of this machine, in a thread of its own."""
 
     address: str
-    clerk: Clerk
+    clerk: SchedulerService
     do: Callable[[Coroutine[Any, Any, Any]], Any]  # there, and wait for what comes of it
     close: Callable[[], None]
 
@@ -98,7 +100,7 @@ class Server(uvicorn.Server):
         self.is_up.set()
 
 
-async def serve(room: AbstractAsyncContextManager[Clerk], reports: Path | None, ready: Future[Site]) -> None:
+async def serve(room: AbstractAsyncContextManager[SchedulerService], reports: Path | None, ready: Future[Site]) -> None:
     """Serve until somebody closes."""
     async with room as clerk:
         config = uvicorn.Config(make_app(clerk, reports), port=0, log_level="error", lifespan="off")
@@ -141,14 +143,14 @@ def open_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
 
             def run() -> None:
                 try:
-                    room = showroom(
+                    room = open_simulated_daemon(
                         tmp_path,
                         cluster or Cluster.build([(2, 2, "V100")]),
                         Fifo(),
                         arrivals,
                         live_from=now,
                         report_every_s=report_every_s,
-                        world=ShowWorld(steps_per_s={"": steps_per_s}),
+                        world=DemoWorld(steps_per_s={"": steps_per_s}),
                     )
                     asyncio.run(serve(room, reports, ready))
                 except BaseException as error:

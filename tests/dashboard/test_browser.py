@@ -12,9 +12,9 @@ import pytest
 
 from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Cluster
-from carpool.runtime.jobfile import Listed
-from carpool.runtime.program import Program
-from carpool.service.people import Person, Role
+from carpool.jobs.job_file import ListedJob
+from carpool.jobs.program import Program
+from carpool.service.auth import Principal, Role
 from carpool.sim.traces.trace import Arrival
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-ROOT = Person("root", Role.ADMIN)
+ROOT = Principal("root", Role.ADMIN)
 
 
 def job(name: str, at: float = 0.0, work: float = 1000.0, **fields: Any) -> Arrival:
@@ -63,7 +63,7 @@ def test_a_job_is_submitted_watched_and_cancelled(open_site: Any, page: "Page") 
     page.goto(f"{site.address}/jobs")
     page.get_by_text("No jobs yet").wait_for()
     page.locator("#live[data-state=live]").wait_for()
-    listed = Listed(JobSpec(JobId("mine"), work=2000.0), Program(entry="train.py:main"))
+    listed = ListedJob(JobSpec(JobId("mine"), work=2000.0), Program(entry="train.py:main"))
     site.do(site.clerk.submit(ROOT, [listed]))
     page.get_by_role("link", name="mine").click()  # it appeared by itself
     page.get_by_role("heading", name="mine").wait_for()

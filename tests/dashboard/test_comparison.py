@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
-from carpool.dashboard.comparison import read_comparison
-from carpool.dashboard.reports import Reports
-from carpool.service.clerk import NotThere
-from carpool.service.people import Person
+from carpool.dashboard.comparison import Reports, read_comparison
+from carpool.service.auth import Principal
+from carpool.service.service import NotFound
 
-ADA, BEN = Person("ada"), Person("ben")
+ADA, BEN = Principal("ada"), Principal("ben")
 
 
 def result(policy: str, jct: float) -> dict[str, object]:
@@ -86,7 +85,7 @@ def test_a_folder_is_listed_and_nothing_outside_it_is_read(tmp_path: Path) -> No
     assert [found.key for found in reports.listed(ADA)] == ["good.json"]
     assert reports.get(ADA, "good.json")[1].policies == ("fifo", "srtf")
     for key in ("../secret.json", "notes.txt", "/etc/passwd", ""):
-        with pytest.raises(NotThere):
+        with pytest.raises(NotFound):
             reports.get(ADA, key)
 
 
@@ -95,7 +94,7 @@ def test_what_is_handed_in_is_for_who_handed_it_in() -> None:
     key = reports.hand_in(ADA, "C:\\somewhere\\week.json", DOCUMENT)
     assert reports.get(ADA, key)[0] == "week.json"
     assert not reports.listed(BEN)
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         reports.get(BEN, key)
 
 
@@ -103,5 +102,5 @@ def test_only_the_newest_that_were_handed_in_are_kept() -> None:
     reports = Reports()
     keys = [reports.hand_in(ADA, "", DOCUMENT + " " * number) for number in range(70)]
     assert len(reports.listed(ADA)) == 64
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         reports.get(ADA, keys[0])

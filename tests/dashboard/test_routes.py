@@ -12,14 +12,14 @@ import pytest
 from carpool.core.messages import PolicyChanged
 from carpool.core.model import JobId, JobSpec, Phase
 from carpool.core.topology import Cluster
-from carpool.dashboard.forms import token_for
+from carpool.dashboard.actions import token_for
 from carpool.dashboard.pages import PAGES
-from carpool.service.door import HEADERS
-from carpool.service.people import Person, Role
+from carpool.service.auth import Principal, Role
+from carpool.service.http.auth_middleware import HEADERS
 from carpool.sim.traces.trace import Arrival
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&"
-ROOT = Person("root", Role.ADMIN)
+ROOT = Principal("root", Role.ADMIN)
 WHOLE = ("/cluster", "/jobs", "/jobs/a", "/decisions", "/compare")
 
 
@@ -40,7 +40,7 @@ async def names(room: Any, path: str) -> list[str]:
     return re.findall(r'data-id="([^"]+)"', (await room.client.get(path)).text)
 
 
-def form(who: Person = ROOT, **fields: str) -> dict[str, str]:
+def form(who: Principal = ROOT, **fields: str) -> dict[str, str]:
     return {"token": token_for(who, b"for tests"), **fields}
 
 
@@ -116,7 +116,7 @@ def test_others_see_that_a_device_is_held_but_not_by_whom(open_room: Any) -> Non
 
 def test_wishes_are_granted_to_who_may_wish(open_room: Any) -> None:
     async def act(room: Any) -> None:
-        post, ada = room.client.post, Person("ada")
+        post, ada = room.client.post, Principal("ada")
         answer = await post("/wish/pause", data=form(ada, job="a"), headers={"x-person": "ada"})
         assert (answer.status_code, answer.headers["location"]) == (303, "/jobs/a")
         assert room.clerk.job(ada, "a").phase is Phase.PAUSED
@@ -124,9 +124,9 @@ def test_wishes_are_granted_to_who_may_wish(open_room: Any) -> None:
         again = await post("/wish/pause", data=form(ada, job="a"), headers={"x-person": "ada"})
         assert again.status_code == 409
         assert (await post("/wish/resume", data=form(job="a"))).status_code == 303
-        ben = await post("/wish/cancel", data=form(Person("ben"), job="a"), headers={"x-person": "ben"})
+        ben = await post("/wish/cancel", data=form(Principal("ben"), job="a"), headers={"x-person": "ben"})
         assert ben.status_code == 404
-        screen = form(Person("screen", Role.READER), job="a")
+        screen = form(Principal("screen", Role.READER), job="a")
         assert (await post("/wish/cancel", data=screen, headers={"x-person": "screen"})).status_code == 403
         assert (await post("/wish/cancel", data=form(job="a"))).status_code == 303
         assert room.clerk.job(ada, "a").phase is Phase.CANCELLED
@@ -170,7 +170,7 @@ def test_the_policy_is_changed_by_admins(open_room: Any) -> None:
         answer = await post("/wish/policy", data=form(policy="las"))
         assert (answer.status_code, answer.headers["location"]) == (303, "/decisions")
         assert room.clerk.policy == "las"
-        refused = await post("/wish/policy", data=form(Person("ada"), policy="fifo"), headers=ada)
+        refused = await post("/wish/policy", data=form(Principal("ada"), policy="fifo"), headers=ada)
         assert refused.status_code == 403
         assert (await post("/wish/policy", data={"policy": "fifo"})).status_code == 403
         wrong = await post("/wish/policy", data=form(policy="lass"))
@@ -185,7 +185,7 @@ def test_the_fault_of_the_policy_before_is_shown(open_room: Any) -> None:
         await room.clerk._in.daemon.wish(PolicyChanged("las", "policy Mine failed: KeyError: <a>"))
         for page in ("/cluster", "/decisions"):
             assert "policy Mine failed: KeyError: &lt;a&gt;" in (await room.client.get(page)).text
-        await room.clerk.change_policy(Person("root", Role.ADMIN), "las")
+        await room.clerk.change_policy(Principal("root", Role.ADMIN), "las")
         assert "policy Mine failed" not in (await room.client.get("/decisions")).text
 
     play(open_room, act, job("a"))
@@ -200,7 +200,7 @@ def test_a_job_is_shown_on_its_own_devices_only(open_room: Any) -> None:
     play(open_room, act, job("a"), job("b"))
 
 
-@pytest.mark.parametrize("token", ["", "0" * 64, token_for(Person("ben"), b"for tests")])
+@pytest.mark.parametrize("token", ["", "0" * 64, token_for(Principal("ben"), b"for tests")])
 def test_a_form_of_somebody_else_is_refused(open_room: Any, token: str) -> None:
     async def act(room: Any) -> None:
         answer = await room.client.post("/wish/cancel", data={"job": "a", "token": token})

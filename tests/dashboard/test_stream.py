@@ -5,8 +5,8 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from carpool.dashboard.stream import tell
-from carpool.service.people import Person, Role
+from carpool.dashboard.stream import page_events
+from carpool.service.auth import Principal, Role
 
 
 async def told(stream: AsyncIterator[bytes]) -> dict[str, Any]:
@@ -20,7 +20,7 @@ async def told(stream: AsyncIterator[bytes]) -> dict[str, Any]:
 def test_what_happens_meanwhile_is_told_at_once(open_room: Any) -> None:
     async def play() -> None:
         async with open_room() as room:
-            stream = tell(room.clerk, Person("root", Role.ADMIN), rest_s=0.0)
+            stream = page_events(room.clerk, Principal("root", Role.ADMIN), rest_s=0.0)
             assert await anext(stream) == b"retry: 2000\n\n"
             listening = asyncio.create_task(told(stream))
             await asyncio.sleep(0)
@@ -40,7 +40,7 @@ def test_what_happens_meanwhile_is_told_at_once(open_room: Any) -> None:
 def test_nobody_hears_of_others(open_room: Any) -> None:
     async def play() -> None:
         async with open_room() as room:
-            stream = tell(room.clerk, Person("ben"), rest_s=0.0)
+            stream = page_events(room.clerk, Principal("ben"), rest_s=0.0)
             await anext(stream)
             listening = asyncio.create_task(told(stream))
             await asyncio.sleep(0)
@@ -56,7 +56,7 @@ def test_nobody_hears_of_others(open_room: Any) -> None:
 def test_the_stream_ends_with_the_feed(open_room: Any) -> None:
     async def play() -> None:
         async with open_room() as room:
-            stream = tell(room.clerk, Person("root", Role.ADMIN), rest_s=0.0)
+            stream = page_events(room.clerk, Principal("root", Role.ADMIN), rest_s=0.0)
             await anext(stream)
             room.clerk._in.chronicle.feed.close()
             assert [text async for text in stream if text.startswith(b"data")] == []

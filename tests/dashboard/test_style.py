@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from carpool.dashboard.colours import NUM_COLOURS
+from carpool.dashboard.text_format import NUM_COLOURS
 
 FILES = resources.files("carpool.dashboard")
 CSS = FILES.joinpath("static", "dashboard.css").read_text(encoding="utf-8")

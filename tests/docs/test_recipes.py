@@ -54,7 +54,7 @@ def test_the_loop_with_a_session_runs_without_carpool(folder: Path) -> None:
 
 
 def test_the_job_file_is_in_order(folder: Path) -> None:
-    from carpool.runtime.jobfile import read_jobs
+    from carpool.jobs.job_file import read_jobs
 
     jobs = read_jobs(folder / "jobs.toml").jobs
     assert [job.spec.id for job in jobs] == ["legacy", "legacy-slow"]
@@ -63,8 +63,8 @@ def test_the_job_file_is_in_order(folder: Path) -> None:
 
 
 def test_the_declaration_trains(folder: Path) -> None:
-    from carpool.runtime.entry import load_training
-    from carpool.runtime.trainer import Trainer
+    from carpool.runtime.engine.trainer import Trainer
+    from carpool.runtime.worker.entry_loader import load_training
 
     trainer = Trainer(load_training("declared.py:digits", {"epochs": 1}, folder=folder))
     losses = [done.loss for done in trainer.steps()]
@@ -83,7 +83,7 @@ def test_what_needs_other_packages_can_be_parsed(page: str) -> None:
 @pytest.mark.parametrize("page", ["existing-script.md", "hugging-face.md", "lightning.md"])
 def test_training_has_the_arguments_that_the_pages_name(page: str) -> None:
     pytest.importorskip("torch")
-    from carpool.runtime.training import Training
+    from carpool.runtime.engine.training import Training
 
     for name, text in blocks(page).items():
         if not name.endswith(".py"):

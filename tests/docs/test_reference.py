@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from carpool.cli.run import command as run
-from carpool.cli.simulate import command as simulate
+from carpool.cli.verbs.run import run
+from carpool.cli.verbs.simulate import simulate
 from carpool.policies.registry import POLICIES, parse_policy
 from carpool.sim.worlds import WORLDS
 

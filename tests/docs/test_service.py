@@ -16,11 +16,11 @@ from carpool.cli.main import VERBS
 from carpool.core.errors import JournalError
 from carpool.core.journal import Header
 from carpool.core.topology import Cluster
-from carpool.service.allowances import Allowances
+from carpool.service.admission import Quotas
 from carpool.service.config import read_settings
-from carpool.service.database import MIGRATIONS
-from carpool.service.store import DATABASE, LOG, Store
-from carpool.testing.reception import open_reception
+from carpool.service.store.database import MIGRATIONS
+from carpool.service.store.store import DATABASE, LOG, Store
+from tests.support.http_rig import open_http
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "service.md").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ PAGE = (DOCS / "service.md").read_text(encoding="utf-8")
 
 def asked(folder: Path, path: str) -> str:
     async def ask() -> str:
-        async with open_reception(folder) as reception:
+        async with open_http(folder) as reception:
             await reception["ada"].get("/v1/me")
             return (await reception["root"].get(path)).text
 
@@ -69,4 +69,4 @@ def test_verbs_and_settings_on_the_page_exist(tmp_path: Path) -> None:
     assert {"submit", "restore", "token"} <= verbs <= set(VERBS)
     (tmp_path / "config.toml").write_text(PAGE.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
     settings = read_settings({"HOME": str(tmp_path), "CARPOOL_CONFIG": str(tmp_path / "config.toml")})
-    assert Allowances.read(settings.users, "users").of("ada").jobs == 500
+    assert Quotas.read(settings.users, "users").of("ada").jobs == 500

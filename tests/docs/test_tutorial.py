@@ -13,7 +13,7 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 pytest.importorskip("torch", reason="torch is not installed")
 
 from carpool.service.config import PORT
-from carpool.testing.transcript import Reader
+from tests.support.console_transcript import Reader
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 

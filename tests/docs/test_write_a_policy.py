@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from carpool.core.topology import Cluster
-from carpool.policies.fifo import Fifo
+from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.policies.registry import parse_policy
-from carpool.sim.run import simulate
-from carpool.sim.traces.readers import read_trace
+from carpool.sim.engine import simulate
+from carpool.sim.traces.reader import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how-to" / "write-a-policy.md"

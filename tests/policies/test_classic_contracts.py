@@ -2,7 +2,7 @@
 
 from carpool.core.policy import Policy
 from carpool.policies.registry import parse_policy
-from carpool.sim.world import World
+from carpool.sim.worlds.base import World
 from carpool.sim.worlds.scaling import ScalingWorld
 from carpool.testing import PolicyContract
 

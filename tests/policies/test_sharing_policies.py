@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError
-from carpool.core.estimates import Declared, Estimate
+from carpool.core.estimates import DeclaredEstimator, Estimate
 from carpool.core.messages import Assign, Fact, JobFinished, JobSubmitted, Order, Release
 from carpool.core.metrics import Metrics, Summary
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId
@@ -19,19 +19,18 @@ from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Bank, Cluster, Node, Placement
-from carpool.policies.antman import AntMan
-from carpool.policies.fifo import Fifo
-from carpool.policies.kernel_est import KernelEst
-from carpool.policies.mps_equal import MpsEqual
+from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.policies.registry import parse_policy
-from carpool.policies.sharing import Rooms, gather, turns_on
+from carpool.policies.sharing.antman import AntMan
+from carpool.policies.sharing.shareable_devices import ShareableDevices, pick_devices, turns_on
+from carpool.policies.sharing.static_admission import KernelEst, MpsEqual
+from carpool.sim.backend import SimulatedBackend
 from carpool.sim.engine import Engine
-from carpool.sim.machines import Machines
-from carpool.sim.timeline import Timeline
+from carpool.sim.event_queue import EventQueue
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.contention import Contender, Contention
 from carpool.sim.worlds.parametric import ParametricWorld
-from carpool.sim.worlds.traits import KindTraits, ModelTraits, Prices
+from carpool.sim.worlds.traits import ChangeCosts, KindTraits, ModelTraits
 
 V100 = Kind("V100")
 THIRD = 1.0 / 3.0
@@ -45,7 +44,7 @@ def world() -> ParametricWorld:
         "half": ModelTraits(sm=0.5, memory_bw=0.25),
         "heavy": ModelTraits(sm=0.95, memory_bw=0.9),
     }
-    return ParametricWorld(models, {"V100": KindTraits()}, Prices(start_s=0.0, resize_s=0.0))
+    return ParametricWorld(models, {"V100": KindTraits()}, ChangeCosts(start_s=0.0, resize_s=0.0))
 
 
 def cluster(devices: int = 1, memory_bytes: int = 0) -> Cluster:
@@ -145,7 +144,7 @@ def test_quota_guarantees_each_user_a_number_of_devices() -> None:
 
 
 def test_without_knowledge_of_use_nothing_is_shared() -> None:
-    brain = Scheduler(cluster(), AntMan(), estimator=Declared())
+    brain = Scheduler(cluster(), AntMan(), estimator=DeclaredEstimator())
     assert brain.handle(0.0, [asked("a"), asked("b")]) == [assign("a", 0)]
 
 
@@ -162,7 +161,7 @@ def test_a_limit_of_one_never_shares() -> None:
 
 
 def test_without_knowledge_of_use_pairs_of_rates_decide() -> None:
-    class Rates(Declared):
+    class Rates(DeclaredEstimator):
         def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
             harsh = any(neighbour.spec.model == "heavy" for neighbour in placement.neighbours)
             return Estimate(0.1 if harsh else 0.8 if placement.neighbours else 1.0)
@@ -209,9 +208,9 @@ def test_rooms_look_only_at_what_is_held(monkeypatch: pytest.MonkeyPatch) -> Non
     brain.handle(0.0, [asked("a"), asked("b")])
     monkeypatch.setattr(Occupancy, "residents", residents)
     draft = Draft(brain.snapshot())
-    assert list(Rooms(draft, 3).open_to(brain.jobs[JobId("a")], THIRD)) == [0, 1]
+    assert list(ShareableDevices(draft, 3).open_to(brain.jobs[JobId("a")], THIRD)) == [0, 1]
     assert set(seen) == {0, 1}
-    assert not Rooms(draft, 1), "with one resident allowed, held devices are full"
+    assert not ShareableDevices(draft, 1), "with one resident allowed, held devices are full"
 
 
 def test_a_gang_is_gathered_on_one_node_if_one_has_room() -> None:
@@ -220,9 +219,9 @@ def test_a_gang_is_gathered_on_one_node_if_one_has_room() -> None:
     brain.handle(0.0, [asked("x", devices=2)])
     draft, gang = Draft(brain.snapshot()), brain.jobs[JobId("x")]
     offered = [DeviceId(device) for device in (1, 2, 4, 3, 5)]
-    assert gather(draft, gang, offered) == (2, 3)
-    assert gather(draft, gang, offered[:3]) == (1, 2)
-    assert gather(draft, gang, offered[:1]) is None
+    assert pick_devices(draft, gang, offered) == (2, 3)
+    assert pick_devices(draft, gang, offered[:3]) == (1, 2)
+    assert pick_devices(draft, gang, offered[:1]) is None
 
 
 def test_turns_are_read_from_the_draft() -> None:
@@ -243,9 +242,9 @@ class Checked(Scheduler):
 
 
 def run(policy: Policy, truth: ParametricWorld, machines: Cluster, arrivals: list[Arrival]) -> Summary:
-    timeline, metrics = Timeline(), Metrics(machines)
+    timeline, metrics = EventQueue(), Metrics(machines)
     brain = Checked(machines, policy, estimator=truth.estimator(), observers=(metrics,))
-    backend = Machines(machines, truth, timeline, sharing=policy.shares_devices)
+    backend = SimulatedBackend(machines, truth, timeline, sharing=policy.shares_devices)
     Engine(brain, backend, timeline, arrivals).run()
     return metrics.summary()
 

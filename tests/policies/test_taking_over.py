@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.backends.live import Live
-from carpool.core.estimates import Declared, Estimator
+from carpool.backends.online_estimator import OnlineEstimator
+from carpool.core.estimates import DeclaredEstimator, Estimator
 from carpool.core.messages import Fact, JobFinished, JobSubmitted, LimitsChanged, PolicyChanged
 from carpool.core.model import JobId, JobSpec
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.policies.registry import POLICIES, parse_policy
-from carpool.testing.fakes import FakeBackend
-from carpool.testing.invariants import check_books
+from carpool.testing.rig import FakeBackend, check_books
 
 CLUSTER = Cluster.build([(2, 2, "v100"), (1, 2, "k80")])
 LEFT_BY = {"mps-equal:slots=2": False, "competitive": True, "iadeep": False}  # and whether speeds are learned
@@ -57,7 +56,7 @@ def specs() -> list[JobSpec]:
 @pytest.mark.parametrize("before", LEFT_BY)
 @pytest.mark.parametrize("after", sorted(set(POLICIES) - SKIPPED))
 def test_every_job_ends_under_the_policy_that_takes_over(before: str, after: str) -> None:
-    floor = Floor(before, Live(CLUSTER) if LEFT_BY[before] else Declared())
+    floor = Floor(before, OnlineEstimator(CLUSTER) if LEFT_BY[before] else DeclaredEstimator())
     floor.say(*[JobSubmitted(spec) for spec in specs()])
     floor.later(30.0)
     floor.say(PolicyChanged(after))

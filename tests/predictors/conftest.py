@@ -2,10 +2,10 @@
 
 import pytest
 
-from carpool.predictors.colocation import Colocation
+from carpool.predictors.sharing.colocation import ColocationTable
 
 
 @pytest.fixture(scope="session")
-def colocation(request: pytest.FixtureRequest) -> Colocation:
+def colocation(request: pytest.FixtureRequest) -> ColocationTable:
     """What ``benchmarks/gpu_colocation.py`` measured."""
-    return Colocation.load(request.config.rootpath / "benchmarks" / "results" / "gpu_colocation.json")
+    return ColocationTable.load(request.config.rootpath / "benchmarks" / "results" / "gpu_colocation.json")

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from carpool.runtime.datasets.tensors import TensorData
-from carpool.runtime.goals import Stop
-from carpool.runtime.seeding import seed_entry
-from carpool.runtime.training import Training
+from carpool.runtime.data.datasets import TensorData
+from carpool.runtime.engine.determinism import seed_entry
+from carpool.runtime.engine.stop_criteria import Stop
+from carpool.runtime.engine.training import Training
 
 MakeTraining = Callable[..., Training]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from carpool.runtime.digest import digest
-from carpool.runtime.graphs import Graphs
-from carpool.runtime.proof import copies, tensors_in
-from carpool.runtime.recorder import Replay, nothing
-from carpool.runtime.rows import put
-from carpool.runtime.trainer import Trainer
-from carpool.runtime.training import Training
+from carpool.runtime.engine.flat_buffers import copy_tensors
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.engine.training import Training
+from carpool.runtime.graphs.capture import CapturedGraph, no_op
+from carpool.runtime.graphs.step_graphs import StepGraphs
+from carpool.runtime.graphs.verification import copies, optimizer_tensors
+from carpool.runtime.state.digest import digest
 
 REPLAYED = "steps are replayed as CUDA graphs, checked bit for bit against the code"
 
@@ -33,15 +33,20 @@ class Echo:
     def aside(self) -> Iterator[None]:
         yield
 
-    def record(self, work: Callable[[], None], *, leads: bool = False) -> Replay:
+    def record(self, work: Callable[[], None], *, leads: bool = False) -> CapturedGraph:
         self.records += 1
         hung = [parameter.grad for parameter in self._parameters]
         model, optimizer = self._training.model, self._training.optimizer
-        state = [*self._parameters, *model.buffers(), *tensors_in(optimizer), *(g for g in hung if g is not None)]
+        state = [
+            *self._parameters,
+            *model.buffers(),
+            *optimizer_tensors(optimizer),
+            *(g for g in hung if g is not None),
+        ]
         before = copies(state)
         work()
         made = [parameter.grad for parameter in self._parameters]
-        put([tensor.data for tensor in state], before)  # autograd must not notice
+        copy_tensors([tensor.data for tensor in state], before)  # autograd must not notice
 
         def replay() -> None:
             self.replays += 1
@@ -57,8 +62,8 @@ class Echo:
             self.heads += 1
 
         if not self.has_branches:
-            return Replay(replay)
-        return Replay(head if leads else nothing, replay)
+            return CapturedGraph(replay)
+        return CapturedGraph(head if leads else no_op, replay)
 
     def start_over(self) -> None: ...
 
@@ -68,7 +73,7 @@ class Echo:
     def wait(self) -> None: ...
 
 
-def recorded(training: Training, **options: Any) -> tuple[Trainer, Echo, Graphs]:
+def recorded(training: Training, **options: Any) -> tuple[Trainer, Echo, StepGraphs]:
     trainer = Trainer(training)
     echo = Echo(training, **options)
     trainer.graphs = trainer.recorded_by(echo)
@@ -77,5 +82,5 @@ def recorded(training: Training, **options: Any) -> tuple[Trainer, Echo, Graphs]
 
 def learned(trainer: Trainer) -> tuple[str, list[float], list[float]]:
     losses = [done.loss for done in trainer.steps()]
-    remembered = [tensor.double().sum().item() for tensor in tensors_in(trainer.training.optimizer)]
+    remembered = [tensor.double().sum().item() for tensor in optimizer_tensors(trainer.training.optimizer)]
     return digest(trainer.training.model), losses, remembered

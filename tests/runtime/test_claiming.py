@@ -15,28 +15,28 @@ import pytest
 
 from carpool.core.messages import Assign, AssignApplied, JobFinished, ProgressReported, Release, ReleaseApplied
 from carpool.core.model import Allocation, JobId
-from carpool.runtime.deathbed import Other
-from carpool.runtime.devices import LocalDevice
-from carpool.runtime.entry import load_training
-from carpool.runtime.executor_socket import ExecutorSocket
-from carpool.runtime.inventory import Standing
-from carpool.runtime.link import Claim, ClaimRefused, ExecutorLink, ExecutorOptions
-from carpool.runtime.program import Program
-from carpool.runtime.reports import Facts, Gone, Outcome, Report
+from carpool.jobs.devices import LocalDevice
+from carpool.jobs.program import Program
+from carpool.runtime.compat.process_lifetime import ProcessHandle
+from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorOptions, ExecutorSocket
+from carpool.runtime.executor.client_protocol import HeldJobStatus
+from carpool.runtime.executor.reports import Facts, Gone, Outcome, Report
+from carpool.runtime.worker.entry_loader import load_training
 from carpool.testing.reference import plain_loop
+from tests.support.daemon_crash import SLOW_TRAINING
 
 T = TypeVar("T")
 F = TypeVar("F", AssignApplied, ReleaseApplied, ProgressReported, JobFinished)
 PATIENCE_S = 60.0
 DEVICES = (LocalDevice(0, "cpu:0", "cpu1", cores=(min(os.sched_getaffinity(0)),)),)
 
-ENTRY = "from carpool.testing.unhurried import tiny\n"
+ENTRY = SLOW_TRAINING
 
 
 class Caller:
     """One who claims the executor behind a door, and what it has heard of it."""
 
-    def __init__(self, link: ExecutorLink) -> None:
+    def __init__(self, link: ExecutorClient) -> None:
         self.link = link
         self.numbers: list[int] = []
         self.reports: list[Report] = []
@@ -85,18 +85,18 @@ class Place:
 
     async def start(self) -> Caller:
         end, self.process = self.door.open({})
-        return Caller(await ExecutorLink.claim(end, self._claim(self.epoch + 1), self.process))
+        return Caller(await ExecutorClient.claim(end, self._claim(self.epoch + 1), self.process))
 
     async def claim(self, epoch: int | None = None, silence_s: float = 0.0) -> Caller:
         end = self.door.knock()
         assert end is not None
-        return Caller(await ExecutorLink.claim(end, self._claim(epoch or self.epoch + 1, silence_s)))
+        return Caller(await ExecutorClient.claim(end, self._claim(epoch or self.epoch + 1, silence_s)))
 
     def _claim(self, epoch: int, silence_s: float = 0.0) -> Claim:
         self.epoch = max(epoch, self.epoch)
         return Claim(DEVICES, self.folder / "state", self._options, epoch, 1, self.known, silence_s)
 
-    async def when(self, found: Callable[[Mapping[JobId, Standing]], bool]) -> Caller:
+    async def when(self, found: Callable[[Mapping[JobId, HeldJobStatus]], bool]) -> Caller:
         """Claim it until it stands as it should; each time without a word."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
@@ -260,7 +260,7 @@ def test_nobody_comes_and_it_ends_with_everything_on_disk(loop: asyncio.Abstract
         running, parked = JobId("running"), JobId("parked")
         place = Place(tmp_path, orphan_s=0.3)
         caller = await place.start()
-        executor = Other(caller.link.pid)
+        executor = ProcessHandle(caller.link.pid)
         caller.link.proceed()
         for job in (running, parked):
             place.begin(caller, job, steps=10**6)

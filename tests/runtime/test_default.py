@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from carpool.runtime.digest import digest
-from carpool.runtime.flat import Contribution
-from carpool.runtime.goals import Stop
-from carpool.runtime.trainer import Trainer
+from carpool.runtime.engine.flat_buffers import Contribution
+from carpool.runtime.engine.stop_criteria import Stop
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.state.digest import digest
 from carpool.testing import plain_loop
 
 

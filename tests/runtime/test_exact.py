@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from carpool.core.errors import InputError
-from carpool.runtime.digest import digest
-from carpool.runtime.goals import Stop
-from carpool.runtime.passes import Gathered
-from carpool.runtime.trainer import StepDone, Trainer
-from carpool.runtime.training import Training
+from carpool.runtime.engine.forward_backward import Contributions
+from carpool.runtime.engine.stop_criteria import Stop
+from carpool.runtime.engine.trainer import StepDone, Trainer
+from carpool.runtime.engine.training import Training
+from carpool.runtime.state.digest import digest
 from carpool.testing import plain_loop
 
 Owners = list[range]
@@ -28,7 +28,7 @@ def owners(*sizes: int) -> Owners:
 def shared_step(trainer: Trainer, owned: Owners) -> StepDone:
     """One step as several processes would make it: each owner by itself, then all of it added up."""
     step = trainer.begin()
-    gathered: Gathered = []
+    gathered: Contributions = []
     for pieces in reversed(owned):  # who is first must not matter
         gathered = [*trainer.contribute(step, pieces), *gathered]
     total = trainer.combine(step, gathered)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.echo import REPLAYED, Echo, recorded
 from torch import nn
 
-from carpool.runtime.goals import Stop
-from carpool.runtime.proof import copies
-from carpool.runtime.trainer import Trainer
+from carpool.runtime.engine.stop_criteria import Stop
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.graphs.verification import copies
+from tests.runtime.echo import REPLAYED, Echo, recorded
 
 
 class Running(nn.Module):
@@ -142,7 +142,7 @@ def test_where_there_is_no_memory_to_check_it_the_update_is_left_to_the_code(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return copies(tensors)
 
-    monkeypatch.setattr("carpool.runtime.graphs.copies", copies_of)
+    monkeypatch.setattr("carpool.runtime.graphs.step_graphs.copies", copies_of)
     for _ in range(2):
         trainer.step()
     assert graphs.update_refusal == "there is no memory to check it in"

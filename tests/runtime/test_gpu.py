@@ -12,23 +12,22 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from carpool.runtime.checkpoint import load, save
-from carpool.runtime.datasets import synthetic
-from carpool.runtime.digest import digest
-from carpool.runtime.gathering import Gathering
-from carpool.runtime.goals import Stop
-from carpool.runtime.lodger import Lodger
-from carpool.runtime.memory import new_memory
-from carpool.runtime.mirror import read_mirror
-from carpool.runtime.passes import Gathered
-from carpool.runtime.protocol import Message, Published
-from carpool.runtime.publishing import Publisher
-from carpool.runtime.recorder import CudaRecorder
-from carpool.runtime.seeding import seed_entry
-from carpool.runtime.segment import SegmentReducer, contribution_bytes
-from carpool.runtime.slots import Slots
-from carpool.runtime.trainer import Trainer
-from carpool.runtime.training import Training
+from carpool.runtime.data.batches import GatherBuffer
+from carpool.runtime.data.datasets import synthetic
+from carpool.runtime.engine.determinism import seed_entry
+from carpool.runtime.engine.forward_backward import Contributions
+from carpool.runtime.engine.stop_criteria import Stop
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.engine.training import Training
+from carpool.runtime.graphs.capture import CudaGraphCapture
+from carpool.runtime.memory.swap_client import SwapClient
+from carpool.runtime.process.protocol import Message, Published
+from carpool.runtime.process.shared_memory import new_memory_file
+from carpool.runtime.reduce.shm_layout import ShmLayout
+from carpool.runtime.reduce.shm_reducer import ShmReducer, contribution_bytes
+from carpool.runtime.state.checkpoint import load, save
+from carpool.runtime.state.digest import digest
+from carpool.runtime.state.mirror import MirrorWriter, read_mirror
 from carpool.testing import plain_loop
 
 pytestmark = pytest.mark.gpu
@@ -72,7 +71,7 @@ def test_owners_and_the_plain_loop_agree(case: dict[str, Any]) -> None:
         losses = []
         while not trainer.stopped:
             step = trainer.begin()
-            gathered: Gathered = []
+            gathered: Contributions = []
             for start, stop in itertools.pairwise(cuts):
                 gathered += trainer.contribute(step, range(start, stop))
             total = trainer.combine(step, gathered)
@@ -84,9 +83,9 @@ def test_owners_and_the_plain_loop_agree(case: dict[str, Any]) -> None:
 def test_ranks_that_meet_in_host_memory_learn_what_one_process_does() -> None:
     plain = plain_loop(convolutional(stop=Stop(steps=9)), shards=8, device="cuda")
     trainers = [Trainer(convolutional(stop=Stop(steps=9)), exact=True, device="cuda") for _ in range(2)]
-    slots = Slots(((0, 3), (3, 8)), contribution_bytes(trainers[0].layout))
-    fd = new_memory("test", slots.num_bytes)
-    segments = [SegmentReducer(fd, slots, trainer.layout) for trainer in trainers]
+    slots = ShmLayout(((0, 3), (3, 8)), contribution_bytes(trainers[0].layout))
+    fd = new_memory_file("test", slots.num_bytes)
+    segments = [ShmReducer(fd, slots, trainer.layout) for trainer in trainers]
     while not trainers[0].stopped:  # its pages are registered on the way
         for segment, trainer, owned in zip(segments, trainers, slots.owners, strict=True):
             segment.write(trainer.begin(), trainer.contribute(trainer.begin(), range(*owned)))
@@ -152,7 +151,7 @@ def test_a_checkpoint_moves_between_gpu_and_cpu(tmp_path: Any) -> None:
 
 def test_a_recording_knows_whether_it_has_branches() -> None:
     device = torch.device("cuda", 0)
-    recorder, value = CudaRecorder(device), torch.zeros(4, device=device)
+    recorder, value = CudaGraphCapture(device), torch.zeros(4, device=device)
     other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def beside() -> None:
@@ -176,7 +175,7 @@ def test_a_recording_knows_whether_it_has_branches() -> None:
 
 def test_a_recording_that_leads_is_cut_where_it_forks() -> None:
     device = torch.device("cuda", 0)
-    recorder, value, drawn = CudaRecorder(device), torch.ones(4, device=device), torch.zeros(4, device=device)
+    recorder, value, drawn = CudaGraphCapture(device), torch.ones(4, device=device), torch.zeros(4, device=device)
     other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def work() -> None:
@@ -206,8 +205,8 @@ def test_a_recording_that_leads_is_cut_where_it_forks() -> None:
 
 def test_rows_are_gathered_by_numbers_that_lie_on_the_host() -> None:
     rows = torch.arange(10.0, device="cuda").view(5, 2)
-    gathering = Gathering([rows], 2)
-    recorder = CudaRecorder(torch.device("cuda", 0))
+    gathering = GatherBuffer([rows], 2)
+    recorder = CudaGraphCapture(torch.device("cuda", 0))
     gathering.gather()
     replay = recorder.record(gathering.gather)
     for chosen in ([3, 1], [0, 4]):
@@ -232,7 +231,7 @@ def test_a_mirror_is_written_while_recorded_steps_go_on() -> None:
     said: list[Message] = []
     sgd = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "channels_last": True}
     one, other = (Trainer(convolutional(**sgd, stop=Stop(epochs=8)), device="cuda") for _ in range(2))
-    mirrors, fd = Publisher(one, Lodger(None, said.append), said.append), new_memory("test")
+    mirrors, fd = MirrorWriter(one, SwapClient(None, said.append), said.append), new_memory_file("test")
     for _ in range(9):
         one.step()
     mirrors.publish(fd)

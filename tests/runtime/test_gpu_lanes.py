@@ -12,34 +12,34 @@ from pathlib import Path
 
 import pytest
 
-from carpool.runtime.devices import LocalDevice
-from carpool.runtime.mps import Mps
-from carpool.runtime.outsiders import EVERY_S, Lookout, asker
-from carpool.runtime.seen import Seen, lane_problem
+from carpool.jobs.devices import LocalDevice
+from carpool.runtime.process.worker_setup import VisibleGpu, lane_problem
+from carpool.runtime.sharing.foreign_processes import EVERY_S, ForeignProcessMonitor, process_lister
+from carpool.runtime.sharing.mps_daemon import MpsDaemon
 
 pytestmark = pytest.mark.gpu
 
 LOOK = """
 import json, sys, torch
-from carpool.runtime.seen import look
+from carpool.runtime.process.worker_setup import look
 torch.zeros(1, device="cuda:0")
 print(json.dumps(look(torch.device("cuda:0"))), flush=True)
 sys.stdin.read()
 """
 
 
-def seen_in(environment: Mapping[str, str]) -> Seen:
+def seen_in(environment: Mapping[str, str]) -> VisibleGpu:
     """What a process with this environment sees."""
     told = subprocess.run(
         [sys.executable, "-c", LOOK], input="", capture_output=True, text=True, timeout=60, check=True,
         env={**os.environ, **environment},
     )  # fmt: skip
-    return Seen(*json.loads(told.stdout))
+    return VisibleGpu(*json.loads(told.stdout))
 
 
 def test_a_lane_is_seen_and_a_missing_daemon_is_noticed(tmp_path: Path) -> None:
-    async def with_daemon() -> Seen:
-        mps = Mps()
+    async def with_daemon() -> VisibleGpu:
+        mps = MpsDaemon()
         await mps.start()
         try:
             return await asyncio.to_thread(seen_in, mps.environment(40))
@@ -60,12 +60,12 @@ def test_a_lane_is_seen_and_a_missing_daemon_is_noticed(tmp_path: Path) -> None:
 def test_somebody_else_on_a_gpu_is_found() -> None:
     """A process that is none of ours: it is pretended that nobody is."""
     now = 0.0
-    lookout = Lookout({0: LocalDevice(0, "cuda:0", "H200", (), 0)}, lambda: now, None, lambda pid: False)
+    lookout = ForeignProcessMonitor({0: LocalDevice(0, "cuda:0", "H200", (), 0)}, lambda: now, None, lambda pid: False)
     other = subprocess.Popen([sys.executable, "-c", LOOK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout is not None
         other.stdout.readline()
-        assert other.pid in [row.pid for row in asker()(0) or ()]
+        assert other.pid in [row.pid for row in process_lister()(0) or ()]
         now += EVERY_S
         ((_, words),) = lookout.tick([])
         assert f"process {other.pid}" in words

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_random_faults_change_nothing_and_leave_nothing_behind() -> None:
     """A small setting of the benchmark, which says what did not hold and ends with 1 if anything did not."""
-    script = [sys.executable, str(ROOT / "benchmarks" / "runtime_faults.py"), "--no-save", "--nursery-every", "0"]
+    script = [sys.executable, str(ROOT / "benchmarks" / "runtime_faults.py"), "--no-save", "--forkserver-every", "0"]
     settings = ["--jobs", "3", "--faults", "12", "--steps", "24", "--pause", "0.01", "--hang", "2", "--seed", "7"]
     ended = subprocess.run([*script, *settings], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -15,15 +15,14 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
 import carpool
 from carpool.core.errors import InputError
-from carpool.runtime.jobfolder import JobFolder
-from carpool.service.client import Denied, Unreachable
-from carpool.service.sending import submission
-from carpool.testing.reception import Served, serve_reception
+from carpool.runtime.executor.job_folder import JobFolder
+from carpool.service.client import RequestDenied, Unreachable, submission_body
+from tests.support.http_rig import Served, serve_http
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    with serve_reception(tmp_path) as served:
+    with serve_http(tmp_path) as served:
         yield served
 
 
@@ -68,9 +67,9 @@ def test_a_job_file_is_sent_with_its_folder(served: Served, ada: carpool.Client)
     assert ada.submit(file) == ["a"]
     assert ada.job("a")["weight"] == 2.0
     with pytest.raises(InputError, match=r"cannot be read.*Name a job file"):
-        submission(file.with_name("none.toml"))
+        submission_body(file.with_name("none.toml"))
     file.write_text('[[job]]\nname = "a"\nentry = "train.py:main"\nweigth = 2.0\n', encoding="utf-8")
-    with pytest.raises(Denied) as denied:
+    with pytest.raises(RequestDenied) as denied:
         ada.submit(file)
     assert str(denied.value) == f"{file}: job 'a': unknown key 'weigth'. Did you mean weight?"
 
@@ -81,13 +80,13 @@ def test_the_daemons_own_socket_needs_no_token(served: Served) -> None:
 
 
 def test_refusals_say_why_and_what_to_do(served: Served, ada: carpool.Client) -> None:
-    with pytest.raises(Denied, match=r"there is no job 'none'") as denied:
+    with pytest.raises(RequestDenied, match=r"there is no job 'none'") as denied:
         ada.job("none")
     assert denied.value.status == 404
     body = served.reception.body("a", devices=9)
-    with pytest.raises(Denied, match=r"^job 'a' asks 9 devices; there are 2. Lower devices or min_devices"):
+    with pytest.raises(RequestDenied, match=r"^job 'a' asks 9 devices; there are 2. Lower devices or min_devices"):
         ada.submit(body, folder=body["folder"])
-    with carpool.Client(served.url) as nobody, pytest.raises(Denied, match="takes a token"):
+    with carpool.Client(served.url) as nobody, pytest.raises(RequestDenied, match="takes a token"):
         nobody.me()
     with pytest.raises(Unreachable, match=r"no daemon answers at unix:/nowhere.*carpool serve"):
         carpool.Client("unix:/nowhere").me()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
-from carpool.service.config import SETTINGS, Kind, read_settings, variable
+from carpool.service.config import SETTINGS, SettingType, read_settings, variable
 
 
 def written(folder: Path, text: str) -> dict[str, str]:
@@ -57,13 +57,19 @@ def test_mistakes_are_told_with_their_place(tmp_path: Path, text: str, words: st
 def test_any_text_in_the_environment_is_taken_or_refused_with_its_name(name: str, text: str) -> None:
     kind = SETTINGS[name].kind
     environment = {"HOME": "/", variable(name): text}
-    takes = {Kind.WHOLE: str.isdecimal, Kind.NUMBER: is_positive, Kind.SWITCH: is_switch}
+    takes = {SettingType.WHOLE: str.isdecimal, SettingType.NUMBER: is_positive, SettingType.SWITCH: is_switch}
     if kind in takes and not takes[kind](text):
         with pytest.raises(InputError, match=variable(name)):
             read_settings(environment)
     else:
         value = read_settings(environment)[name]
-        types = {Kind.TEXT: str, Kind.WHOLE: int, Kind.NUMBER: float, Kind.TEXTS: tuple, Kind.SWITCH: bool}
+        types = {
+            SettingType.TEXT: str,
+            SettingType.WHOLE: int,
+            SettingType.NUMBER: float,
+            SettingType.TEXTS: tuple,
+            SettingType.SWITCH: bool,
+        }
         assert isinstance(value, types[kind])
 
 

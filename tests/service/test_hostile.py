@@ -18,8 +18,8 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
 
-from carpool.service.bodies import json_depth
-from carpool.testing.reception import BASE, GENEROUS, Reception, withstand
+from carpool.service.http.limits import json_depth
+from tests.support.http_rig import BASE, GENEROUS, HttpRig, withstand
 
 JSON = {"Content-Type": "application/json"}
 
@@ -34,7 +34,7 @@ def test_a_large_body_is_not_read_to_its_end(tmp_path: Path) -> None:
             sent += 1 << 16
             yield b" " * (1 << 16)
 
-    async def scene(at: Reception) -> None:
+    async def scene(at: HttpRig) -> None:
         announced = await at["ada"].post("/v1/jobs", content=b" " * ((1 << 20) + 1))
         chunked = await at["ada"].post("/v1/jobs", content=endless())
         assert [announced.status_code, chunked.status_code] == [413, 413]
@@ -51,7 +51,7 @@ def test_a_slow_body_is_given_up(tmp_path: Path) -> None:
         yield b"{"
         await never.wait()
 
-    async def scene(at: Reception) -> None:
+    async def scene(at: HttpRig) -> None:
         answer = await at["ada"].post("/v1/jobs", content=slow())
         assert (answer.status_code, answer.headers["connection"]) == (408, "close")
 
@@ -62,7 +62,7 @@ def test_a_slow_body_is_given_up(tmp_path: Path) -> None:
     "body", [b"[" * 100_000, b'{"a":' * 50_000, b'{"job": [{"args": ' + b"[" * 40 + b"]" * 40 + b"}]}"]
 )
 def test_deep_json_is_turned_away(tmp_path: Path, body: bytes) -> None:
-    async def scene(at: Reception) -> None:
+    async def scene(at: HttpRig) -> None:
         answer = await at["ada"].post("/v1/jobs", content=body, headers=JSON)
         assert (answer.status_code, answer.json()["detail"]) == (
             400,
@@ -74,7 +74,7 @@ def test_deep_json_is_turned_away(tmp_path: Path, body: bytes) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32-le"])
 def test_depth_cannot_be_hidden_in_another_encoding(tmp_path: Path, encoding: str) -> None:
-    async def scene(at: Reception) -> None:
+    async def scene(at: HttpRig) -> None:
         text = json.dumps(at.body("\u2200", args={"lr": "DEEP"}), ensure_ascii=False)  # a byte of it is a quote
         body = text.replace('"DEEP"', "[" * 40 + "]" * 40).encode(encoding)
         answer = await at["ada"].post("/v1/jobs", content=body, headers=JSON)
@@ -94,7 +94,7 @@ def test_depth_is_that_of_the_value(value: object) -> None:
 
 @pytest.mark.parametrize("body", [b'"' + b'\\"' * (1 << 19), b'"\\' * (1 << 19), b'"' * (1 << 20), b"\\" * (1 << 20)])
 def test_texts_that_do_not_end_hold_nobody_up(tmp_path: Path, body: bytes) -> None:
-    async def scene(at: Reception) -> None:
+    async def scene(at: HttpRig) -> None:
         answer = await at["nobody"].post("/sign-in", content=body[: 1 << 20], headers={"Origin": BASE})
         assert answer.status_code == 401
 
@@ -174,7 +174,7 @@ NO_DEFAULTS: list[dict[str, Any]] = [
 
 
 def test_no_job_gets_by_default_what_it_could_not_have_itself(tmp_path: Path) -> None:
-    async def scene(at: Reception) -> None:
+    async def scene(at: HttpRig) -> None:
         for defaults in NO_DEFAULTS:
             answer = await at["ada"].post("/v1/jobs", json=at.body("a") | {"defaults": defaults})
             assert answer.status_code == 422, defaults
@@ -183,7 +183,7 @@ def test_no_job_gets_by_default_what_it_could_not_have_itself(tmp_path: Path) ->
 
 
 def test_what_no_job_can_be_is_refused(tmp_path: Path) -> None:
-    async def scene(at: Reception) -> None:
+    async def scene(at: HttpRig) -> None:
         for change in IMPOSSIBLE:
             body = json.dumps(at.body("a") | {"job": [{"name": "a", "entry": "train.py:main", **change}]})
             answer = await at["ada"].post("/v1/jobs", content=body, headers=JSON)
@@ -199,7 +199,7 @@ def test_a_small_body_does_not_become_a_large_record(tmp_path: Path) -> None:
     many = [{"name": f"j{number}", "entry": "train.py:main"} for number in range(200)]
     swept = {"name": "j", "entry": "train.py:main", "sweep": {"lr": list(range(200))}}
 
-    async def scene(at: Reception) -> None:
+    async def scene(at: HttpRig) -> None:
         for change in (
             {"job": many, "defaults": {"environment": long}},
             {"job": [swept], "defaults": {"args": long}},
@@ -231,7 +231,7 @@ OUTSIDE: list[dict[str, Any]] = [
 
 
 def test_nothing_outside_the_roots_is_run_or_looked_at(tmp_path: Path) -> None:
-    async def scene(at: Reception) -> None:
+    async def scene(at: HttpRig) -> None:
         (tmp_path / "secret.py").write_text("def main(): ...\nPASSWORD = 1\n", encoding="utf-8")
         (at.folder / "link.py").symlink_to(tmp_path / "secret.py")
         (at.folder / "out").symlink_to(tmp_path)
@@ -245,7 +245,7 @@ def test_nothing_outside_the_roots_is_run_or_looked_at(tmp_path: Path) -> None:
 
 
 def test_the_base_folder_must_be_a_root_too(tmp_path: Path) -> None:
-    async def scene(at: Reception) -> None:
+    async def scene(at: HttpRig) -> None:
         for folder in ["/etc", "/", "relative", "", "/\x00", "/nowhere"]:
             answer = await at["ada"].post("/v1/jobs", json=at.body("a") | {"folder": folder})
             assert answer.status_code == 422, folder

@@ -16,20 +16,20 @@ import schemathesis
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import Status, events, from_schema
 
-from carpool.backends.documents import Json
-from carpool.runtime.jobfile import Listed
-from carpool.service.people import Person
-from carpool.testing.reception import GENEROUS, Served, open_reception, serve_reception
+from carpool.backends.job_accounting import Json
+from carpool.jobs.job_file import ListedJob
+from carpool.service.auth import Principal
+from tests.support.http_rig import GENEROUS, Served, open_http, serve_http
 
 
 class Seer:
-    async def foresee(self, who: Person, jobs: Sequence[Listed]) -> Json:
+    async def foresee(self, who: Principal, jobs: Sequence[ListedJob]) -> Json:
         return {"schema": 1, "jobs": [str(spec.id) for spec, _ in jobs]}
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve_reception(
+    with serve_http(
         tmp_path_factory.mktemp("served"), planner=Seer(), limits=replace(GENEROUS, stream_s=0.02)
     ) as served:
         ada = served.reception["ada"]
@@ -75,7 +75,7 @@ def test_no_route_breaks_or_answers_otherwise_than_it_says(served: Served) -> No
 
 def described(folder: Path) -> dict[str, Any]:
     async def ask() -> dict[str, Any]:
-        async with open_reception(folder) as reception:
+        async with open_http(folder) as reception:
             found: dict[str, Any] = (await reception["nobody"].get("/v1/openapi.json")).json()
             return found
 

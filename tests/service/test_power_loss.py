@@ -7,25 +7,25 @@ from random import Random
 import pytest
 
 from carpool.core.journal import Header
-from carpool.runtime.devices import parse_devices
-from carpool.service.house import House, Setup
-from carpool.service.people import Person, Role
-from carpool.service.store import LOG
-from carpool.testing.office import TWO_CORES, listed, open_office
-from carpool.testing.power import DAMAGES, Camera, Damage, Picture, examine, lay_out, strike
+from carpool.jobs.devices import parse_devices
+from carpool.service.auth import Principal, Role
+from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
+from carpool.service.store.store import LOG
+from tests.support.power_loss import DAMAGES, Damage, SnapshotCommit, StoreSnapshot, examine, lay_out, strike
+from tests.support.service_rig import TWO_CORES, listed, open_service
 
-ADMIN = Person("root", Role.ADMIN)
+ADMIN = Principal("root", Role.ADMIN)
 HEADER = Header("1", "fifo", TWO_CORES)
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Picture, Picture]]:
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[StoreSnapshot, StoreSnapshot]]:
     """Pictures of a daemon's store while jobs come, run and end."""
     folder = tmp_path_factory.mktemp("office")
-    camera = Camera(folder / "store")
+    camera = SnapshotCommit(folder / "store")
 
     async def play() -> None:
-        async with open_office(folder, commit=camera.commit) as office:
+        async with open_service(folder, commit=camera.commit) as office:
             for number in range(6):
                 jobs = [listed(f"job-{number}-{place}") for place in range(2)]
                 await office.clerk.submit(ADMIN, jobs, key=f"key-{number}")
@@ -40,7 +40,9 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Picture, Pictu
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name.replace(" ", "-"))
-def test_nothing_is_lost_in_silence(damage: Damage, pairs: list[tuple[Picture, Picture]], tmp_path: Path) -> None:
+def test_nothing_is_lost_in_silence(
+    damage: Damage, pairs: list[tuple[StoreSnapshot, StoreSnapshot]], tmp_path: Path
+) -> None:
     chance = Random(damage.name)
     for _ in range(12):
         now, then = chance.choice([pair for pair in pairs if pair[0].jobs])
@@ -55,12 +57,12 @@ def test_nothing_is_lost_in_silence(damage: Damage, pairs: list[tuple[Picture, P
 
 @pytest.mark.parametrize("damage", DAMAGES[-3:], ids=lambda damage: damage.name.replace(" ", "-"))
 def test_a_daemon_opens_and_says_what_it_found(
-    damage: Damage, pairs: list[tuple[Picture, Picture]], tmp_path: Path
+    damage: Damage, pairs: list[tuple[StoreSnapshot, StoreSnapshot]], tmp_path: Path
 ) -> None:
     chance = Random(damage.name)
     now, then = pairs[-1]
-    house = House.open(
-        Setup(lay_out(damage.harm(chance, now, then), tmp_path), tuple(parse_devices("cpu:2")), "1", "fifo")
+    house = DaemonInstance.open(
+        DaemonOptions(lay_out(damage.harm(chance, now, then), tmp_path), tuple(parse_devices("cpu:2")), "1", "fifo")
     )
     try:
         known = set(house.followers.ledger.accounts)
@@ -72,7 +74,7 @@ def test_a_daemon_opens_and_says_what_it_found(
         house.close()
 
 
-def test_a_job_that_is_lost_is_named(pairs: list[tuple[Picture, Picture]], tmp_path: Path) -> None:
+def test_a_job_that_is_lost_is_named(pairs: list[tuple[StoreSnapshot, StoreSnapshot]], tmp_path: Path) -> None:
     now, then = pairs[-1]
     verdict = examine(lay_out(strike(Random(3), now, 1, 4), tmp_path), HEADER, now, then)
     assert (verdict.named, verdict.unnamed_jobs) == (1, frozenset())
@@ -81,7 +83,7 @@ def test_a_job_that_is_lost_is_named(pairs: list[tuple[Picture, Picture]], tmp_p
 
 
 def test_an_altered_line_ending_loses_nothing_while_the_database_is_whole(
-    pairs: list[tuple[Picture, Picture]], tmp_path: Path
+    pairs: list[tuple[StoreSnapshot, StoreSnapshot]], tmp_path: Path
 ) -> None:
     now, then = pairs[-1]
     for old, new in ((b"\n", b"\x0b"), (b"J", b"\n")):  # the second puts a line ending where there is none

@@ -6,18 +6,18 @@ from hypothesis import strategies as st
 
 from carpool.core.messages import JobFinished
 from carpool.core.model import Allocation, JobId, Phase
-from carpool.core.placing import placing
+from carpool.core.placement import placement_rule
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
-from carpool.policies.fifo import Fifo
-from carpool.sim.failures import AtTimes
+from carpool.policies.baselines.nonpreemptive import Fifo
+from carpool.sim.failures import ScheduledFailures
 from carpool.testing import Driven, Wishes, drive
-from carpool.testing.invariants import check_books
+from carpool.testing.rig import check_books
 from carpool.testing.scenarios import job
-from carpool.testing.strategies import Ground, grounds
+from carpool.testing.strategies import Scenario, random_scenarios
 
 
-def worked(run: Driven, ground: Ground) -> dict[JobId, float]:
+def worked(run: Driven, ground: Scenario) -> dict[JobId, float]:
     """Σ rate × time of every job, from its orders alone; the plain world does count/asked units a second."""
     asked = {arrival.spec.id: arrival.spec.devices for arrival in ground.arrivals}
     done = dict.fromkeys(asked, 0.0)
@@ -39,10 +39,10 @@ def worked(run: Driven, ground: Ground) -> dict[JobId, float]:
 
 
 @settings(max_examples=40)
-@given(grounds(), st.booleans())
-def test_work_is_conserved(ground: Ground, bypass: bool) -> None:
+@given(random_scenarios(), st.booleans())
+def test_work_is_conserved(ground: Scenario, bypass: bool) -> None:
     """However often it was stopped and moved, a finished job has done its work, no more and no less."""
-    failures = (AtTimes(ground.mishaps), Wishes(ground.wishes))
+    failures = (ScheduledFailures(ground.mishaps), Wishes(ground.wishes))
     run = drive(Fifo(bypass=bypass), ground.cluster, ground.arrivals, failures=failures, check=check_books)
     done = worked(run, ground)
     for arrival in ground.arrivals:
@@ -51,10 +51,10 @@ def test_work_is_conserved(ground: Ground, bypass: bool) -> None:
 
 
 @settings(max_examples=40)
-@given(grounds(trouble=False), st.sampled_from(("consolidated", "pooled", "emptiest")))
-def test_nobody_waits_beside_devices_that_would_do(ground: Ground, placement: str) -> None:
+@given(random_scenarios(trouble=False), st.sampled_from(("consolidated", "pooled", "emptiest")))
+def test_nobody_waits_beside_devices_that_would_do(ground: Scenario, placement: str) -> None:
     """Under fifo with bypass, whoever waits after a decision does not fit."""
-    rule = placing(placement)
+    rule = placement_rule(placement)
 
     def nobody_fits(scheduler: Scheduler) -> None:
         check_books(scheduler)
@@ -68,8 +68,8 @@ def test_nobody_waits_beside_devices_that_would_do(ground: Ground, placement: st
 
 
 @settings(max_examples=40)
-@given(grounds(trouble=False))
-def test_fifo_without_bypass_starts_in_order(ground: Ground) -> None:
+@given(random_scenarios(trouble=False))
+def test_fifo_without_bypass_starts_in_order(ground: Scenario) -> None:
     run = drive(Fifo(), ground.cluster, ground.arrivals)
     free = {arrival.spec.id for arrival in ground.arrivals if not arrival.spec.after}
     started = [order.job for _, order in run.orders if order.job in free]

@@ -13,13 +13,13 @@ from carpool.core.model import JobId, JobSpec, Phase
 from carpool.core.policy import Cadence, Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
-from carpool.policies.fifo import Fifo
+from carpool.policies.baselines.nonpreemptive import Fifo
+from carpool.sim.backend import SimulatedBackend
 from carpool.sim.engine import Engine
-from carpool.sim.failures import Seeded
-from carpool.sim.machines import Machines
-from carpool.sim.timeline import Timeline
+from carpool.sim.event_queue import EventQueue
+from carpool.sim.failures import RandomFailures
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.world import PlainWorld
+from carpool.sim.worlds.base import PlainWorld
 from carpool.testing import drive
 from carpool.testing.scenarios import job
 
@@ -67,12 +67,12 @@ def test_arrivals_are_taken_one_by_one() -> None:
             taken += 1
             yield job(f"j{index}", at=10.0 * index)
 
-    timeline = Timeline()
+    timeline = EventQueue()
     scheduler = Scheduler(FOUR, Fifo())
     seen: list[tuple[float, int]] = []
     engine = Engine(
         scheduler,
-        Machines(FOUR, PlainWorld(), timeline),
+        SimulatedBackend(FOUR, PlainWorld(), timeline),
         timeline,
         lazily(),
         progress=lambda at: seen.append((at, taken)),
@@ -99,7 +99,7 @@ class _InRounds(Fifo):
 
 
 def test_it_ends_when_all_are_over_though_mishaps_would_go_on() -> None:
-    run = drive(Fifo(), ONE, [job("a")], failures=[Seeded(1, node_mtbf_s=3.0, node_repair_s=1.0)])
+    run = drive(Fifo(), ONE, [job("a")], failures=[RandomFailures(1, node_mtbf_s=3.0, node_repair_s=1.0)])
     assert run.outcome("a") is Phase.FINISHED
 
 
@@ -107,12 +107,12 @@ def test_it_ends_when_all_are_over_though_mishaps_would_go_on() -> None:
     "failures",
     [
         [],
-        [Seeded(1, node_mtbf_s=50.0, node_repair_s=1.0)],
-        [Seeded(1, job_mtbf_s=1.0)],  # draws mishaps that hit nobody
+        [RandomFailures(1, node_mtbf_s=50.0, node_repair_s=1.0)],
+        [RandomFailures(1, job_mtbf_s=1.0)],  # draws mishaps that hit nobody
     ],
 )
 @pytest.mark.parametrize("policy", [Fifo(), Waker(1e9)])
-def test_it_ends_though_somebody_starves(failures: list[Seeded], policy: Policy) -> None:
+def test_it_ends_though_somebody_starves(failures: list[RandomFailures], policy: Policy) -> None:
     run = drive(policy, ONE, [job("wide", 2)], failures=failures, max_records=1_000_000)
     assert list(run.scheduler.jobs) == ["wide"]
 

@@ -8,9 +8,9 @@ from carpool.core.errors import InputError
 from carpool.core.messages import JobCrashed, NodeJoined, NodeLost, Record
 from carpool.core.model import Phase
 from carpool.core.topology import Cluster
-from carpool.policies.fifo import Fifo
-from carpool.sim.failures import AtTimes, Mishap, Seeded, read_failures
-from carpool.sim.world import PlainWorld
+from carpool.policies.baselines.nonpreemptive import Fifo
+from carpool.sim.failures import FailureEvent, RandomFailures, ScheduledFailures, read_failures
+from carpool.sim.worlds.base import PlainWorld
 from carpool.testing import drive
 from carpool.testing.scenarios import job
 
@@ -26,9 +26,9 @@ def written(folder: Path, text: str) -> Path:
 def test_a_good_file(tmp_path: Path) -> None:
     path = written(tmp_path, "at_s,event,target\n10,node-lost,n0\n12.5,job-crash,a\n20,node-back,n0\n")
     assert read_failures(path, TWO).mishaps == [
-        Mishap(10.0, "node-lost", "n0"),
-        Mishap(12.5, "job-crash", "a"),
-        Mishap(20.0, "node-back", "n0"),
+        FailureEvent(10.0, "node-lost", "n0"),
+        FailureEvent(12.5, "job-crash", "a"),
+        FailureEvent(20.0, "node-back", "n0"),
     ]
 
 
@@ -65,8 +65,12 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
 
 
 def test_listed() -> None:
-    mishaps = [Mishap(4.0, "node-lost", "n0"), Mishap(6.0, "node-back", "n0"), Mishap(7.0, "job-crash", "nobody")]
-    run = drive(Fifo(), TWO, [job("a", 4)], PlainWorld(checkpoint_every=3.0), failures=[AtTimes(mishaps)])
+    mishaps = [
+        FailureEvent(4.0, "node-lost", "n0"),
+        FailureEvent(6.0, "node-back", "n0"),
+        FailureEvent(7.0, "job-crash", "nobody"),
+    ]
+    run = drive(Fifo(), TWO, [job("a", 4)], PlainWorld(checkpoint_every=3.0), failures=[ScheduledFailures(mishaps)])
     assert run.outcome("a") is Phase.FINISHED
     assert run.records[-1].at == 6.0 + 7.0, "three units were kept"
     assert run.summary.preemptions == 1
@@ -79,7 +83,7 @@ def test_listed() -> None:
 
 
 def test_a_job_that_ends_as_its_node_goes_has_ended() -> None:
-    run = drive(Fifo(), TWO, [job("a", 2)], failures=[AtTimes([Mishap(10.0, "node-lost", "n0")])])
+    run = drive(Fifo(), TWO, [job("a", 2)], failures=[ScheduledFailures([FailureEvent(10.0, "node-lost", "n0")])])
     assert (run.outcome("a"), run.summary.preemptions) == (Phase.FINISHED, 0)
 
 
@@ -91,7 +95,7 @@ def test_seeded_is_the_same_every_time_and_differs_by_seed() -> None:
     arrivals = [job(f"j{index}", 1 + index % 2, 50.0, at=5.0 * index) for index in range(12)]
 
     def run(seed: int) -> list[tuple[float, object]]:
-        plan = Seeded(seed, node_mtbf_s=60.0, node_repair_s=10.0, job_mtbf_s=100.0)
+        plan = RandomFailures(seed, node_mtbf_s=60.0, node_repair_s=10.0, job_mtbf_s=100.0)
         return mishaps_of(drive(Fifo(bypass=True), TWO, arrivals, failures=[plan]).records)
 
     assert run(1) == run(1)
@@ -102,7 +106,7 @@ def test_seeded_is_the_same_every_time_and_differs_by_seed() -> None:
 def test_seeded_rates_are_what_they_say() -> None:
     """One node for 100,000 s with a mean of 100 s up and 25 s down: 800 failures, give or take."""
     one = Cluster.build([(1, 1, "V100")])
-    plan = Seeded(5, node_mtbf_s=100.0, node_repair_s=25.0)
+    plan = RandomFailures(5, node_mtbf_s=100.0, node_repair_s=25.0)
     run = drive(Fifo(), one, [job("a", work=80_000.0)], failures=[plan])
     lost = [fact for _, fact in mishaps_of(run.records) if isinstance(fact, NodeLost)]
     assert 700 < len(lost) < 900
@@ -110,7 +114,7 @@ def test_seeded_rates_are_what_they_say() -> None:
 
 def test_crashes_hit_running_jobs_at_their_rate() -> None:
     """Four jobs for 5,000 s with a mean of 100 s between the crashes of each: 200 crashes, give or take."""
-    plan = Seeded(5, job_mtbf_s=100.0)
+    plan = RandomFailures(5, job_mtbf_s=100.0)
     run = drive(Fifo(), TWO, [job(f"j{index}", work=5_000.0) for index in range(4)], failures=[plan])
     crashes = [fact for _, fact in mishaps_of(run.records) if isinstance(fact, JobCrashed)]
     assert 150 < len(crashes) < 250

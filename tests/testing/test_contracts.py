@@ -1,8 +1,8 @@
 """The shipped contracts, applied to what the project itself ships."""
 
-from carpool.core.estimates import Declared, Estimator
-from carpool.policies.fifo import Fifo
-from carpool.sim.world import PlainWorld
+from carpool.core.estimates import DeclaredEstimator, Estimator
+from carpool.policies.baselines.nonpreemptive import Fifo
+from carpool.sim.worlds.base import PlainWorld
 from carpool.testing import BackendContract, Bench, EstimatorContract, MachinesBench, PolicyContract
 
 
@@ -44,4 +44,4 @@ class TestCostlyMachines(BackendContract):
 
 class TestDeclared(EstimatorContract):
     def make_estimator(self) -> Estimator:
-        return Declared()
+        return DeclaredEstimator()

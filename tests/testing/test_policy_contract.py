@@ -7,13 +7,13 @@ import pytest
 
 from carpool.core.draft import Draft
 from carpool.core.errors import CarpoolError
-from carpool.core.estimates import Declared, Estimate, Estimator
+from carpool.core.estimates import DeclaredEstimator, Estimate, Estimator
 from carpool.core.messages import Change, Fact, Order, ProgressReported
 from carpool.core.model import Allocation, Job, JobSpec
-from carpool.core.placing import place
+from carpool.core.placement import place
 from carpool.core.policy import Cadence, Plan, Policy, Snapshot
 from carpool.core.topology import Placement
-from carpool.policies.fifo import Fifo
+from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.testing import BackendContract, Bench, EstimatorContract, MachinesBench, PolicyContract
 from carpool.testing.scenarios import CALM, TROUBLE
 
@@ -252,7 +252,7 @@ def test_bad_backends_are_noticed() -> None:
         SilentContract().test_assign_is_answered()
 
 
-class Lying(Declared):
+class Lying(DeclaredEstimator):
     """Learns without saying so, and is never sober."""
 
     def __init__(self) -> None:

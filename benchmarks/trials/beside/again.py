@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from carpool.runtime.deathbed import die_with
+from carpool.runtime.compat.process_lifetime import exit_with_parent
 
 ROOT = Path(__file__).resolve().parents[3]
 LOOK_S = 0.02
@@ -48,7 +48,7 @@ class Torchrun:
             env=env,
             stdout=self._log,
             stderr=self._log,
-            preexec_fn=lambda: die_with(parent, signal.SIGTERM),  # noqa: PLW1509 - there is one thread here
+            preexec_fn=lambda: exit_with_parent(parent, signal.SIGTERM),  # noqa: PLW1509 - there is one thread here
         )
 
     async def run(self, *words: str) -> None:

@@ -1,1 +1,1 @@
-"""Where orders are carried out: the scheduler joined to this machine and its executor."""
+"""Local backend: joins the scheduler to the executor of this machine and keeps what a run writes to disk."""

@@ -1,4 +1,4 @@
-"""This machine as a backend: the loop that joins a scheduler with the executor process and its facts."""
+"""Local backend: the event loop that joins a scheduler to one executor, and the ports of an executor."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from carpool.core.errors import CarpoolError
 from carpool.core.messages import Fact, JobFailed, JobFinished, Order, Woke
 from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
-from carpool.runtime.program import Program
-from carpool.runtime.reports import Facts, Gone, Outcome, Report
+from carpool.jobs.program import Program
+from carpool.runtime.executor.reports import Facts, Gone, Outcome, Report
 
 _LAST_WORDS_S = 5.0  # how long outcomes may lag behind the facts that jobs are over
 
@@ -206,3 +206,33 @@ class LocalBackend:
                 await self._link.stop(checkpoint=False)
         finally:
             hurried.cancel()
+
+
+class DurableExecutorPort(ExecutorPort, Protocol):
+    """The near end of an executor that outlives its daemon; `runtime.link.ExecutorLink` is the real one."""
+
+    @property
+    def life(self) -> int:
+        """Which executor it is: another one numbers its reports anew."""
+        ...
+
+    @property
+    def heard(self) -> int:
+        """The number of the report that `receive` returned last."""
+        ...
+
+    def acknowledge(self, number: int) -> None:
+        """What came up to this report is kept."""
+        ...
+
+    def proceed(self) -> None:
+        """Let jobs go on that stood still because nobody was there."""
+        ...
+
+    def forget(self, job: JobId) -> None:
+        """A job is over and will not be asked for again."""
+        ...
+
+    async def leave(self) -> None:
+        """Let the executor go on, for whoever claims it next."""
+        ...

@@ -1,1 +1,1 @@
-"""The command line: one file per verb; imports what is heavy only where it is used."""
+"""Command line: the verbs, their terminal output, and what verbs share; heavy modules are imported only where used."""

@@ -1,4 +1,4 @@
-"""The command ``carpool``: finds the verb, runs it, and turns what goes wrong into an exit code."""
+"""Entry point of ``carpool``: resolves the verb, runs it, and maps errors to exit codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 from carpool import __version__
 from carpool.core.errors import CarpoolError, InputError
 
-VERBS = {  # verb -> its help in a word or two; the module of that name holds the command
+VERBS = {  # verb -> its help
     "run": "run the jobs of a file on this machine's devices",
     "serve": "a daemon: takes jobs in as they come, survives being killed",
     "plan": "say what would run where and when each job would end, before anything starts",
@@ -46,6 +46,15 @@ VERBS = {  # verb -> its help in a word or two; the module of that name holds th
     "demo": "four real trainings, one after another and shared: the gain, and a timeline to look at",
 }
 
+_MODULES = {  # verb -> the module in cli/verbs that holds it, where that is not the verb's own name
+    **dict.fromkeys(("cancel", "pause", "resume", "weight", "limit"), "job_control"),
+    **dict.fromkeys(("config", "token", "backup", "restore"), "admin"),
+    **dict.fromkeys(("ps", "top"), "status"),
+    **dict.fromkeys(("logs", "get"), "job_output"),
+    "why": "explain",
+    "policies": "policy",
+}
+
 FINISHED, JOB_FAILED, BAD_INPUT, OUR_BUG, INTERRUPTED = 0, 1, 2, 3, 130
 
 
@@ -60,8 +69,8 @@ class LazyGroup(click.Group):
         """The command behind a verb."""
         if cmd_name not in VERBS:
             return None
-        module = importlib.import_module(f"carpool.cli.{cmd_name}")
-        command = module.command
+        module = importlib.import_module(f"carpool.cli.verbs.{_MODULES.get(cmd_name, cmd_name)}")
+        command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
 

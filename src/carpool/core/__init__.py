@@ -1,1 +1,1 @@
-"""The pure floor: values, rules and the scheduler. Standard library only; no clock, no thread, no randomness."""
+"""Pure scheduling core: model, policy interface, scheduler and journal; standard library only, no clock or randomness."""

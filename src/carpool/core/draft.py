@@ -1,4 +1,4 @@
-"""The only mutable thing a policy has: tries changes against a private copy of the occupancy and records them."""
+"""Plan draft: tries allocation changes on a private copy of the occupancy and records them as a plan."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import merge
 from math import inf
 
-from carpool.core.errors import OutOfSupplies, Overbooked
+from carpool.core.errors import OutOfHostResources, Overbooked
 from carpool.core.messages import RUN, Change, Probe, Run
 from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.occupancy import Occupancy
-from carpool.core.placing import Placing, Runs, consolidated, emptiest, place
+from carpool.core.placement import PlacementRule, Runs, consolidated, emptiest, place
 from carpool.core.policy import Plan, Snapshot
 from carpool.core.queue import Demand, demand_of
 
@@ -63,7 +63,13 @@ class Draft:
         return self.view.kinds_for(job)
 
     def find(
-        self, job: Job, count: int = 0, *, kinds: Sequence[Kind] = (), rule: Placing = consolidated, batch_size: int = 0
+        self,
+        job: Job,
+        count: int = 0,
+        *,
+        kinds: Sequence[Kind] = (),
+        rule: PlacementRule = consolidated,
+        batch_size: int = 0,
     ) -> Allocation | None:
         """Free devices for the job (as many as it asks for, unless `count` says otherwise), or None."""
         if len(job.lane) > 1:
@@ -76,13 +82,19 @@ class Draft:
         runs = runs or place(self.occupancy, kinds, count, rule)
         return None if runs is None else Allocation.exclusive(runs, batch_size)
 
-    def _supplied(self, job: Job, kinds: Sequence[Kind], count: int, rule: Placing) -> Runs | None:
+    def _supplied(self, job: Job, kinds: Sequence[Kind], count: int, rule: PlacementRule) -> Runs | None:
         """Free devices on nodes that have the supplies for them: by the rule, or on any nodes at all."""
         offered = self.occupancy.offered(job.spec)
         return place(offered, kinds, count, rule) or place(offered, kinds, count, emptiest)
 
     def place(
-        self, job: Job, count: int = 0, *, kinds: Sequence[Kind] = (), rule: Placing = consolidated, batch_size: int = 0
+        self,
+        job: Job,
+        count: int = 0,
+        *,
+        kinds: Sequence[Kind] = (),
+        rule: PlacementRule = consolidated,
+        batch_size: int = 0,
     ) -> bool:
         """Find free devices and assign them; remembers demands that did not fit."""
         allocation = self.find(job, count, kinds=kinds, rule=rule, batch_size=batch_size)
@@ -93,7 +105,7 @@ class Draft:
         self.assign(job, allocation)
         return True
 
-    def fill(self, rule: Placing = consolidated, *, bypass: bool = True) -> int:
+    def fill(self, rule: PlacementRule = consolidated, *, bypass: bool = True) -> int:
         """Start waiting jobs in queue order on the devices they ask for; how many.
 
         The first that does not fit ends it, unless `bypass` lets later ones pass.
@@ -143,7 +155,7 @@ class Draft:
         except Overbooked as error:
             if held is not None:
                 free.take(job.spec, held, inf)  # whoever allowed it, it was allowed
-            if isinstance(error, OutOfSupplies):
+            if isinstance(error, OutOfHostResources):
                 error.draft = self
             raise
         if allocation == job.desired and purpose == RUN:

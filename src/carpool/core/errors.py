@@ -1,4 +1,4 @@
-"""Errors that give the value, the limit and the way out."""
+"""Exceptions that state the value, the limit and the way out."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Overbooked(CarpoolError):
     """A plan that asks for more of a device, or of a job's range, than there is."""
 
 
-class OutOfSupplies(Overbooked):
+class OutOfHostResources(Overbooked):
     """A plan that lets a job have cores, RAM or disk that its node no longer has to give."""
 
     def __init__(self, problem: str, job: str) -> None:

@@ -1,4 +1,4 @@
-"""What is believed about jobs: estimates with their spread, and the port that gives them."""
+"""Estimates with their spread, and the estimator port that provides them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class KnowsScale(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredEstimator:
     """Believes what the spec declares: full rate 1.0 on the width asked for, linear below and above it.
 
     Where the shares of a device sum past the whole of it, each is worth so much less.

@@ -1,4 +1,4 @@
-"""Records as JSON lines: the durable truth that recovery, replay, explain and reports read.
+"""Journal format: records as JSON lines, read by recovery, replay, explain and reports.
 
 The first line is a header with ``schema``; every further line is one `Record`. Equal records give equal bytes.
 """
@@ -12,9 +12,9 @@ from typing import Any, TextIO, TypeVar
 
 from carpool.core import messages
 from carpool.core.errors import JournalError
-from carpool.core.messages import RUN, Change, Fact, JobSubmitted, Outsider, OutsidersSeen, Planned, Probe, Record
+from carpool.core.host_resources import HostResources
+from carpool.core.messages import RUN, Change, Fact, ForeignProcess, JobSubmitted, OutsidersSeen, Planned, Probe, Record
 from carpool.core.model import Allocation, JobId, JobSpec, NodeId, Share
-from carpool.core.supplies import Supplies
 from carpool.core.topology import Bank, Cluster, Link, Node
 
 SCHEMA = 1
@@ -121,7 +121,7 @@ def fact_from_json(value: dict[str, Any]) -> Fact:
         return JobSubmitted(spec_from_json(value["spec"]))
     given = {name: _frozen(item) for name, item in value.items() if name != "fact"}
     if kind is OutsidersSeen:
-        given["processes"] = tuple(Outsider(*each) for each in given["processes"])
+        given["processes"] = tuple(ForeignProcess(*each) for each in given["processes"])
     return kind(**given)
 
 
@@ -234,7 +234,7 @@ def header_from_json(value: dict[str, Any]) -> Header:
                 banks.append(Bank(kind, range(first, first + size), memory_bytes))
                 first += size
             name = group["name"] if copy == 0 else f"n{len(nodes)}"
-            nodes.append(Node(NodeId(len(nodes)), name, tuple(banks), Supplies(*group.get("supplies", ()))))
+            nodes.append(Node(NodeId(len(nodes)), name, tuple(banks), HostResources(*group.get("supplies", ()))))
     links = tuple(Link((a, b), speed, latency) for a, b, speed, latency in value.get("links", ()))
     return Header(value["version"], value["policy"], Cluster(tuple(nodes), links), value.get("seed", 0))
 

@@ -1,10 +1,12 @@
-"""The life of a job as a table of transitions, and the one function that walks it."""
+"""Job lifecycle: the table of phase transitions, and the changes a user can make to a submitted job."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 
 from carpool.core.errors import InvalidTransition
+from carpool.core.messages import LimitsChanged, WeightChanged
 from carpool.core.model import Allocation, Job, JobSpec, Kind, Past, Phase
 
 
@@ -171,3 +173,32 @@ def vacated(job: Job, at: float, generation: int, done: float, service: Service,
         job.lane,
         job.probe_steps,
     )
+
+
+JobUpdate = WeightChanged | LimitsChanged
+
+
+def updated_spec(spec: JobSpec, change: JobUpdate) -> JobSpec:
+    """The spec after a change; the width it asked for moves into the new range."""
+    if isinstance(change, WeightChanged):
+        return replace(spec, weight=change.weight)
+    least, most = change.min_devices, change.max_devices
+    return replace(spec, devices=min(max(spec.devices, least), most), min_devices=least, max_devices=most)
+
+
+def requires_release(change: JobUpdate, held: Allocation | None) -> bool:
+    """Whether a job holds more or fewer devices than it may from now on, and so has to leave them."""
+    if held is None or isinstance(change, WeightChanged):
+        return False
+    return not change.min_devices <= held.num_devices <= change.max_devices
+
+
+def describe_update(change: JobUpdate) -> str:
+    """The change in words, as part of a job's story."""
+    if isinstance(change, WeightChanged):
+        return f"was given weight {change.weight:g} by its user"
+    if change.min_devices == change.max_devices:
+        return (
+            f"may have {change.max_devices} device{'s' if change.max_devices != 1 else ''} from now on, says its user"
+        )
+    return f"may have {change.min_devices} to {change.max_devices} devices from now on, says its user"

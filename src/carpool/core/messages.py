@@ -1,11 +1,11 @@
-"""What goes in and out of the scheduler: facts (past tense), orders (imperative), and the record that joins them."""
+"""Scheduler messages: facts, orders and records, and the ports through which they pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, NodeId
 
@@ -172,7 +172,7 @@ class NodeLost(Fact):
     rank: ClassVar[int] = _FREES
 
 
-class Outsider(NamedTuple):
+class ForeignProcess(NamedTuple):
     """A process that computes on one of our devices and is none of ours."""
 
     pid: int
@@ -186,7 +186,7 @@ class OutsidersSeen(Fact):
     """These processes of others compute on a device from now on; nobody does any more where there are none."""
 
     device: DeviceId
-    processes: tuple[Outsider, ...] = ()
+    processes: tuple[ForeignProcess, ...] = ()
     keeps_free: bool = True  # whether it is left to them while nobody of ours is there
 
 
@@ -290,3 +290,36 @@ class Record(NamedTuple):
     facts: Sequence[Fact]  # in the order they were folded, then the failures that followed from them
     planned: Planned | None = None
     ignored: Sequence[Fact] = ()  # of a generation or a phase that no longer counts, or of a job that is over
+
+
+class Backend(Protocol):
+    """Carries orders out and answers with facts: at once where it can, later through its own channel where not."""
+
+    def apply(self, at: float, orders: Sequence[Order]) -> Sequence[Fact]:
+        """Start carrying out orders; facts that hold already at `at` are returned."""
+        ...
+
+
+class Clock(Protocol):
+    """Tells the time, in seconds from an origin of its own."""
+
+    def now(self) -> float:
+        """Seconds since the origin."""
+        ...
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Follows the scheduler record by record: a journal, metrics, a recording."""
+
+    def record(self, record: Record) -> None:
+        """Take in one call of `Scheduler.handle`."""
+        ...
+
+
+class JournalStore(Observer, Protocol):
+    """Keeps records durably and gives them back in order."""
+
+    def records(self) -> Iterable[Record]:
+        """Every record kept, oldest first."""
+        ...

@@ -1,4 +1,4 @@
-"""What a run amounted to, as a streaming fold over records: works with the journal off, and on a journal read back."""
+"""Run metrics as a streaming fold over records, live or from a journal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from math import ceil, nan
 from typing import Any
 
-from carpool.core.amending import takes_off
-from carpool.core.crowding import Crowding
+from carpool.core.lifecycle import requires_release
 from carpool.core.messages import (
     Change,
     JobCancelled,
@@ -26,6 +25,29 @@ from carpool.core.messages import (
 )
 from carpool.core.model import Allocation, JobId
 from carpool.core.topology import Cluster
+
+
+class Oversubscription:
+    """Follows who holds what and adds up, over all devices, ∫ max(0, Σ fractions − 1) dt."""
+
+    def __init__(self) -> None:
+        self.excess_s = 0.0  # device-seconds, up to the last change of each device
+        self._loads: dict[int, tuple[float, float]] = {}  # Σ fractions, since
+
+    def change(self, at: float, before: Allocation | None, after: Allocation | None) -> None:
+        """One job holds something else, or nothing, from now on."""
+        if before is not None:
+            self._add(at, before, -1.0)
+        if after is not None:
+            self._add(at, after, 1.0)
+
+    def _add(self, at: float, allocation: Allocation, sign: float) -> None:
+        for devices, fraction, _ in allocation.shares:
+            for device in devices:
+                load, since = self._loads.get(device, (0.0, at))
+                if load > 1.0:
+                    self.excess_s += (load - 1.0) * (at - since)
+                self._loads[device] = (load + sign * fraction, at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +67,7 @@ class Summary:
     resizes: int  # other devices, or another number of them, for a job that held some
 
 
-class Stay:
+class JobTimeline:
     """One job between submission and its end."""
 
     __slots__ = ("held", "held_s", "since", "spec_weight", "submitted_at")
@@ -78,8 +100,8 @@ class Metrics:
 
     def __init__(self, cluster: Cluster, *, sharing: bool = True) -> None:
         self._cluster = cluster
-        self._crowding = Crowding() if sharing else None
-        self._open: dict[JobId, Stay] = {}
+        self._crowding = Oversubscription() if sharing else None
+        self._open: dict[JobId, JobTimeline] = {}
         self.jct_s = array("d")  # of finished jobs, in order of their end
         self.wait_s = array("d")
         self.weights = array("d")
@@ -142,7 +164,7 @@ class Metrics:
         if not self.num_submitted:
             self.first_submit_s = at
         self.num_submitted += 1
-        self._open[fact.spec.id] = Stay(at, fact.spec.weight)
+        self._open[fact.spec.id] = JobTimeline(at, fact.spec.weight)
 
     def _on_finished(self, at: float, fact: JobFinished) -> None:
         stay = self._close(at, fact.job)
@@ -154,7 +176,7 @@ class Metrics:
     def _on_ended(self, at: float, fact: JobFailed | JobCancelled) -> None:
         self._close(at, fact.job)
 
-    def _close(self, at: float, job: JobId) -> Stay:
+    def _close(self, at: float, job: JobId) -> JobTimeline:
         stay = self._open.pop(job)
         self._hold(at, stay, None)
         self.last_end_s = at
@@ -171,7 +193,7 @@ class Metrics:
 
     def _on_limits_changed(self, at: float, fact: LimitsChanged) -> None:
         stay = self._open.get(fact.job)
-        if stay is not None and takes_off(fact, stay.held):
+        if stay is not None and requires_release(fact, stay.held):
             self._hold(at, stay, None)
 
     def _on_node_joined(self, at: float, fact: NodeJoined) -> None:
@@ -195,7 +217,7 @@ class Metrics:
                     self.resizes += 1
             self._hold(at, stay, change.allocation)
 
-    def _hold(self, at: float, stay: Stay, allocation: Allocation | None) -> None:
+    def _hold(self, at: float, stay: JobTimeline, allocation: Allocation | None) -> None:
         """Let a job hold something else, or nothing, from now on."""
         if self._crowding is not None:
             self._crowding.change(at, stay.held, allocation)

@@ -1,4 +1,4 @@
-"""What is asked for (JobSpec), what is held (Share, Allocation) and how a job stands (Job)."""
+"""Job model: what is requested (JobSpec), what is held (Share, Allocation) and a job's state (Job)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import inf
 from typing import NamedTuple, NewType
 
 from carpool.core.errors import Overbooked
-from carpool.core.supplies import Supplies
+from carpool.core.host_resources import HostResources
 
 JobId = NewType("JobId", str)
 DeviceId = NewType("DeviceId", int)
@@ -88,9 +88,9 @@ class JobSpec:
         """Whether it may be served before or after others whatever the policy."""
         return bool(self.priority or self.deadline_s)
 
-    def supplies_for(self, num_devices: int) -> Supplies:
+    def supplies_for(self, num_devices: int) -> HostResources:
         """What it asks for of a node on which it holds so many devices."""
-        return Supplies(self.cpus * num_devices, self.ram_bytes * num_devices, self.disk_bytes)
+        return HostResources(self.cpus * num_devices, self.ram_bytes * num_devices, self.disk_bytes)
 
 
 class Share(NamedTuple):

@@ -1,9 +1,4 @@
-"""Who holds which devices: free devices as bit masks, residents per device, forks that cost only what they change.
-
-A node's free devices are one integer (bit i = i-th device of the node), and for every kind the nodes with exactly c
-free devices are one integer as well (bit n = node n). "The fullest node that still fits, lowest number first" is then
-two integer operations at any cluster size, and a fork for a draft is a copy of a few dozen integers.
-"""
+"""Device occupancy: free devices as bit masks, residents per device, cheap forks and overbooking checks."""
 
 from __future__ import annotations
 
@@ -11,11 +6,76 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
-from carpool.core.errors import OutOfSupplies, Overbooked
-from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId
-from carpool.core.overbooking import Piece, refuse_overbooking
-from carpool.core.supplies import NOBODY, most_devices, shortage
+from carpool.core.errors import OutOfHostResources, Overbooked
+from carpool.core.host_resources import NO_USAGE, most_devices, resource_shortage
+from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId, Share
 from carpool.core.topology import Bank, Cluster, Node
+
+Piece = tuple[Node, Bank, range, int, Share]  # part of a share inside one bank, and its bits in the node's mask
+
+_EPSILON = 1e-9  # fractions are sums of decimal steps
+
+
+def refuse_overbooking(
+    there: Occupancy, spec: JobSpec, allocation: Allocation, pieces: Sequence[Piece], max_virtual: float
+) -> None:
+    """Overbooked unless an allocation, cut into pieces, fits what is left and what the job accepts."""
+    count = allocation.num_devices
+    if count != spec.devices and not spec.narrowest <= count <= spec.widest:
+        raise Overbooked(f"job {spec.id!r} takes {spec.narrowest} to {spec.widest} devices, not {count}")
+    if len(pieces) > 1:
+        _refuse_twice(spec, pieces)
+    for node, bank, run, bits, share in pieces:
+        if not 0.0 < share.fraction <= 1.0:
+            raise Overbooked(f"job {spec.id!r}: a fraction of {share.fraction} is not in (0, 1]")
+        if node.id in there.lost:
+            raise Overbooked(f"job {spec.id!r}: node {node.name!r} is lost")
+        if there.free_mask(node.id) & bits != bits:  # some device has residents already, or is left to others
+            if there.yielded and max_virtual < inf:  # what was allowed then is allowed
+                _refuse_left(there, spec, run)
+            _refuse_shared(there, spec, share, bank, run, max_virtual)
+        elif 0 < bank.memory_bytes < spec.memory_bytes:
+            raise Overbooked(_too_much_memory(spec, run.start, spec.memory_bytes, bank))
+
+
+def _refuse_twice(spec: JobSpec, pieces: Sequence[Piece]) -> None:
+    seen: dict[int, int] = {}
+    for node, _, run, bits, _ in pieces:
+        if seen.get(node.id, 0) & bits:
+            raise Overbooked(f"job {spec.id!r} would hold devices {run.start} to {run.stop - 1} twice")
+        seen[node.id] = seen.get(node.id, 0) | bits
+
+
+def _refuse_left(there: Occupancy, spec: JobSpec, run: range) -> None:
+    left = next((device for device in run if there.is_left(device)), None)
+    if left is not None:
+        raise OutOfHostResources(f"device {left} is left to others, who compute on it", spec.id)
+
+
+def _refuse_shared(there: Occupancy, spec: JobSpec, share: Share, bank: Bank, run: range, max_virtual: float) -> None:
+    for device in run:
+        residents = there.residents(device)
+        if any(resident.job == spec.id for resident in residents):
+            raise Overbooked(f"job {spec.id!r} holds device {device} already")
+        load = sum(resident.fraction for resident in residents) + share.fraction
+        if load > max_virtual + _EPSILON:
+            raise Overbooked(
+                f"device {device} would carry {load:.3g} of at most {max_virtual:.3g} with job {spec.id!r}; "
+                f"there already: {', '.join(r.job for r in residents)}"
+            )
+        memory = sum(resident.memory_bytes for resident in residents) + spec.memory_bytes
+        if 0 < bank.memory_bytes < memory:
+            raise Overbooked(_too_much_memory(spec, device, memory, bank))
+
+
+def _too_much_memory(spec: JobSpec, device: int, memory: int, bank: Bank) -> str:
+    needed, there = memory / (1 << 30), bank.memory_bytes / (1 << 30)
+    return f"device {device} would hold {needed:.2f} GiB of its {there:.2f} GiB with job {spec.id!r}"
+
+
+# A node's free devices are one integer (bit i = i-th device of the node), and for every kind the nodes with exactly c
+# free devices are one integer as well (bit n = node n). "The fullest node that still fits, lowest number first" is then
+# two integer operations at any cluster size, and a fork for a draft is a copy of a few dozen integers.
 
 
 class Resident(NamedTuple):
@@ -50,7 +110,7 @@ class Occupancy:
         self.cluster = cluster
         self.free_devices: dict[Kind, int] = dict.fromkeys(cluster.capacity, 0)
         self.lost: frozenset[NodeId] = frozenset()
-        self.hosting = NOBODY
+        self.hosting = NO_USAGE
         self.yielded: frozenset[int] = frozenset()  # devices that others compute on: not free once nobody of ours is
         self._num_shared = 0  # devices with more than one resident
         # What a fork has not touched is read from the base; the root is its own base.
@@ -153,7 +213,7 @@ class Occupancy:
     def most_for(self, spec: JobSpec, node: Node) -> int | None:
         """How many of a node's devices a job has supplies for beside all others; None: for all of them."""
         there, taken = node.supplies, self.hosting.taken(node.id, but=spec.id)
-        if shortage(there, taken, spec.supplies_for(0)):
+        if resource_shortage(there, taken, spec.supplies_for(0)):
             return 0
         return most_devices(there, taken, spec.supplies_for(1)._replace(disk_bytes=0))
 
@@ -216,7 +276,7 @@ class Occupancy:
     def give(self, job: JobId, allocation: Allocation) -> None:
         """Take a job's allocation back."""
         pieces = self._pieces(allocation)
-        if self.hosting is not NOBODY:
+        if self.hosting is not NO_USAGE:
             for node, _, _, _, _ in pieces:
                 self.hosting = self.hosting.giving(node.id, job)
         for node, bank, run, bits, _ in pieces:
@@ -312,9 +372,9 @@ class Occupancy:
             counts[node.id] = counts.get(node.id, 0) + len(run)
         for number, count in counts.items() if is_checked else ():
             node = self.cluster.nodes[number]
-            short = shortage(node.supplies, self.hosting.taken(number), spec.supplies_for(count))
+            short = resource_shortage(node.supplies, self.hosting.taken(number), spec.supplies_for(count))
             if short:
-                raise OutOfSupplies(f"node {node.name!r} has {short} for job {spec.id!r}", spec.id)
+                raise OutOfHostResources(f"node {node.name!r} has {short} for job {spec.id!r}", spec.id)
         for number, count in counts.items():
             self.hosting = self.hosting.taking(number, spec.id, spec.supplies_for(count))
 

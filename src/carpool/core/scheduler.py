@@ -1,23 +1,24 @@
-"""Facts in, orders out: the one mutable root of the core."""
+"""Scheduler: folds facts, asks the policy for a plan, and emits orders."""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
-from carpool.core.balance import Balance
-from carpool.core.believing import guesses_of, rates_of
-from carpool.core.books import Books
+from carpool.core.constraints.policy_handover import POLICY_EXCEPTIONS, describe_policy_failure, jobs_to_release
+from carpool.core.constraints.priorities import PriorityPlanner, describe_urgency
+from carpool.core.constraints.resource_limits import describe_foreign_use, describe_shortage, plan_within_resources
+from carpool.core.constraints.validation import validate_answer
 from carpool.core.errors import CarpoolError, InputError, Overbooked
-from carpool.core.estimates import Declared, Estimator
-from carpool.core.faults import FAULTS, fault_of
-from carpool.core.inheriting import ousted
+from carpool.core.estimates import DeclaredEstimator, Estimator, KnowsScale
 from carpool.core.messages import (
     Change,
     Fact,
     JobSubmitted,
     LimitsChanged,
     NodeJoined,
+    Observer,
     Order,
     OutsidersSeen,
     Planned,
@@ -27,14 +28,39 @@ from carpool.core.messages import (
     in_folding_order,
 )
 from carpool.core.model import DeviceId, Job, JobId, Phase
-from carpool.core.policy import Cadence, Plan, Policy, Snapshot
-from carpool.core.ports import Observer
-from carpool.core.ranking import Ranks, pressure
-from carpool.core.rationing import lacking, left_to_others, rationed
-from carpool.core.reconcile import known_in, orders_to_close
-from carpool.core.refusing import refuse_answer
-from carpool.core.timing import Timing
+from carpool.core.occupancy import Occupancy
+from carpool.core.policy import Cadence, Plan, PlanTimer, Policy, Snapshot, placement_of
+from carpool.core.state.cluster_state import ClusterState
+from carpool.core.state.reconcile import orders_to_close, without_unknown
+from carpool.core.state.state_snapshot import StateSnapshot
 from carpool.core.topology import Cluster
+
+
+def expected_rates(
+    changes: Sequence[Change], jobs: dict[JobId, Job], occupancy: Occupancy, estimator: Estimator
+) -> tuple[float, ...]:
+    """The rate of each changed job, in order, once all changes hold; 0 for one that leaves."""
+    after: Mapping[JobId, Job] = jobs
+    if occupancy.is_shared:  # those who start together are neighbours of each other already
+        after = ChainMap({job: jobs[job]._replace(desired=held) for job, held, _ in changes}, jobs)
+    rates = []
+    for name, held, _ in changes:
+        rate = 0.0
+        if held is not None:
+            placement = placement_of(occupancy, after, jobs[name], held, sharing=occupancy.is_shared)
+            rate = estimator.rate(jobs[name].spec, placement).mean
+        rates.append(rate)
+    return tuple(rates)
+
+
+def jobs_without_known_rate(
+    changes: Sequence[Change], jobs: Mapping[JobId, Job], estimator: Estimator
+) -> tuple[JobId, ...]:
+    """Jobs that start though nobody knows how fast they are."""
+    if not changes or not isinstance(estimator, KnowsScale):
+        return ()
+    return tuple([job for job, held, _ in changes if held is not None and not estimator.knows_scale(jobs[job].spec)])
+
 
 _CHECKED = (JobSubmitted, NodeJoined, WeightChanged, LimitsChanged, PolicyChanged)  # facts that may be refused
 
@@ -65,14 +91,14 @@ class Scheduler:
         self._given_cadence = cadence
         self.at = 0.0
         self.wake_at: float | None = None
-        self._estimator: Estimator = estimator or Declared()
+        self._estimator: Estimator = estimator or DeclaredEstimator()
         self._observers = tuple(observers)
         last = find_policy(fallback) if fallback and find_policy is not None else None
-        self._books = Books(cluster, policy, self._estimator, last)
+        self._books = ClusterState(cluster, policy, self._estimator, last)
         self._filing = self._books.filing
         self._books.folds[PolicyChanged] = self._on_policy_changed
-        self._ranks = Ranks(self._books.ranked)
-        self.timing = Timing(cadence or policy.cadence)
+        self._ranks = PriorityPlanner(self._books.ranked)
+        self.timing = PlanTimer(cadence or policy.cadence)
         self._use(policy)
 
     # ---------------------------------------------------------------------------------------------------- reading
@@ -124,12 +150,12 @@ class Scheduler:
         view = self.snapshot()
         try:
             told = self.policy.why(view, job)
-        except FAULTS as error:
+        except POLICY_EXCEPTIONS as error:
             if not self._fallback:
                 raise
-            told = f"its policy cannot tell why ({fault_of(self.policy, error)})"
-        words = [str(told), pressure(view, job), lacking(view, job)]
-        words.append(left_to_others(view, job, self.outsiders))
+            told = f"its policy cannot tell why ({describe_policy_failure(self.policy, error)})"
+        words = [str(told), describe_urgency(view, job), describe_shortage(view, job)]
+        words.append(describe_foreign_use(view, job, self.outsiders))
         return "; ".join(filter(None, words))
 
     def check(self) -> None:
@@ -202,7 +228,7 @@ class Scheduler:
             if record.planned is not None:
                 planned = record.planned
                 if has_gaps:
-                    planned = known_in(planned, self._books.jobs, self.cluster.num_devices)
+                    planned = without_unknown(planned, self._books.jobs, self.cluster.num_devices)
                 try:
                     self._books.occupy(planned.changes, most=inf)  # it was allowed then
                 except Overbooked:
@@ -218,7 +244,7 @@ class Scheduler:
         self.wake_at = self._next_wake(self.at)
         return orders_to_close(self._books.jobs.values())
 
-    def balance(self) -> Balance:
+    def balance(self) -> StateSnapshot:
         """Where everything stands, between two calls of `handle`."""
         books, view = self._books, self._view
         return books.closed()._replace(
@@ -230,7 +256,7 @@ class Scheduler:
             policy_fault=self.policy_fault,
         )
 
-    def reopen(self, balance: Balance) -> list[Order]:
+    def reopen(self, balance: StateSnapshot) -> list[Order]:
         """Begin where a balance stands, in place of the records up to it; the orders that may have been lost.
 
         For a scheduler that has handled nothing yet, made with the balance's cluster. Records that came after the
@@ -308,7 +334,7 @@ class Scheduler:
                 plan = self._ranks.plan(view, self._plan_within_supplies, goes_on=not self.timing.is_triggered)
             else:
                 plan = self._plan_within_supplies()
-        except FAULTS as error:  # the device map is as it was
+        except POLICY_EXCEPTIONS as error:  # the device map is as it was
             if not self._filing.give_up(error):
                 raise
             return None
@@ -317,8 +343,8 @@ class Scheduler:
             return None
         if plan.drafted is not None:
             self._books.occupancy.absorb(plan.drafted)  # checked while it was drafted
-        believed = rates_of(plan.changes, self._books.jobs, self._books.occupancy, self._estimator)
-        guessed = guesses_of(plan.changes, self._books.jobs, self._estimator)
+        believed = expected_rates(plan.changes, self._books.jobs, self._books.occupancy, self._estimator)
+        guessed = jobs_without_known_rate(plan.changes, self._books.jobs, self._estimator)
         planned = Planned(plan.reason, plan.changes, believed, plan.wake_at, plan.note, guessed)
         self._books.adopt(at, planned, orders)
         self._remember(at, planned)
@@ -327,7 +353,7 @@ class Scheduler:
     def _take_over(self, at: float, orders: list[Order]) -> Planned | None:
         """Take jobs off devices that they hold in ways the policy does not know; it is asked right after that."""
         self._has_taken_over = True
-        leaving = ousted(self._view)
+        leaving = jobs_to_release(self._view)
         if not leaving:
             return None
         changes = tuple([Change(job.id, None) for job in leaving])
@@ -339,12 +365,12 @@ class Scheduler:
         return planned
 
     def _plan_within_supplies(self) -> Plan:
-        return rationed(self._view, self._planned_by_policy)
+        return plan_within_resources(self._view, self._planned_by_policy)
 
     def _planned_by_policy(self) -> Plan:
         """What the policy decides; what it did not draft is on the device map then, since only that checks it."""
         plan = self.policy.plan(self._view)
-        refuse_answer(self.policy, self.at, plan, self._books.jobs, strictly=bool(self._fallback))
+        validate_answer(self.policy, self.at, plan, self._books.jobs, strictly=bool(self._fallback))
         if plan is not Plan.NOTHING and plan.drafted is None:
             self._books.occupy(plan.changes)
         return plan

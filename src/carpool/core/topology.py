@@ -1,4 +1,4 @@
-"""Machines: device kinds, nodes, links, and the cluster they form."""
+"""Cluster topology: device types, nodes, links, and the placement of an allocation on them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from carpool.core.host_resources import UNKNOWN, HostResources
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId, Share
-from carpool.core.supplies import UNKNOWN, Supplies
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Node:
     id: NodeId
     name: str
     banks: tuple[Bank, ...]
-    supplies: Supplies = UNKNOWN
+    supplies: HostResources = UNKNOWN
     devices: range = field(init=False, compare=False, repr=False)  # every device of the node
 
     def __post_init__(self) -> None:
@@ -214,7 +214,7 @@ class Cluster:
                 first = end
         return tuple(sorted([(kind, count) for (_, kind), count in counts.items()]))
 
-    def joined(self, name: str, banks: Iterable[tuple[str, int, int]], supplies: Supplies = UNKNOWN) -> Cluster:
+    def joined(self, name: str, banks: Iterable[tuple[str, int, int]], supplies: HostResources = UNKNOWN) -> Cluster:
         """A cluster with one more node, of (kind, number of devices, memory of each) banks."""
         first = self.num_devices
         built: list[Bank] = []
@@ -224,7 +224,7 @@ class Cluster:
         node = Node(NodeId(len(self.nodes)), name, tuple(built), supplies)
         return Cluster((*self.nodes, node), self.links)
 
-    def resupplied(self, node: NodeId, supplies: Supplies) -> Cluster:
+    def resupplied(self, node: NodeId, supplies: HostResources) -> Cluster:
         """A cluster in which one node has other supplies."""
         nodes = list(self.nodes)
         nodes[node] = replace(nodes[node], supplies=supplies)

@@ -1,4 +1,4 @@
-"""Amounts that people write in job, cluster and world files: ``16GiB`` and ``90min`` as numbers."""
+"""Parsers for amounts with units in job, cluster and world files, such as ``16GiB`` and ``90min``."""
 
 from __future__ import annotations
 

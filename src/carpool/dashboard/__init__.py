@@ -1,1 +1,1 @@
-"""Pages about a daemon: rendered on the server, kept up to date by its feed."""
+"""Web dashboard of a daemon: server-rendered pages, updated through server-sent events."""

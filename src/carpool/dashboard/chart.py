@@ -1,4 +1,4 @@
-"""Curves over time or steps, as paths with round marks on both axes."""
+"""Line charts: SVG paths and axis ticks over time or steps."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, isfinite, log10
 
-from carpool.dashboard.amounts import duration, plain
-from carpool.dashboard.window import STEPS_S, Tick
+from carpool.dashboard.text_format import duration, plain
+from carpool.dashboard.time_window import STEPS_S, Tick
 
 POINTS = 300  # of a curve: more cannot be told apart
 

@@ -1,4 +1,4 @@
-"""The pages: which panels each is made of, and what each panel asks of the clerk.
+"""Pages and panels: which panels a page has, and the query behind each panel.
 
 A panel is asked for on the daemon's loop, where the clerk may be spoken to, and shown in a thread: what it returns is a
 function that only calculates. A page can be asked for as a whole, or for one of its panels.
@@ -15,16 +15,16 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from carpool.core.model import Phase
-from carpool.dashboard.changes import plans
-from carpool.dashboard.listing import PER_PAGE, JobFilter, JobList, order
-from carpool.dashboard.portrait import curves
-from carpool.dashboard.reports import Reports
-from carpool.dashboard.timeline import draw
-from carpool.dashboard.window import Window
-from carpool.dashboard.wishes import actions, policy_action
-from carpool.service.clerk import Clerk
-from carpool.service.people import Person
-from carpool.service.views import JobView
+from carpool.dashboard.actions import job_actions, policy_action
+from carpool.dashboard.comparison import Reports
+from carpool.dashboard.job_detail import job_curves
+from carpool.dashboard.job_list import PER_PAGE, JobFilter, JobList, sort_jobs
+from carpool.dashboard.plan_changes import plan_summaries
+from carpool.dashboard.time_window import TimeWindow
+from carpool.dashboard.timeline import draw_timeline
+from carpool.service.auth import Principal
+from carpool.service.queries.views import JobView
+from carpool.service.service import SchedulerService
 
 LOG_TAIL_BYTES = 32_768
 DECISIONS = 40  # on a page
@@ -38,8 +38,8 @@ _GROUPS = ((Phase.RUNNING,), (Phase.WAITING,), (Phase.BLOCKED,), (Phase.PAUSED,)
 class PageRequest:
     """A page that somebody wants to see."""
 
-    clerk: Clerk
-    who: Person
+    clerk: SchedulerService
+    who: Principal
     query: Mapping[str, str]
     zone: tzinfo
     reports: Reports
@@ -69,19 +69,19 @@ async def ask_figures(asked: PageRequest) -> Show:
 async def ask_timeline(asked: PageRequest) -> Show:
     """Who ran when, with which share."""
     now = asked.clerk.now()
-    window = Window.read(asked.query, now)
+    window = TimeWindow.read(asked.query, now)
     devices = asked.clerk.devices(asked.who)
     spans = asked.clerk.timeline(asked.who, window.since, window.until)
     node = asked.query.get("node", "")
     if all(device.node != node for device in devices):
         node = ""
-    return partial(draw, devices, spans, window, now, asked.zone, node)
+    return partial(draw_timeline, devices, spans, window, now, asked.zone, node)
 
 
 async def ask_soon(asked: PageRequest) -> Show:
     """Which jobs will end next."""
     running = await _everything(asked, JobFilter(phase=Phase.RUNNING, sort="ends"))
-    return lambda: [job for job in order(running, JobFilter(sort="ends")) if job.ends_in is not None][:SOON]
+    return lambda: [job for job in sort_jobs(running, JobFilter(sort="ends")) if job.ends_in is not None][:SOON]
 
 
 async def ask_latest(asked: PageRequest) -> Show:
@@ -100,7 +100,7 @@ async def ask_jobs(asked: PageRequest) -> Show:
         jobs, total = _by_phase(asked, choice, summary.jobs)
         return partial(make, jobs, total, is_cut=True)
     found = await _everything(asked, choice)
-    return lambda: make(order(found, choice), len(found))
+    return lambda: make(sort_jobs(found, choice), len(found))
 
 
 def _by_phase(asked: PageRequest, choice: JobFilter, phases: Mapping[Phase, int]) -> tuple[list[JobView], int]:
@@ -143,7 +143,7 @@ async def ask_head(asked: PageRequest) -> Show:
     """How a job stands, why, and what may be done about it."""
     job, now = asked.clerk.job(asked.who, asked.job), asked.clerk.now()
     why = asked.clerk.why(asked.who, asked.job)
-    offered = actions(job, asked.who)
+    offered = job_actions(job, asked.who)
     return lambda: SimpleNamespace(job=job, why=why, now=now, actions=offered)
 
 
@@ -153,7 +153,7 @@ async def ask_curves(asked: PageRequest) -> Show:
     measured = await asked.clerk.measurements(asked.who, asked.job)
     spans = asked.clerk.timeline(asked.who, job.submitted_at, now, job.id)
     devices = asked.clerk.devices(asked.who)
-    return partial(curves, job, measured, spans, devices, now, asked.zone)
+    return partial(job_curves, job, measured, spans, devices, now, asked.zone)
 
 
 async def ask_story(asked: PageRequest) -> Show:
@@ -185,7 +185,7 @@ async def ask_decisions(asked: PageRequest) -> Show:
     found = asked.clerk.decisions(asked.who, before=before, limit=3 * DECISIONS)
     now = asked.clerk.now()
     has_more = len(found) > DECISIONS
-    return lambda: SimpleNamespace(plans=plans(found, DECISIONS), before=before, has_more=has_more, now=now)
+    return lambda: SimpleNamespace(plans=plan_summaries(found, DECISIONS), before=before, has_more=has_more, now=now)
 
 
 # ---------------------------------------------------------------------------------------------------------- compare

@@ -1,4 +1,4 @@
-"""The dashboard on a web application: pages, panels of pages, wishes, and the stream that keeps pages up to date."""
+"""Dashboard routes: pages, panels, actions, static files and the event stream."""
 
 from __future__ import annotations
 
@@ -18,31 +18,30 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from carpool.core.errors import CarpoolError, InputError
-from carpool.dashboard import amounts
-from carpool.dashboard.colours import colour
-from carpool.dashboard.forms import check_token, read_form, token_for
-from carpool.dashboard.listing import devices_asked, devices_held
+from carpool.dashboard import text_format as amounts
+from carpool.dashboard.actions import check_token, execute_action, job_address, read_form, token_for
+from carpool.dashboard.comparison import Reports
+from carpool.dashboard.job_detail import describe_holdings
+from carpool.dashboard.job_list import devices_asked, devices_held
 from carpool.dashboard.pages import PAGES, Page, PageRequest
-from carpool.dashboard.portrait import held_in_words
-from carpool.dashboard.reports import Reports
-from carpool.dashboard.stream import tell
-from carpool.dashboard.window import LENGTHS
-from carpool.dashboard.wishes import carry_out, job_address
-from carpool.service.clerk import Clerk, NotThere, Refused
-from carpool.service.daemon import Unkept
-from carpool.service.door import HEADERS
-from carpool.service.limits import Limits
-from carpool.service.people import Forbidden, Person
-from carpool.service.problems import Turned
-from carpool.service.streams import Streams
+from carpool.dashboard.stream import page_events
+from carpool.dashboard.text_format import colour
+from carpool.dashboard.time_window import LENGTHS
+from carpool.service.auth import Forbidden, Principal
+from carpool.service.daemon.loop import CommitFailed
+from carpool.service.http.auth_middleware import HEADERS
+from carpool.service.http.limits import Limits
+from carpool.service.http.problems import RequestRejected
+from carpool.service.http.streams import Streams
+from carpool.service.service import Conflict, NotFound, SchedulerService
 
 _STATIC = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _STATUS: tuple[tuple[type[CarpoolError], HTTPStatus], ...] = (
-    (NotThere, HTTPStatus.NOT_FOUND),
-    (Refused, HTTPStatus.CONFLICT),
+    (NotFound, HTTPStatus.NOT_FOUND),
+    (Conflict, HTTPStatus.CONFLICT),
     (Forbidden, HTTPStatus.FORBIDDEN),
     (InputError, HTTPStatus.UNPROCESSABLE_ENTITY),
-    (Unkept, HTTPStatus.SERVICE_UNAVAILABLE),
+    (CommitFailed, HTTPStatus.SERVICE_UNAVAILABLE),
 )
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -50,8 +49,8 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def mount(
     app: FastAPI,
-    clerk: Clerk,
-    person_of: Callable[[Request], Person],
+    clerk: SchedulerService,
+    person_of: Callable[[Request], Principal],
     *,
     streams: Streams | None = None,
     secret: bytes | None = None,
@@ -85,8 +84,8 @@ class Dashboard:
 
     def __init__(
         self,
-        clerk: Clerk,
-        person_of: Callable[[Request], Person],
+        clerk: SchedulerService,
+        person_of: Callable[[Request], Principal],
         streams: Streams,
         secret: bytes,
         reports: Reports,
@@ -107,7 +106,7 @@ class Dashboard:
         async def answer(request: Request) -> Response:
             try:
                 return await endpoint(request)
-            except Turned:
+            except RequestRejected:
                 raise  # the application says itself whom it lets in, and how often
             except CarpoolError as error:
                 status = next((status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.BAD_REQUEST)
@@ -127,7 +126,7 @@ class Dashboard:
         asked = PageRequest(self._clerk, who, query, self._zone, self._reports, job)
         panel = query.pop("panel", "")
         if panel and panel not in page.panels:
-            raise NotThere(f"the page {page.name!r} has no panel {panel!r}")
+            raise NotFound(f"the page {page.name!r} has no panel {panel!r}")
         shows = {name: await ask(asked) for name, ask in page.panels.items() if not panel or name == panel}
         common = self._common(request, who) | {"page": page, "query": query, "job_name": job}
         template = f"panels/{panel}.html" if panel else f"{page.name}.html"
@@ -137,7 +136,7 @@ class Dashboard:
     async def wish(self, request: Request) -> Response:
         """Carry out what a form asks for, then show what came of it."""
         who, form = await self._form(request)
-        address = await carry_out(self._clerk, who, str(request.path_params["verb"]), form)
+        address = await execute_action(self._clerk, who, str(request.path_params["verb"]), form)
         return RedirectResponse(address, HTTPStatus.SEE_OTHER)
 
     async def hand_in(self, request: Request) -> Response:
@@ -149,7 +148,7 @@ class Dashboard:
     async def events(self, request: Request) -> Response:
         """The feed, as pages want it."""
         who = self._person_of(request)
-        answer = self._streams.opened(who, lambda: tell(self._clerk, who), "text/event-stream")
+        answer = self._streams.opened(who, lambda: page_events(self._clerk, who), "text/event-stream")
         answer.headers.update(HEADERS)
         return answer
 
@@ -157,20 +156,20 @@ class Dashboard:
         """Style, script and icon: the same for everybody."""
         name = str(request.path_params["name"])
         if name not in _STATIC:
-            raise NotThere(f"there is no file {name!r}")
+            raise NotFound(f"there is no file {name!r}")
         content = resources.files("carpool.dashboard").joinpath("static", name).read_bytes()
         headers = HEADERS | {"Cache-Control": "no-cache"}
         return Response(content, media_type=_STATIC[name], headers=headers)
 
     # --------------------------------------------------------------------------------------------------------- inside
-    async def _form(self, request: Request) -> tuple[Person, Mapping[str, str]]:
+    async def _form(self, request: Request) -> tuple[Principal, Mapping[str, str]]:
         """Who sends a form, and its fields; refused unless it is from a page of ours."""
         who = self._person_of(request)
         form = read_form(await request.body())
         check_token(who, self._secret, form.get("token", ""))
         return who, form
 
-    def _common(self, request: Request, who: Person) -> dict[str, Any]:
+    def _common(self, request: Request, who: Principal) -> dict[str, Any]:
         return {"who": who, "token": token_for(who, self._secret), "address": str(request.url.path), "pages": PAGES}
 
     def _render(self, template: str, common: Mapping[str, Any], shows: Mapping[str, Callable[[], Any]]) -> str:
@@ -204,7 +203,7 @@ def _environment(zone: tzinfo) -> Environment:
         "devices_held": devices_held,
         "duration": amounts.duration,
         "expected": amounts.expected,
-        "held_in_words": held_in_words,
+        "held_in_words": describe_holdings,
         "job_address": job_address,
         "memory": amounts.memory,
         "moment": lambda at, now: amounts.moment(at, zone, now),

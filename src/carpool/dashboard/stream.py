@@ -1,4 +1,4 @@
-"""The feed as a page wants it: which kinds of things have happened, told at most a few times a second."""
+"""Page event stream: which panels changed, sent at most a few times a second."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import contextlib
 import json
 from collections.abc import AsyncGenerator
 
-from carpool.service.clerk import Clerk
-from carpool.service.people import Person
+from carpool.service.auth import Principal
+from carpool.service.service import SchedulerService
 
 _REST_S = 0.4  # between two messages
 _HEARTBEAT_S = 15.0  # a comment, so that those in between do not take the silence for an end
 _MOST_JOBS = 50  # named in a message; beyond, a page takes it that all of them are meant
 
 
-async def tell(clerk: Clerk, who: Person, *, rest_s: float = _REST_S) -> AsyncGenerator[bytes, None]:
+async def page_events(
+    clerk: SchedulerService, who: Principal, *, rest_s: float = _REST_S
+) -> AsyncGenerator[bytes, None]:
     """Server-sent events: ``{"kinds": […], "jobs": […]}``, or ``"jobs": null`` for too many to name.
 
     However much happens, a page gets one message in `rest_s`, and however slow it is, no more than one is waiting.

@@ -1,16 +1,68 @@
-"""The timeline of a cluster: a row for each device, or, where they are many, a row for each node."""
+"""Cluster timeline: job blocks in a row for each device, or for each node of a large cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import tzinfo
-from itertools import groupby
+from itertools import groupby, pairwise
 
-from carpool.dashboard.colours import colour
-from carpool.dashboard.stacking import Block, stack
-from carpool.dashboard.window import Tick, Window
-from carpool.service.views import DeviceView, OutsiderView, ResidentView, SpanView
+from carpool.dashboard.text_format import colour
+from carpool.dashboard.time_window import Tick, TimeWindow
+from carpool.service.queries.views import DeviceView, ForeignProcessView, ResidentView, SpanView
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A job on a stretch of a row: left and right in parts of the window, top and bottom in parts of the row."""
+
+    job: str
+    left: float
+    right: float
+    top: float
+    bottom: float
+    fraction: float  # as it was given, also where the device is overbooked
+
+
+def stack_blocks(spans: Sequence[SpanView], window: TimeWindow, now: float) -> list[Block]:
+    """The blocks of one device, in order of time; what is not over reaches to `now`.
+
+    Between two instants at which somebody comes or goes, whoever is there lies on whoever came before, each as high as
+    its fraction, all of them scaled down where the fractions sum past 1.
+    """
+    inside = [
+        (window.place(span.since), window.place(now if span.until is None else span.until), span) for span in spans
+    ]
+    inside = sorted(
+        [each for each in inside if each[0] < each[1] and each[2].fraction > 0.0],
+        key=lambda each: (each[2].since, each[2].job),
+    )
+    edges = sorted({edge for left, right, _ in inside for edge in (left, right)})
+    blocks: list[Block] = []
+    open_: dict[int, Block] = {}  # by place in `inside`: those that reach to the present edge
+    coming, present = 0, list[int]()
+    for left, right in pairwise(edges):
+        while coming < len(inside) and inside[coming][0] <= left:
+            present.append(coming)
+            coming += 1
+        present = [place for place in present if inside[place][1] > left]
+        total = max(1.0, sum(inside[place][2].fraction for place in present))
+        top, reaching = 0.0, dict[int, Block]()
+        for place in present:
+            span = inside[place][2]
+            bottom = min(1.0, top + span.fraction / total)
+            before = open_.get(place)
+            if before is not None and (before.top, before.bottom) == (top, bottom):
+                reaching[place] = Block(span.job, before.left, right, top, bottom, span.fraction)
+            else:
+                if before is not None:
+                    blocks.append(before)
+                reaching[place] = Block(span.job, left, right, top, bottom, span.fraction)
+            top = bottom
+        blocks += [block for place, block in open_.items() if place not in reaching]
+        open_ = reaching
+    return sorted([*blocks, *open_.values()], key=lambda block: (block.left, block.top))
+
 
 MOST_ROWS = 40  # devices that have a row of their own; beyond, a node has one
 FINEST = 1 / 1500  # of the window: what is shorter is not seen, and not drawn
@@ -55,7 +107,7 @@ class TimelineRow:
     residents: tuple[ResidentView, ...]  # now, each job once
     memory_bytes: int  # there is
     claimed_bytes: int  # by residents that say what they need
-    outsiders: tuple[OutsiderView, ...] = ()
+    outsiders: tuple[ForeignProcessView, ...] = ()
     bars: tuple[Bar, ...] = ()
     shapes: tuple[RowShape, ...] = ()
 
@@ -71,10 +123,10 @@ class TimelineRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class Timeline:
     """A timeline, ready to be written down."""
 
-    window: Window
+    window: TimeWindow
     now: float
     ticks: tuple[Tick, ...]
     groups: tuple[tuple[str, tuple[TimelineRow, ...]], ...]  # by kind where rows are nodes, else by node
@@ -103,26 +155,26 @@ class Drawn:
         return (100 - 100 * part for part in self.utilisation)
 
 
-def draw(
+def draw_timeline(
     devices: Sequence[DeviceView],
     spans: Iterable[SpanView],
-    window: Window,
+    window: TimeWindow,
     now: float,
     zone: tzinfo,
     node: str = "",
-) -> Drawn:
+) -> Timeline:
     """Draw what devices did in a window; with `node`, only that node's, one by one."""
     shown = [device for device in devices if not node or device.node == node]
     by_device: dict[int, list[SpanView]] = {device.id: [] for device in shown}
     for span in spans:
         if span.device in by_device:
             by_device[span.device].append(span)
-    stacks = {device: stack(of_device, window, now) for device, of_device in by_device.items()}
+    stacks = {device: stack_blocks(of_device, window, now) for device, of_device in by_device.items()}
     is_condensed = len(shown) > MOST_ROWS and not node
     left_out = sum(block.right - block.left < FINEST for blocks in stacks.values() for block in blocks)
     rows = _node_rows(shown, stacks) if is_condensed else _device_rows(shown, stacks)
     keyed = [((row.kind if is_condensed else row.node), row) for row in rows]
-    return Drawn(
+    return Timeline(
         window=window,
         now=now,
         ticks=tuple(window.ticks(zone)),

@@ -1,1 +1,1 @@
-"""Decision rules, one file each; looked up by name without importing what is heavy."""
+"""Scheduling policies, looked up by name; heavy dependencies are imported only by the policy that needs them."""

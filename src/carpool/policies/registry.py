@@ -1,4 +1,4 @@
-"""Policies by name: a static table, so that listing them imports nothing, and ``NAME[:key=value]…`` turned into one."""
+"""Policy registry: names, parsing of ``NAME[:key=value]…``, policies from files and their errors."""
 
 from __future__ import annotations
 
@@ -7,51 +7,104 @@ import importlib.util
 import inspect
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from carpool.core.errors import InputError, UnknownName
+from carpool.core.errors import InputError, UnknownName, place_of
 from carpool.core.policy import Cadence, Policy
 
 
-class Listing(NamedTuple):
+@contextmanager
+def attribute_errors(policy: str, *, strictly: bool = False) -> Iterator[None]:
+    """Tell of what a policy from a file raised as that file's fault; `policy` is as it was written.
+
+    Strictly, only what came through the file itself is: around it, much else happens that may go wrong.
+    """
+    file, separator, _ = policy.partition(".py:")
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        own = Path(f"{file}.py").resolve()
+        spot = place_of(error, lambda other: Path(other) == own) if strictly else place_of(error)
+        if not separator or not spot:
+            raise
+        raise InputError(
+            f"{type(error).__name__}: {error}{spot}",
+            where=f"policy {policy!r} failed",
+            way_out="Test it with carpool.testing.PolicyContract.",
+        ) from error
+
+
+class PolicyEntry(NamedTuple):
     """Where a policy lives and what it does, in one line."""
 
     module: str
     summary: str
 
 
-POLICIES: dict[str, Listing] = {
-    "carpool": Listing("carpool", "the default: every device goes where it saves most weighted completion time"),
-    "antman": Listing("antman", "guaranteed jobs at full speed, opportunistic ones in the idle cycles (AntMan)"),
-    "competitive": Listing("competitive", "virtual shares of one device, searched, measured and kept if better"),
-    "iadeep": Listing("iadeep", "jobs share where they add least time; all batch sizes tuned by measuring (IADeep)"),
-    "kernel-est": Listing("kernel_est", "jobs share a device where SM and memory use predict little slowdown"),
-    "mps-equal": Listing("mps_equal", "equal fixed slots on every device, first fit by memory, never moved"),
-    "fifo": Listing("fifo", "in order of submission; the head of the queue blocks unless bypass=true"),
-    "sjf": Listing("sjf", "shortest job first, without preemption; the head of the queue blocks unless bypass=true"),
-    "srtf": Listing("srtf", "shortest remaining time first; gangs, preemptive"),
-    "wsrtf": Listing("srtf", "least remaining time over weight first; gangs, preemptive"),
-    "las": Listing("las", "least attained service in queues (Tiresias-L); gangs, preemptive"),
-    "afs": Listing("afs", "elastic: the next device goes where it shortens completion times most (AFS)"),
-    "allox": Listing("allox", "matching of jobs to places on unlike devices by completion time (AlloX)"),
-    "hare": Listing("hare", "worths and prices from a relaxation; top jobs hold devices, others fill gaps (Hare)"),
-    "hare-literal": Listing("hare_literal", "the relaxation's order, each job on the first devices that are free"),
-    "elastic": Listing(
-        "elastic", "elastic: numbers and kinds of devices by weighted completion time (AFS, carried on)"
+POLICIES: dict[str, PolicyEntry] = {
+    "carpool": PolicyEntry(
+        "market.policy", "the default: every device goes where it saves most weighted completion time"
     ),
-    "loss-phase": Listing("loss_phase", "elastic: devices by what each loss curve says is left to learn"),
-    "loss-phase-literal": Listing("loss_phase_literal", "two jobs: three quarters to the one whose loss falls less"),
-    "optimus": Listing("optimus", "elastic: one device each, then one more where it saves most time (Optimus)"),
-    "pollux": Listing("pollux", "elastic devices and batch sizes by goodput, mean of speed-ups (Pollux)"),
-    "sched-homo": Listing("sched_homo", "shortest over weight first with the speeds of all kinds averaged"),
-    "themis": Listing("themis", "devices go to the jobs that are treated worst (finish-time fairness), on leases"),
-    "gavel": Listing(
-        "gavel", "shares of time over unlike kinds from a linear program: max-min, ftf, makespan, throughput"
+    "antman": PolicyEntry(
+        "sharing.antman", "guaranteed jobs at full speed, opportunistic ones in the idle cycles (AntMan)"
     ),
-    "gavel-fifo": Listing("gavel_fifo", "in order of submission, each on the fastest kind with room; jobs may move"),
+    "competitive": PolicyEntry(
+        "sharing.competitive", "virtual shares of one device, searched, measured and kept if better"
+    ),
+    "iadeep": PolicyEntry(
+        "iadeep.policy", "jobs share where they add least time; all batch sizes tuned by measuring (IADeep)"
+    ),
+    "kernel-est": PolicyEntry(
+        "sharing.static_admission", "jobs share a device where SM and memory use predict little slowdown"
+    ),
+    "mps-equal": PolicyEntry(
+        "sharing.static_admission", "equal fixed slots on every device, first fit by memory, never moved"
+    ),
+    "fifo": PolicyEntry(
+        "baselines.nonpreemptive", "in order of submission; the head of the queue blocks unless bypass=true"
+    ),
+    "sjf": PolicyEntry(
+        "baselines.nonpreemptive",
+        "shortest job first, without preemption; the head of the queue blocks unless bypass=true",
+    ),
+    "srtf": PolicyEntry("baselines.srtf", "shortest remaining time first; gangs, preemptive"),
+    "wsrtf": PolicyEntry("baselines.srtf", "least remaining time over weight first; gangs, preemptive"),
+    "las": PolicyEntry("baselines.las", "least attained service in queues (Tiresias-L); gangs, preemptive"),
+    "afs": PolicyEntry("baselines.afs", "elastic: the next device goes where it shortens completion times most (AFS)"),
+    "allox": PolicyEntry("baselines.allox", "matching of jobs to places on unlike devices by completion time (AlloX)"),
+    "hare": PolicyEntry(
+        "hare.policy", "worths and prices from a relaxation; top jobs hold devices, others fill gaps (Hare)"
+    ),
+    "hare-literal": PolicyEntry("hare.literal", "the relaxation's order, each job on the first devices that are free"),
+    "elastic": PolicyEntry(
+        "market.policy", "elastic: numbers and kinds of devices by weighted completion time (AFS, carried on)"
+    ),
+    "loss-phase": PolicyEntry("loss_phase.policy", "elastic: devices by what each loss curve says is left to learn"),
+    "loss-phase-literal": PolicyEntry(
+        "loss_phase.literal", "two jobs: three quarters to the one whose loss falls less"
+    ),
+    "optimus": PolicyEntry(
+        "baselines.optimus", "elastic: one device each, then one more where it saves most time (Optimus)"
+    ),
+    "pollux": PolicyEntry("baselines.pollux", "elastic devices and batch sizes by goodput, mean of speed-ups (Pollux)"),
+    "sched-homo": PolicyEntry(
+        "baselines.nonpreemptive", "shortest over weight first with the speeds of all kinds averaged"
+    ),
+    "themis": PolicyEntry(
+        "baselines.themis", "devices go to the jobs that are treated worst (finish-time fairness), on leases"
+    ),
+    "gavel": PolicyEntry(
+        "gavel.policy", "shares of time over unlike kinds from a linear program: max-min, ftf, makespan, throughput"
+    ),
+    "gavel-fifo": PolicyEntry(
+        "gavel.fifo", "in order of submission, each on the fastest kind with room; jobs may move"
+    ),
 }
 
 _registered: dict[str, type[Policy]] = {}

@@ -1,1 +1,1 @@
-"""Models of rates and remaining work that are fitted to what jobs report."""
+"""Models of rates, costs and remaining work, fitted to what jobs report."""

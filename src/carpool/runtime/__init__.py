@@ -1,1 +1,1 @@
-"""Training on real devices: the only package that imports torch."""
+"""Training on real devices: executor, worker processes and the training engine; the only package that imports torch."""

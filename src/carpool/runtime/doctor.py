@@ -1,4 +1,4 @@
-"""What this machine can do for trainings: each ability tried, not guessed, and what to do where it is missing."""
+"""Environment diagnosis: tries CUDA, graphs, MPS, NCCL and shared memory, and suggests fixes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from carpool.runtime.gpus import Gpu, list_gpus
-from carpool.runtime.memory import new_memory
-from carpool.runtime.mps import Mps, NoMps
+from carpool.jobs.devices import Gpu, list_gpus
+from carpool.runtime.process.shared_memory import new_memory_file
+from carpool.runtime.sharing.mps_daemon import MpsDaemon, MpsUnavailable
 
 _TRIED_BYTES = 1 << 20
 
@@ -53,7 +53,7 @@ def _cores() -> Finding:
 
 def _shared_memory() -> Finding:
     try:
-        fd = new_memory("doctor", _TRIED_BYTES)
+        fd = new_memory_file("doctor", _TRIED_BYTES)
         try:
             os.pwrite(fd, b"\1", _TRIED_BYTES - 1)
         finally:
@@ -98,7 +98,7 @@ def _on_gpus(gpus: list[Gpu]) -> Iterator[Finding]:
 def _tried(name: str, attempt: Callable[[], str], way_out: str) -> Finding:
     try:
         return Finding(name, True, attempt())
-    except (NoMps, OSError, RuntimeError, ImportError, AttributeError) as error:
+    except (MpsUnavailable, OSError, RuntimeError, ImportError, AttributeError) as error:
         return Finding(name, False, str(error).partition("\n")[0] or type(error).__name__, way_out)
 
 
@@ -112,14 +112,14 @@ def _cuda() -> str:
 def _graph() -> str:
     import torch
 
-    from carpool.runtime.recorder import CudaRecorder
+    from carpool.runtime.graphs.capture import CudaGraphCapture
 
     cell = torch.zeros(1, device="cuda")
 
     def work() -> None:
         cell.add_(1)
 
-    replay = CudaRecorder(torch.device("cuda", 0)).record(work)
+    replay = CudaGraphCapture(torch.device("cuda", 0)).record(work)
     for _ in range(3):
         replay()
     if cell.item() != 3.0:
@@ -129,7 +129,7 @@ def _graph() -> str:
 
 def _mps() -> str:
     async def attempt() -> None:
-        mps = Mps()
+        mps = MpsDaemon()
         await mps.start()
         await mps.quit()
 

@@ -1,4 +1,4 @@
-"""What can go wrong while a training runs."""
+"""Exceptions raised while a training runs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class CheckpointError(CarpoolError):
     """A checkpoint that cannot be written or read."""
 
 
-class NoLane(CarpoolError):
+class LaneMismatch(CarpoolError):
     """A process is not on the lane it was started with, and must not compute."""
 
 
-class Left(CarpoolError):
+class LeaveRequested(CarpoolError):
     """A worker was told to leave."""
 
 
-class Torn(CarpoolError):
+class StateLost(CarpoolError):
     """An update failed half-way, or the GPU is lost: another process has to go on from a mirror."""

@@ -1,1 +1,1 @@
-"""The daemon: the same scheduler behind an asyncio loop, with a store that survives what machines do to it."""
+"""Scheduler service: a long-running daemon with a durable store, an HTTP API, and a client for it."""

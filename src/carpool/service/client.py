@@ -1,4 +1,4 @@
-"""A daemon from afar: ``carpool.Client`` asks over its Unix socket or a URL, with the standard library alone."""
+"""HTTP client of a daemon (``carpool.Client``) over a Unix socket or a URL; standard library only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import select
 import socket
 import ssl
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -18,7 +20,32 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from carpool.core.errors import CarpoolError, InputError, cause
 from carpool.service.config import read_settings
-from carpool.service.sending import submission
+
+
+def submission_body(jobs: Path | str | Mapping[str, Any], folder: Path | str = "") -> dict[str, Any]:
+    """What is sent to submit a job file, or tables; relative paths are seen from the file, or from `folder`."""
+    if isinstance(jobs, Mapping):
+        return {**jobs, "folder": str(Path(folder).absolute())}
+    path = Path(jobs)
+    try:
+        data = json.loads(
+            json.dumps(tomllib.loads(path.read_text(encoding="utf-8")), allow_nan=False, default=_as_text)
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name a job file.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Mend that line.") from None
+    except (TypeError, ValueError) as error:
+        raise InputError(f"has values that cannot be sent: {error}", where=str(path)) from None
+    return {**data, "folder": str(Path(folder or path.parent).absolute())}
+
+
+def _as_text(value: object) -> str:
+    """A moment as JSON can have it; one that does not say where is here."""
+    if isinstance(value, datetime):
+        return value.astimezone().isoformat()
+    raise TypeError(f"{value!r} is a {type(value).__name__}")
+
 
 Json = dict[str, Any]  # as the API's description has it
 _KEY = "Idempotency-Key"
@@ -31,7 +58,7 @@ class Unreachable(InputError):
     """Nobody answers where the daemon should be."""
 
 
-class Denied(InputError):
+class RequestDenied(InputError):
     """The daemon refused what was asked; `status` is that of HTTP."""
 
     def __init__(self, status: int, problem: str, *, where: str = "", way_out: str = "") -> None:
@@ -39,7 +66,7 @@ class Denied(InputError):
         self.status = status
 
 
-class Faulty(CarpoolError):
+class DaemonError(CarpoolError):
     """The daemon could not do what was asked, through no fault of whoever asked."""
 
 
@@ -77,13 +104,13 @@ class Client:
         """Submit the jobs of a job file, or tables as in one; their names, once they can no longer be lost."""
         headers = {_KEY: key} if key else {}
         with _by_its_name(jobs):
-            names: list[str] = self.ask("POST", "/v1/jobs", body=submission(jobs, folder), headers=headers)["jobs"]
+            names: list[str] = self.ask("POST", "/v1/jobs", body=submission_body(jobs, folder), headers=headers)["jobs"]
         return names
 
     def plan(self, jobs: Path | str | Mapping[str, Any], *, folder: Path | str = "") -> Json:
         """What would become of jobs if they were submitted now."""
         with _by_its_name(jobs):
-            return self._object("POST", "/v1/plan", body=submission(jobs, folder))
+            return self._object("POST", "/v1/plan", body=submission_body(jobs, folder))
 
     def cancel(self, job: str) -> Json:
         """Withdraw a job; how it stands then."""
@@ -274,7 +301,7 @@ class Client:
             raise InputError(f"server is {self.server!r}", way_out="Give http://HOST:PORT, https://HOST, or unix:PATH.")
         if parts.scheme == "http":
             return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
-        from carpool.service.tls import client_context  # only here: others need not wait for it
+        from carpool.service.transport import client_context  # only here: others need not wait for it
 
         context = client_context(self._authority)
         return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
@@ -344,11 +371,11 @@ def _by_its_name(jobs: Path | str | Mapping[str, Any]) -> Iterator[None]:
     """What is wrong in a file is told with its name, which the daemon does not know."""
     try:
         yield
-    except Denied as denied:
+    except RequestDenied as denied:
         if isinstance(jobs, Mapping) or not denied.where.startswith(_SENT):
             raise
         where = f"{jobs}{denied.where.removeprefix(_SENT)}"
-        raise Denied(denied.status, denied.problem, where=where, way_out=denied.way_out) from None
+        raise RequestDenied(denied.status, denied.problem, where=where, way_out=denied.way_out) from None
 
 
 def _at(job: str) -> str:
@@ -367,9 +394,9 @@ def _error(status: int, text: bytes) -> CarpoolError:
     except (ValueError, KeyError, TypeError):
         detail, where, way_out = text.decode("utf-8", "replace")[:500] or f"answered {status}", "", ""
     if status >= 500:
-        return Faulty(detail)
+        return DaemonError(detail)
     if way_out and detail.endswith(way_out):  # the sentence is put together again by whoever raises it
         detail = detail[: -len(way_out)].rstrip()
     if where and detail.startswith(f"{where}: "):
         detail = detail[len(where) + 2 :]
-    return Denied(status, detail, where=where, way_out=way_out)
+    return RequestDenied(status, detail, where=where, way_out=way_out)

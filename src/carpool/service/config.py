@@ -1,4 +1,4 @@
-"""Settings of a daemon and of those who ask it: from a file, the environment and flags; each knows where it is from.
+"""Settings of daemon and client from defaults, config file, environment and flags, each with its origin.
 
 What is said later wins: defaults, then the file, then ``CARPOOL_…`` variables, then flags.
 """
@@ -19,7 +19,7 @@ SOCKET = "api.sock"  # in the daemon's folder
 PORT = 7637
 
 
-class Kind(Enum):
+class SettingType(Enum):
     """What a setting's value is."""
 
     TEXT = "a text"
@@ -30,11 +30,11 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class Setting:
     """One thing that can be set."""
 
     name: str
-    kind: Kind
+    kind: SettingType
     default: Any
     about: str
     is_secret: bool = False
@@ -43,32 +43,47 @@ class Key:
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Key("state", Kind.TEXT, "", "the daemon's folder; empty: ~/.local/state/carpool"),
-        Key("devices", Kind.TEXT, "", "what jobs run on, as for carpool run; empty: all GPUs, else all cores"),
-        Key("policy", Kind.TEXT, "", "who runs where; empty: as before, or the default"),
-        Key("lanes", Kind.TEXT, "auto", "auto or slice, as for carpool run"),
-        Key("warm", Kind.WHOLE, 1, "processes kept ready on each GPU"),
-        Key("memory_cap", Kind.TEXT, "", "what jobs on a device may take together; empty: all of it"),
-        Key("checkpoint_days", Kind.WHOLE, 90, "days after its end that a job's checkpoints are kept; 0: for ever"),
-        Key("socket", Kind.TEXT, "", f"the daemon's Unix socket; empty: {SOCKET} in its folder"),
-        Key("host", Kind.TEXT, "127.0.0.1", "where it listens besides; beyond loopback there must be tokens"),
-        Key("port", Kind.WHOLE, PORT, "the port there; 0: none"),
-        Key("tls_cert", Kind.TEXT, "", "a certificate (PEM): the port speaks https then"),
-        Key("tls_key", Kind.TEXT, "", "its key (PEM), which not everybody may read"),
-        Key("insecure_http", Kind.SWITCH, False, "listen beyond loopback without a certificate all the same"),
-        Key("hosts", Kind.TEXTS, (), "further names that people may ask for it by"),
-        Key("public", Kind.TEXTS, (), "its addresses behind a proxy, such as https://carpool.lab"),
-        Key("proxies", Kind.TEXTS, (), "addresses of proxies that say in X-Forwarded-For where requests are from"),
-        Key("roots", Kind.TEXTS, ("~",), "folders from which those with tokens may run jobs"),
-        Key("body_bytes", Kind.WHOLE, 1 << 20, "the largest request"),
-        Key("jobs_at_once", Kind.WHOLE, 1000, "the most jobs in one submission"),
-        Key("requests_per_s", Kind.NUMBER, 50.0, "requests of one person in the long run"),
-        Key("burst", Kind.NUMBER, 200.0, "and at once"),
-        Key("streams", Kind.WHOLE, 20, "event streams and followed logs of one person"),
-        Key("connections", Kind.WHOLE, 512, "connections at once"),
-        Key("server", Kind.TEXT, "", "the daemon to ask: a URL, or unix:PATH; empty: the socket in its folder"),
-        Key("ca", Kind.TEXT, "", "whose certificates to believe (PEM); empty: those the system does"),
-        Key("token", Kind.TEXT, "", "the token to ask with", is_secret=True),
+        Setting("state", SettingType.TEXT, "", "the daemon's folder; empty: ~/.local/state/carpool"),
+        Setting(
+            "devices", SettingType.TEXT, "", "what jobs run on, as for carpool run; empty: all GPUs, else all cores"
+        ),
+        Setting("policy", SettingType.TEXT, "", "who runs where; empty: as before, or the default"),
+        Setting("lanes", SettingType.TEXT, "auto", "auto or slice, as for carpool run"),
+        Setting("warm", SettingType.WHOLE, 1, "processes kept ready on each GPU"),
+        Setting("memory_cap", SettingType.TEXT, "", "what jobs on a device may take together; empty: all of it"),
+        Setting(
+            "checkpoint_days",
+            SettingType.WHOLE,
+            90,
+            "days after its end that a job's checkpoints are kept; 0: for ever",
+        ),
+        Setting("socket", SettingType.TEXT, "", f"the daemon's Unix socket; empty: {SOCKET} in its folder"),
+        Setting(
+            "host", SettingType.TEXT, "127.0.0.1", "where it listens besides; beyond loopback there must be tokens"
+        ),
+        Setting("port", SettingType.WHOLE, PORT, "the port there; 0: none"),
+        Setting("tls_cert", SettingType.TEXT, "", "a certificate (PEM): the port speaks https then"),
+        Setting("tls_key", SettingType.TEXT, "", "its key (PEM), which not everybody may read"),
+        Setting(
+            "insecure_http", SettingType.SWITCH, False, "listen beyond loopback without a certificate all the same"
+        ),
+        Setting("hosts", SettingType.TEXTS, (), "further names that people may ask for it by"),
+        Setting("public", SettingType.TEXTS, (), "its addresses behind a proxy, such as https://carpool.lab"),
+        Setting(
+            "proxies", SettingType.TEXTS, (), "addresses of proxies that say in X-Forwarded-For where requests are from"
+        ),
+        Setting("roots", SettingType.TEXTS, ("~",), "folders from which those with tokens may run jobs"),
+        Setting("body_bytes", SettingType.WHOLE, 1 << 20, "the largest request"),
+        Setting("jobs_at_once", SettingType.WHOLE, 1000, "the most jobs in one submission"),
+        Setting("requests_per_s", SettingType.NUMBER, 50.0, "requests of one person in the long run"),
+        Setting("burst", SettingType.NUMBER, 200.0, "and at once"),
+        Setting("streams", SettingType.WHOLE, 20, "event streams and followed logs of one person"),
+        Setting("connections", SettingType.WHOLE, 512, "connections at once"),
+        Setting(
+            "server", SettingType.TEXT, "", "the daemon to ask: a URL, or unix:PATH; empty: the socket in its folder"
+        ),
+        Setting("ca", SettingType.TEXT, "", "whose certificates to believe (PEM); empty: those the system does"),
+        Setting("token", SettingType.TEXT, "", "the token to ask with", is_secret=True),
     )
 }
 
@@ -142,18 +157,18 @@ def variable(name: str) -> str:
     return f"CARPOOL_{name.upper()}"
 
 
-def checked(setting: Key, value: object, where: str) -> Any:
+def checked(setting: Setting, value: object, where: str) -> Any:
     """A value of the right kind; InputError where it is of another."""
     match setting.kind:
-        case Kind.TEXT if isinstance(value, str):
+        case SettingType.TEXT if isinstance(value, str):
             return value
-        case Kind.WHOLE if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        case SettingType.WHOLE if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
-        case Kind.NUMBER if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18:
+        case SettingType.NUMBER if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18:
             return float(value)
-        case Kind.SWITCH if isinstance(value, bool):
+        case SettingType.SWITCH if isinstance(value, bool):
             return value
-        case Kind.TEXTS if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        case SettingType.TEXTS if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
             return tuple(value)
     shown = "…" if setting.is_secret else repr(value)
     raise InputError(f"{setting.name} is {shown}", where=where, way_out=f"Give {setting.kind.value}.")
@@ -186,15 +201,15 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _from_text(setting: Key, text: str) -> Any:
+def _from_text(setting: Setting, text: str) -> Any:
     """A text as the setting's kind; what cannot be one is left for the check to tell."""
-    if setting.kind is Kind.TEXTS:
+    if setting.kind is SettingType.TEXTS:
         return [part for part in text.split(",") if part]
-    if setting.kind is Kind.SWITCH:
+    if setting.kind is SettingType.SWITCH:
         return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
-    if setting.kind is Kind.WHOLE:
+    if setting.kind is SettingType.WHOLE:
         return int(text) if text.isdecimal() else text
-    if setting.kind is Kind.NUMBER:
+    if setting.kind is SettingType.NUMBER:
         try:
             return float(text)
         except ValueError:

@@ -1,1 +1,1 @@
-"""The simulator: a heap of events and a world that owns the truth, around the same scheduler that runs live."""
+"""Discrete-event simulator: runs the live scheduler against a simulated backend and a model of true performance."""

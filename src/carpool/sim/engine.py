@@ -1,16 +1,24 @@
-"""The loop: what happens next, what the scheduler says to it, how the machines obey."""
+"""Event loop of the simulator: feeds events to the scheduler and its orders to the simulated backend."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 from carpool.core.errors import CarpoolError
-from carpool.core.messages import Fact, JobSubmitted, Woke
+from carpool.core.estimates import Estimator
+from carpool.core.messages import Fact, JobSubmitted, Observer, Woke
+from carpool.core.metrics import Metrics
+from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
+from carpool.core.topology import Cluster
+from carpool.sim.backend import SimulatedBackend
+from carpool.sim.event_queue import ARRIVALS, EventQueue
 from carpool.sim.failures import Failures
-from carpool.sim.machines import Machines
-from carpool.sim.timeline import ARRIVALS, Timeline
 from carpool.sim.traces.trace import Arrival
+from carpool.sim.worlds.base import HasReportInterval, PlainWorld, World
 
 # Wake-ups and mishaps in a row, with nothing running and nobody to come, after which those who wait count as starved.
 _PATIENCE = 10_000
@@ -22,8 +30,8 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        machines: Machines,
-        timeline: Timeline,
+        machines: SimulatedBackend,
+        timeline: EventQueue,
         arrivals: Iterable[Arrival],
         failures: Sequence[Failures] = (),
         progress: Callable[[float], None] | None = None,
@@ -98,3 +106,54 @@ class Engine:
         if self._progress is not None:
             self._progress(arrival.submit_s)
         return JobSubmitted(arrival.spec)
+
+
+def simulate(
+    arrivals: Iterable[Arrival],
+    cluster: Cluster,
+    policy: Policy,
+    world: World | None = None,
+    *,
+    estimator: Estimator | None = None,
+    round_s: float = 0.0,
+    report_every_s: float | None = None,
+    failures: Sequence[Failures] = (),
+    observers: Sequence[Observer] = (),
+    progress: Callable[[float], None] | None = None,
+) -> Metrics:
+    """Run a policy over a trace in a world to the end; the metrics of the run.
+
+    `round_s` above 0 lets the policy decide only at multiples of it. Without `estimator` the policy is told what the
+    world itself would answer; without `report_every_s` running jobs report as often as the world says.
+    """
+    world = world or PlainWorld()
+    if report_every_s is None:
+        report_every_s = world.report_every_s if isinstance(world, HasReportInterval) else 0.0
+    sharing = policy.may_share
+    metrics = Metrics(cluster, sharing=sharing)
+    timeline = EventQueue()
+    machines = SimulatedBackend(cluster, world, timeline, sharing=sharing, report_every_s=report_every_s)
+    estimator = estimator or world.estimator()
+    follows = (estimator,) if isinstance(estimator, Observer) else ()  # one that learns from orders and their effect
+    scheduler = Scheduler(
+        cluster,
+        policy,
+        estimator=estimator,
+        cadence=replace(policy.cadence, round_s=round_s) if round_s else None,
+        observers=(metrics, *follows, *observers),
+    )
+    with _gc_disabled():
+        Engine(scheduler, machines, timeline, arrivals, failures, progress).run()
+    return metrics
+
+
+@contextmanager
+def _gc_disabled() -> Iterator[None]:
+    """Pause the cycle collector: a run makes millions of small values and no cycles, and walking them costs a third."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,4 +1,4 @@
-"""Things that go wrong on purpose: nodes lost and regained, jobs that crash; from a file or at seeded rates."""
+"""Failure injection: node losses and job crashes from a file or at seeded random rates."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from carpool.core.messages import Fact, NodeJoined, NodeLost
 from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster, Node
-from carpool.sim.machines import Machines
-from carpool.sim.timeline import FAILURES, Happening, Timeline
+from carpool.sim.backend import SimulatedBackend
+from carpool.sim.event_queue import FAILURES, EventCallback, EventQueue
 
 EVENTS = ("node-lost", "node-back", "job-crash")
 
@@ -24,13 +24,13 @@ EVENTS = ("node-lost", "node-back", "job-crash")
 class Failures(Protocol):
     """A source of mishaps that puts them into the timeline."""
 
-    def start(self, scheduler: Scheduler, machines: Machines, timeline: Timeline) -> None:
+    def start(self, scheduler: Scheduler, machines: SimulatedBackend, timeline: EventQueue) -> None:
         """Schedule the first mishaps; later ones may follow from these."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Mishap:
+class FailureEvent:
     """One line of a failure file."""
 
     at_s: float
@@ -39,16 +39,16 @@ class Mishap:
 
 
 @dataclass(frozen=True, slots=True)
-class AtTimes:
+class ScheduledFailures:
     """Mishaps at given instants."""
 
-    mishaps: Sequence[Mishap]
+    mishaps: Sequence[FailureEvent]
 
-    def start(self, scheduler: Scheduler, machines: Machines, timeline: Timeline) -> None:
+    def start(self, scheduler: Scheduler, machines: SimulatedBackend, timeline: EventQueue) -> None:
         """Schedule all of them."""
         nodes = {node.name: node for node in scheduler.cluster.nodes}
         for mishap in self.mishaps:
-            happening: Happening
+            happening: EventCallback
             if mishap.event == "job-crash":
                 happening = partial(_crash, machines, JobId(mishap.target))
             elif mishap.event == "node-lost":
@@ -59,7 +59,7 @@ class AtTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Seeded:
+class RandomFailures:
     """Mishaps at random: every node fails with a mean time between failures, every job crashes at a rate."""
 
     seed: int = 0
@@ -67,7 +67,7 @@ class Seeded:
     node_repair_s: float = 600.0
     job_mtbf_s: float = 0.0  # per running job; 0: jobs never crash
 
-    def start(self, scheduler: Scheduler, machines: Machines, timeline: Timeline) -> None:
+    def start(self, scheduler: Scheduler, machines: SimulatedBackend, timeline: EventQueue) -> None:
         """Schedule each node's first failure and the first crash; each then brings the next one."""
         if self.node_mtbf_s:
             for node in scheduler.cluster.nodes:
@@ -76,7 +76,9 @@ class Seeded:
         if self.job_mtbf_s:
             self._crash_later(0.0, Random(f"{self.seed}/jobs"), scheduler, machines, timeline)
 
-    def _fail_later(self, at: float, node: Node, random: Random, machines: Machines, timeline: Timeline) -> None:
+    def _fail_later(
+        self, at: float, node: Node, random: Random, machines: SimulatedBackend, timeline: EventQueue
+    ) -> None:
         def fail(now: float) -> Fact:
             timeline.add(now + self.node_repair_s, FAILURES, repair)
             return _lose(machines, node, now)
@@ -88,7 +90,7 @@ class Seeded:
         timeline.add(at + random.expovariate(1.0 / self.node_mtbf_s), FAILURES, fail)
 
     def _crash_later(
-        self, at: float, random: Random, scheduler: Scheduler, machines: Machines, timeline: Timeline
+        self, at: float, random: Random, scheduler: Scheduler, machines: SimulatedBackend, timeline: EventQueue
     ) -> None:
         # Thinning: candidates come as if the cluster were full, and are kept with the odds that one was running.
         full = scheduler.cluster.num_devices
@@ -108,7 +110,7 @@ def parse_failures(text: str, cluster: Cluster, seed: int = 0) -> list[Failures]
         return []
     if "=" not in text:
         return [read_failures(Path(text), cluster)]
-    rates = {spot.name for spot in fields(Seeded)} - {"seed"}
+    rates = {spot.name for spot in fields(RandomFailures)} - {"seed"}
     given: dict[str, float] = {}
     for setting in text.split(":"):
         key, _, value = setting.partition("=")
@@ -120,10 +122,10 @@ def parse_failures(text: str, cluster: Cluster, seed: int = 0) -> list[Failures]
             raise InputError(f"{key} is {value!r}", where=f"failures {text!r}", way_out="Give seconds.") from None
         if not 0 < given[key] < float("inf"):
             raise InputError(f"{key} is {value}", where=f"failures {text!r}", way_out="Give seconds above 0.")
-    return [Seeded(seed, **given)]
+    return [RandomFailures(seed, **given)]
 
 
-def read_failures(path: Path, cluster: Cluster) -> AtTimes:
+def read_failures(path: Path, cluster: Cluster) -> ScheduledFailures:
     """Mishaps from a CSV file with the header ``at_s,event,target``."""
     names = {node.name for node in cluster.nodes}
     try:
@@ -139,10 +141,10 @@ def read_failures(path: Path, cluster: Cluster) -> AtTimes:
             mishaps = [_mishap(row, f"{path}: row {rows.line_num}", names) for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Give a UTF-8 CSV file.") from None
-    return AtTimes(mishaps)
+    return ScheduledFailures(mishaps)
 
 
-def _mishap(row: dict[str, str], where: str, nodes: set[str]) -> Mishap:
+def _mishap(row: dict[str, str], where: str, nodes: set[str]) -> FailureEvent:
     try:
         at_s = float(row["at_s"])
     except (TypeError, ValueError):
@@ -156,14 +158,14 @@ def _mishap(row: dict[str, str], where: str, nodes: set[str]) -> Mishap:
         raise UnknownName("event", row["event"], EVENTS, where=where)
     if row["event"] != "job-crash" and row["target"] not in nodes:
         raise UnknownName("node", row["target"], nodes, where=where)
-    return Mishap(at_s, row["event"], row["target"])
+    return FailureEvent(at_s, row["event"], row["target"])
 
 
-def _crash(machines: Machines, job: JobId, at: float) -> Fact | None:
+def _crash(machines: SimulatedBackend, job: JobId, at: float) -> Fact | None:
     return machines.crash(at, job, "injected crash")
 
 
-def _lose(machines: Machines, node: Node, at: float) -> Fact:
+def _lose(machines: SimulatedBackend, node: Node, at: float) -> Fact:
     machines.roll_back(at, node.devices)
     return NodeLost(node.id)
 

@@ -1,4 +1,4 @@
-"""Shipped contracts, fakes and generators: what a policy, a backend, an estimator or a predictor must pass.
+"""Shipped contracts, fakes and generators: what a policy, backend, estimator or predictor must pass.
 
 ``class TestMine(PolicyContract): policy = Mine()`` in a test file is all that it takes. The contracts need pytest and
 hypothesis, which the extra ``dev`` brings; the fakes need neither.
@@ -11,31 +11,30 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from carpool.testing.backend_contract import BackendContract, Bench, MachinesBench
+    from carpool.testing.driver import Driven, UserWish, Wishes, drive
     from carpool.testing.estimator_contract import EstimatorContract
-    from carpool.testing.fakes import FakeBackend, FakeClock
-    from carpool.testing.invariants import check_books
     from carpool.testing.policy_contract import PolicyContract
     from carpool.testing.predictor_contract import PredictorContract
     from carpool.testing.reference import PlainRun, plain_loop
-    from carpool.testing.rig import Rig
-    from carpool.testing.running import Driven, UserWish, Wishes, drive
+    from carpool.testing.rig import FakeBackend, FakeClock, Rig, check_books
+
 
 _FROM = {
     "BackendContract": "backend_contract",
     "Bench": "backend_contract",
-    "Driven": "running",
+    "Driven": "driver",
     "EstimatorContract": "estimator_contract",
-    "FakeBackend": "fakes",
-    "FakeClock": "fakes",
+    "FakeBackend": "rig",
+    "FakeClock": "rig",
     "MachinesBench": "backend_contract",
     "PlainRun": "reference",
     "PolicyContract": "policy_contract",
     "PredictorContract": "predictor_contract",
     "Rig": "rig",
-    "UserWish": "running",
-    "Wishes": "running",
-    "check_books": "invariants",
-    "drive": "running",
+    "UserWish": "driver",
+    "Wishes": "driver",
+    "check_books": "rig",
+    "drive": "driver",
     "plain_loop": "reference",
 }
 _WITH_PYTEST = ("backend_contract", "estimator_contract", "policy_contract", "predictor_contract", "strategies")

@@ -1,4 +1,4 @@
-"""The contract of a backend: orders are desired states, every one is answered, old ones do no harm."""
+"""Backend contract: orders are desired states, each is acknowledged, stale ones are ignored."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from carpool.core.messages import (
 )
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.core.topology import Cluster
-from carpool.sim.machines import Machines
-from carpool.sim.timeline import Timeline
-from carpool.sim.world import PlainWorld, World
+from carpool.sim.backend import SimulatedBackend
+from carpool.sim.event_queue import EventQueue
+from carpool.sim.worlds.base import PlainWorld, World
 
 
 class Bench(Protocol):
@@ -173,9 +173,9 @@ class MachinesBench:
     """The simulated machines, clamped down."""
 
     def __init__(self, world: World | None = None, *, sharing: bool = False) -> None:
-        self._timeline = Timeline()
+        self._timeline = EventQueue()
         cluster = Cluster.build([(1, 2, "V100")])
-        self._machines = Machines(cluster, world or PlainWorld(), self._timeline, sharing=sharing)
+        self._machines = SimulatedBackend(cluster, world or PlainWorld(), self._timeline, sharing=sharing)
         self._at = 0.0
         self._facts: list[Fact] = []
 

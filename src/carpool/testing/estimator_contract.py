@@ -1,4 +1,4 @@
-"""The contract of an estimator: sober answers, the same ones to the same questions, and an honest version."""
+"""Estimator contract: finite, deterministic answers, and a version that changes when answers do."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Neighbour, Placement
-from carpool.policies.alike import KnowsAlike
+from carpool.policies.estimator_queries import KnowsAlike
 from carpool.testing.strategies import random_runs
 
-Answers = list[Estimate]
+Acks = list[Estimate]
 
 
 class EstimatorContract:
@@ -168,7 +168,7 @@ class EstimatorContract:
         for index, (job, rate) in enumerate(lessons):
             estimator.learn(float(index), job, ProgressReported(job.id, job.applied, job.done, rate))
 
-    def _ask(self, estimator: Estimator, questions: Sequence[tuple[JobSpec, Placement]]) -> Answers:
+    def _ask(self, estimator: Estimator, questions: Sequence[tuple[JobSpec, Placement]]) -> Acks:
         return [estimator.rate(spec, placement) for spec, placement in questions]
 
 

@@ -1,4 +1,4 @@
-"""The contract of a policy: a class of tests that any policy inherits."""
+"""Policy contract: a test class for any policy, which checks each plan before it is applied."""
 
 from __future__ import annotations
 
@@ -6,24 +6,104 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
+from carpool.core.estimates import Estimator
 from carpool.core.journal import record_from_json, record_to_json
-from carpool.core.messages import Record
-from carpool.core.model import Kind, NodeId, Phase
-from carpool.core.policy import Policy
+from carpool.core.messages import RUN, Record
+from carpool.core.model import Job, Kind, NodeId, Phase
+from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Bank, Cluster, Node
-from carpool.sim.failures import AtTimes
+from carpool.sim.failures import ScheduledFailures
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.world import PlainWorld, World
-from carpool.testing.invariants import check_books
-from carpool.testing.questioning import Questioned, check_plan
-from carpool.testing.running import Driven, Visits, Wishes, drive
+from carpool.sim.worlds.base import PlainWorld, World
+from carpool.testing.driver import Driven, ForeignUses, Wishes, drive
+from carpool.testing.rig import check_books
 from carpool.testing.scenarios import CALM, TROUBLE, job
-from carpool.testing.strategies import GIB, Ground, grounds, random_runs, supplied_grounds
+from carpool.testing.strategies import GIB, Scenario, host_limited_scenarios, random_runs, random_scenarios
+
+_CLASS_SIDE = ("cadence", "max_virtual", "shares_devices", "keeps_running_order")
+
+
+class CheckedPolicy(Policy):
+    """Stands in for a policy and asserts what is promised of each of its plans."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.inner = policy
+        self.num_plans = 0
+        self._pristine = copy.deepcopy(policy)
+        for name in _CLASS_SIDE:
+            setattr(self, name, getattr(policy, name))
+
+    def plan(self, view: Snapshot) -> Plan:
+        """The inner policy's plan, after checking that a fresh copy of the policy makes the same one."""
+        self.num_plans += 1
+        before = _state(view)
+        plan = self.inner.plan(view)
+        assert _state(view) == before, "a policy must not change what it looks at; it works on a Draft"
+        again = copy.deepcopy(self._pristine).plan(view)
+        assert plan == again, (
+            "the same view must give the same plan: this policy remembers something (use Plan.note), or asks a clock "
+            f"or chance.\nfirst: {plan}\nagain: {again}"
+        )
+        check_plan(view, plan)
+        return plan
+
+    def waiting_key(self, job: Job, estimates: Estimator) -> Any:
+        """As the inner policy says."""
+        return self._same(self.inner.waiting_key(job, estimates), self.inner.waiting_key(job, estimates), job)
+
+    def running_key(self, job: Job, estimates: Estimator) -> Any:
+        """As the inner policy says."""
+        return self._same(self.inner.running_key(job, estimates), self.inner.running_key(job, estimates), job)
+
+    def _same(self, key: Any, again: Any, job: Job) -> Any:
+        assert key == again, f"the key of {job.id} must stay the same while its record does: {key} and {again}"
+        return key
+
+
+def check_plan(view: Snapshot, plan: Plan) -> None:
+    """Assert that a plan is one the scheduler can act on and a person can understand."""
+    changed = [change.job for change in plan.changes]
+    assert len(set(changed)) == len(changed), f"a plan changes each job once: {changed}"
+    for change in plan.changes:
+        job = view.jobs.get(change.job)
+        assert job is not None, f"{change.job!r} is over, or was never submitted"
+        assert job.phase in (Phase.WAITING, Phase.RUNNING), f"{job.id!r} is {job.phase}: a plan leaves it alone"
+        if change.allocation is None:
+            assert job.desired is not None, f"{job.id!r} holds nothing that could be released"
+            continue
+        assert change.allocation != job.desired or change.purpose != RUN, f"{job.id!r} is given what it holds already"
+        width = change.allocation.num_devices
+        assert job.spec.narrowest <= width <= job.spec.widest, f"{job.id!r} does not take {width} devices"
+        kinds = {kind for kind, _ in view.cluster.groups_of(change.allocation)}
+        assert not job.spec.kinds or kinds <= set(job.spec.kinds), f"{job.id!r} does not run on {sorted(kinds)}"
+    if plan.changes:
+        check_reason(plan.reason)
+    assert plan.wake_at is None or plan.wake_at > view.at, f"wake_at {plan.wake_at} is not after {view.at}"
+    assert json.loads(json.dumps(plan.note)) == plan.note, (
+        f"a note must come back from JSON as it went in (lists, not tuples; text keys): {plan.note!r}"
+    )
+
+
+def check_reason(reason: str) -> None:
+    """Assert that a reason is a sentence for people: one line of at least three words."""
+    assert reason == reason.strip(), f"a reason neither begins nor ends with space: {reason!r}"
+    assert reason.isprintable(), f"a reason is one line of plain text: {reason!r}"
+    assert len(reason.split()) >= 3, f"a reason is a sentence for people, not {reason!r}"
+    assert " object at 0x" not in reason, f"a reason names things, not their addresses: {reason!r}"
+
+
+def _state(view: Snapshot) -> tuple[object, ...]:
+    """Everything a policy could have changed, by value."""
+    occupancy = view.occupancy
+    masks = [occupancy.free_mask(node.id) for node in occupancy.cluster.nodes]
+    residents = [occupancy.residents(device) for device in range(occupancy.cluster.num_devices)]
+    kept = copy.deepcopy(view.note)
+    return view.at, dict(view.jobs), list(view.waiting), list(view.roster), masks, residents, kept
 
 
 class PolicyContract:
@@ -86,7 +166,7 @@ class PolicyContract:
             Arrival(at, replace(spec, memory_bytes=12 * GIB if spec.id == "big" else 3 * GIB, exact=spec.id == "exact"))
             for at, spec in wanted
         ]
-        run = self.run(Ground(Cluster((small, large)), asked))
+        run = self.run(Scenario(Cluster((small, large)), asked))
         shares = {
             share.fraction
             for _, order in run.orders
@@ -119,7 +199,7 @@ class PolicyContract:
     def test_random_runs(self) -> None:
         """Any feasible trace on any cluster: all jobs finish, in time."""
 
-        def check(ground: Ground) -> None:
+        def check(ground: Scenario) -> None:
             run = self.run(ground)
             for arrival in ground.arrivals:
                 assert run.outcome(arrival.spec.id) is Phase.FINISHED, run.story(arrival.spec.id)
@@ -129,7 +209,7 @@ class PolicyContract:
     def test_random_trouble(self) -> None:
         """Any feasible trace with losses, crashes, cancels and pauses: all jobs are over at the end."""
 
-        def check(ground: Ground) -> None:
+        def check(ground: Scenario) -> None:
             self.run(ground)
 
         self._try(check, trouble=True)
@@ -137,27 +217,27 @@ class PolicyContract:
     def test_keeps_to_supplies(self) -> None:
         """Whatever jobs ask for of cores, RAM and disk: no node ever gives away more than it has, and all finish."""
 
-        def check(ground: Ground) -> None:
+        def check(ground: Scenario) -> None:
             run = self.run(ground)
             for arrival in ground.arrivals:
                 assert run.outcome(arrival.spec.id) is Phase.FINISHED, run.story(arrival.spec.id)
 
-        random_runs(supplied_grounds(self.max_jobs), check, self.examples, shrinks=self.shrinks)
+        random_runs(host_limited_scenarios(self.max_jobs), check, self.examples, shrinks=self.shrinks)
 
-    def _try(self, check: Callable[[Ground], None], *, trouble: bool) -> None:
-        random_runs(grounds(self.max_jobs, trouble=trouble), check, self.examples, shrinks=self.shrinks)
+    def _try(self, check: Callable[[Scenario], None], *, trouble: bool) -> None:
+        random_runs(random_scenarios(self.max_jobs, trouble=trouble), check, self.examples, shrinks=self.shrinks)
 
     # ----------------------------------------------------------------------------------------------------- inside
-    def run(self, ground: Ground, world: World | None = None, report_every_s: float = 0.0) -> Driven:
+    def run(self, ground: Scenario, world: World | None = None, report_every_s: float = 0.0) -> Driven:
         """Simulate, checking the books after every decision; assert that every job ends, and in time."""
-        policy = Questioned(self.make_policy())
+        policy = CheckedPolicy(self.make_policy())
         ground = replace(ground, arrivals=[self._narrowed(arrival) for arrival in ground.arrivals])
         run = drive(
             policy,
             ground.cluster,
             ground.arrivals,
             world or self.make_world(),
-            failures=(AtTimes(ground.mishaps), Wishes(ground.wishes), Visits(ground.visits)),
+            failures=(ScheduledFailures(ground.mishaps), Wishes(ground.wishes), ForeignUses(ground.visits)),
             report_every_s=report_every_s,
             check=check_books,
             max_records=5_000,
@@ -175,7 +255,7 @@ class PolicyContract:
         narrowest, widest = min(spec.min_devices, self.widest), spec.max_devices and max(spec.max_devices, self.widest)
         return arrival._replace(spec=replace(spec, devices=self.widest, min_devices=narrowest, max_devices=widest))
 
-    def _limit(self, ground: Ground, policy: Policy) -> float:
+    def _limit(self, ground: Scenario, policy: Policy) -> float:
         """When all must be over: some multiple of running one job after another, once nothing new happens."""
         last = max(
             [arrival.submit_s for arrival in ground.arrivals]

@@ -1,4 +1,4 @@
-"""The contract of a predictor: learns from samples, keeps what it learned apart, and forgets nothing on disk."""
+"""Predictor contract: learns from samples, keeps its state separate, and survives a save and load."""
 
 from __future__ import annotations
 

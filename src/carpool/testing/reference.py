@@ -1,4 +1,4 @@
-"""The reference for what a training must learn: an ordinary PyTorch loop that only reseeds and cuts the batch alike.
+"""Reference training loop: ordinary PyTorch with the same seeding and batch split.
 
 It shares with the runtime what both are given (data order, seeds, optimizer form), and nothing of how gradients are
 made, added and applied.
@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from carpool.runtime.digest import digest
-from carpool.runtime.goals import Best
-from carpool.runtime.order import DataOrder
-from carpool.runtime.precision import settle_training
-from carpool.runtime.samples import Chance, to_device
-from carpool.runtime.seeding import (
+from carpool.runtime.data.batches import AugmentRandom, to_device
+from carpool.runtime.data.sampler import StepSampler
+from carpool.runtime.engine.determinism import (
+    enable_determinism,
     intra_op_threads,
     seed_augment,
     seed_batch,
@@ -27,9 +25,11 @@ from carpool.runtime.seeding import (
     seed_pass,
     seed_sample,
     seed_update,
-    settle,
 )
-from carpool.runtime.training import Training, as_metrics
+from carpool.runtime.engine.device_setup import place_training
+from carpool.runtime.engine.stop_criteria import Best
+from carpool.runtime.engine.training import Training, as_metrics
+from carpool.runtime.state.digest import digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,15 @@ def plain_loop(
 
     Without ``shards`` it is what default mode on one device must equal.
     """
-    settle()
+    enable_determinism()
     where = torch.device(device)
-    settle_training(training, where)
+    place_training(training, where)
     with intra_op_threads(1 if shards is not None and where.type == "cpu" else None):
         return _run(training, shards or 1, seed, where, max_steps)
 
 
 def _run(training: Training, shards: int, seed: int, device: torch.device, max_steps: int | None) -> PlainRun:
-    order = DataOrder(training.num_samples, seed, training.shuffle)
+    order = StepSampler(training.num_samples, seed, training.shuffle)
     steps = _Steps(training, shards, seed, device)
     losses: list[float] = []
     metrics: dict[str, float] = {}
@@ -263,7 +263,7 @@ def _batch(training: Training, samples: Any, seed: int, epoch: int, device: torc
         batch = (training.collate or torch.utils.data.default_collate)(rows)
     if training.augment is not None:
         seed_augment(seed, epoch, int(samples[0]))
-        batch = training.augment(batch, Chance(seed, epoch, samples))
+        batch = training.augment(batch, AugmentRandom(seed, epoch, samples))
     return to_device(batch, device)
 
 

@@ -1,4 +1,4 @@
-"""Small fixed runs, each with a name that says what is special about it."""
+"""Named fixed scenarios for policies: calm ones, and ones with failures, users and foreign processes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Cluster
-from carpool.sim.failures import Mishap
+from carpool.sim.failures import FailureEvent
 from carpool.sim.traces.trace import Arrival
-from carpool.testing.running import UserWish, Visit
-from carpool.testing.strategies import Ground
+from carpool.testing.driver import ForeignUse, UserWish
+from carpool.testing.strategies import Scenario
 
 
 def job(
@@ -39,64 +39,64 @@ def job(
     )
 
 
-CALM: dict[str, Ground] = {
-    "one job": Ground(Cluster.build([(1, 1, "V100")]), [job("a")]),
-    "one device, many jobs": Ground(
+CALM: dict[str, Scenario] = {
+    "one job": Scenario(Cluster.build([(1, 1, "V100")]), [job("a")]),
+    "one device, many jobs": Scenario(
         Cluster.build([(1, 1, "V100")]), [job(f"j{i}", work=float(1 + i % 3), at=i / 2) for i in range(8)]
     ),
-    "all at once": Ground(
+    "all at once": Scenario(
         Cluster.build([(2, 4, "V100")]), [job(f"j{i}", 1 + i % 4, float(1 + i), weight=1.0 + i % 5) for i in range(10)]
     ),
-    "a gang wider than a node": Ground(
+    "a gang wider than a node": Scenario(
         Cluster.build([(3, 2, "V100")]), [job("a"), job("wide", 5, 4.0, at=1.0), job("b", 2, at=2.0), job("c", at=3.0)]
     ),
-    "the whole cluster wanted behind small jobs": Ground(
+    "the whole cluster wanted behind small jobs": Scenario(
         Cluster.build([(1, 4, "V100")]),
         [job("first", 2, 5.0), job("all", 4, 5.0, at=1.0), *(job(f"s{i}", 1, 2.0, at=1.0 + i) for i in range(6))],
     ),
-    "unlike kinds": Ground(
+    "unlike kinds": Scenario(
         Cluster.build([(2, 2, "V100"), (2, 4, "K80")]),
         [job("any", 2), job("v", 4, kinds=["V100"]), job("k", 8, kinds=["K80"]), job("both", 3, kinds=["K80", "V100"])],
     ),
-    "elastic jobs": Ground(
+    "elastic jobs": Scenario(
         Cluster.build([(1, 4, "V100")]),
         [job("a", 2, between=(1, 4)), job("b", 2, at=1.0, between=(1, 4)), job("c", 4, at=2.0, between=(2, 4))],
     ),
-    "no length at all": Ground(
+    "no length at all": Scenario(
         Cluster.build([(1, 2, "V100")]), [job("zero", work=0.0), job("a", 2), job("nil", 2, 0.0), job("b")]
     ),
-    "one after another by wish": Ground(
+    "one after another by wish": Scenario(
         Cluster.build([(1, 2, "V100")]), [job("a"), job("b", after=["a"]), job("c", 2, after=["a", "b"]), job("d")]
     ),
 }
 
-TROUBLE: dict[str, Ground] = {
-    "a node is lost and comes back": Ground(
+TROUBLE: dict[str, Scenario] = {
+    "a node is lost and comes back": Scenario(
         Cluster.build([(2, 2, "V100")]),
         [job("a", 2), job("b", 2), job("wide", 4, 5.0), job("late", 1, at=30.0)],
         [
-            Mishap(3.0, "node-lost", "n0"),
-            Mishap(8.0, "node-back", "n0"),
-            Mishap(9.0, "node-lost", "n1"),
-            Mishap(40.0, "node-back", "n1"),
+            FailureEvent(3.0, "node-lost", "n0"),
+            FailureEvent(8.0, "node-back", "n0"),
+            FailureEvent(9.0, "node-lost", "n1"),
+            FailureEvent(40.0, "node-back", "n1"),
         ],
     ),
-    "every node is lost at once": Ground(
+    "every node is lost at once": Scenario(
         Cluster.build([(2, 1, "V100")]),
         [job("a"), job("b"), job("c", 2)],
         [
-            Mishap(2.0, "node-lost", "n0"),
-            Mishap(2.0, "node-lost", "n1"),
-            Mishap(20.0, "node-back", "n0"),
-            Mishap(25.0, "node-back", "n1"),
+            FailureEvent(2.0, "node-lost", "n0"),
+            FailureEvent(2.0, "node-lost", "n1"),
+            FailureEvent(20.0, "node-back", "n0"),
+            FailureEvent(25.0, "node-back", "n1"),
         ],
     ),
-    "jobs crash": Ground(
+    "jobs crash": Scenario(
         Cluster.build([(1, 2, "V100")]),
         [job("a"), job("b", 2), job("c")],
-        [Mishap(1.0, "job-crash", "a"), Mishap(2.0, "job-crash", "a"), Mishap(2.0, "job-crash", "c")],
+        [FailureEvent(1.0, "job-crash", "a"), FailureEvent(2.0, "job-crash", "a"), FailureEvent(2.0, "job-crash", "c")],
     ),
-    "others compute on devices for a while": Ground(
+    "others compute on devices for a while": Scenario(
         Cluster.build([(2, 2, "V100"), (1, 2, "K80")]),
         [
             job("a", between=(1, 4)),
@@ -104,12 +104,14 @@ TROUBLE: dict[str, Ground] = {
             *(job(f"s{i}", work=3.0, at=i / 2) for i in range(6)),
             job("late", at=9),
         ],
-        visits=[Visit(0.0, 12.0, 1), Visit(2.0, 30.0, 2), Visit(4.0, 8.0, 4), Visit(5.0, 6.0, 0)],
+        visits=[ForeignUse(0.0, 12.0, 1), ForeignUse(2.0, 30.0, 2), ForeignUse(4.0, 8.0, 4), ForeignUse(5.0, 6.0, 0)],
     ),
-    "others hold the only device first": Ground(
-        Cluster.build([(1, 1, "V100")]), [job("a"), job("b")], visits=[Visit(0.0, 7.0, 0), Visit(9.0, 11.0, 0)]
+    "others hold the only device first": Scenario(
+        Cluster.build([(1, 1, "V100")]),
+        [job("a"), job("b")],
+        visits=[ForeignUse(0.0, 7.0, 0), ForeignUse(9.0, 11.0, 0)],
     ),
-    "users change their minds": Ground(
+    "users change their minds": Scenario(
         Cluster.build([(1, 2, "V100")]),
         [job("a"), job("b"), job("c", 2), job("d"), job("e", after=["d"])],
         wishes=[

@@ -1,4 +1,4 @@
-"""Hypothesis generators of clusters, jobs, arrivals, mishaps and wishes; all that they make is feasible."""
+"""Hypothesis strategies for clusters, jobs, arrivals, failures and user requests; all are feasible."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from carpool.core.host_resources import HostResources
 from carpool.core.model import JobId, JobSpec, Kind, NodeId
-from carpool.core.supplies import Supplies
 from carpool.core.topology import Bank, Cluster, Node
-from carpool.sim.failures import Mishap
+from carpool.sim.failures import FailureEvent
 from carpool.sim.traces.trace import Arrival
-from carpool.testing.running import UserWish, Visit
+from carpool.testing.driver import ForeignUse, UserWish
 
 _T = TypeVar("_T")
 
@@ -26,14 +26,14 @@ instants = st.integers(0, 160).map(lambda quarters: quarters / 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class Scenario:
     """All that a simulated run starts from."""
 
     cluster: Cluster
     arrivals: Sequence[Arrival]
-    mishaps: Sequence[Mishap] = ()
+    mishaps: Sequence[FailureEvent] = ()
     wishes: Sequence[UserWish] = ()
-    visits: Sequence[Visit] = ()
+    visits: Sequence[ForeignUse] = ()
 
 
 @st.composite
@@ -100,16 +100,19 @@ def arrivals(
 
 
 @st.composite
-def mishaps(draw: st.DrawFn, cluster: Cluster, jobs: Sequence[JobId], max_mishaps: int = 4) -> list[Mishap]:
+def mishaps(draw: st.DrawFn, cluster: Cluster, jobs: Sequence[JobId], max_mishaps: int = 4) -> list[FailureEvent]:
     """Crashes, and nodes that are lost and come back later."""
-    found: list[Mishap] = []
+    found: list[FailureEvent] = []
     for _ in range(draw(st.integers(0, max_mishaps))):
         at = draw(instants)
         if draw(st.booleans()):
-            found.append(Mishap(at, "job-crash", draw(st.sampled_from(jobs))))
+            found.append(FailureEvent(at, "job-crash", draw(st.sampled_from(jobs))))
         else:
             node = draw(st.sampled_from(cluster.nodes)).name
-            found += [Mishap(at, "node-lost", node), Mishap(at + draw(st.integers(1, 40)), "node-back", node)]
+            found += [
+                FailureEvent(at, "node-lost", node),
+                FailureEvent(at + draw(st.integers(1, 40)), "node-back", node),
+            ]
     return found
 
 
@@ -129,23 +132,25 @@ def wishes(draw: st.DrawFn, jobs: Sequence[JobId], max_wishes: int = 4) -> list[
 
 
 @st.composite
-def grounds(draw: st.DrawFn, max_jobs: int = 8, *, elastic: bool = True, trouble: bool = True) -> Ground:
+def random_scenarios(draw: st.DrawFn, max_jobs: int = 8, *, elastic: bool = True, trouble: bool = True) -> Scenario:
     """A whole run: a cluster, jobs for it, and where asked for what goes wrong and what users wish."""
     cluster = draw(clusters())
     found = draw(arrivals(cluster, max_jobs, elastic=elastic))
     if not trouble:
-        return Ground(cluster, found)
+        return Scenario(cluster, found)
     jobs = [arrival.spec.id for arrival in found]
-    return Ground(cluster, found, draw(mishaps(cluster, jobs)), draw(wishes(jobs)))
+    return Scenario(cluster, found, draw(mishaps(cluster, jobs)), draw(wishes(jobs)))
 
 
 @st.composite
-def supplied_grounds(draw: st.DrawFn, max_jobs: int = 8) -> Ground:
+def host_limited_scenarios(draw: st.DrawFn, max_jobs: int = 8) -> Scenario:
     """A run on nodes with few cores, little RAM and disk; every job can have what it asks for on an empty node."""
-    ground = draw(grounds(max_jobs, trouble=False))
+    ground = draw(random_scenarios(max_jobs, trouble=False))
     size = min(len(node.devices) for node in ground.cluster.nodes)
     nodes = tuple(
-        replace(node, supplies=Supplies(draw(st.sampled_from((0, 4, 6))), draw(st.sampled_from((0, 4 * GIB))), 3 * GIB))
+        replace(
+            node, supplies=HostResources(draw(st.sampled_from((0, 4, 6))), draw(st.sampled_from((0, 4 * GIB))), 3 * GIB)
+        )
         for node in ground.cluster.nodes
     )
     found: list[Arrival] = []
@@ -154,7 +159,7 @@ def supplied_grounds(draw: st.DrawFn, max_jobs: int = 8) -> Ground:
         asked = draw(st.sampled_from(((0, 0, 0), (4 // width, 0, 0), (1, GIB, GIB), (0, 4 * GIB // width, 2 * GIB))))
         narrow = replace(spec, devices=width, min_devices=min(spec.min_devices, width))
         found.append(Arrival(at, replace(narrow, cpus=asked[0], ram_bytes=asked[1], disk_bytes=asked[2])))
-    return Ground(Cluster(nodes), found)
+    return Scenario(Cluster(nodes), found)
 
 
 def random_runs(

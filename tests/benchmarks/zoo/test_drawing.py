@@ -7,7 +7,7 @@ import os
 import torch
 from zoo.drawing import draw, draw_normal, normal, xavier
 
-from carpool.runtime.seeding import seed_entry
+from carpool.runtime.engine.determinism import seed_entry
 
 _LARGE = (3, (3 << 20) + 7)  # more than two chunks, the last one not whole
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from carpool.runtime.digest import digest
-from carpool.runtime.entry import find_entry, load_training
-from carpool.runtime.jobfile import read_jobs
-from carpool.runtime.samples import Chance
-from carpool.runtime.trainer import Trainer
+from carpool.jobs.job_file import read_jobs
+from carpool.runtime.data.batches import AugmentRandom
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.state.digest import digest
+from carpool.runtime.worker.entry_loader import find_entry, load_training
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TINY: dict[str, dict[str, Any]] = {
@@ -146,7 +146,7 @@ def test_shifted_pictures_do_not_depend_on_the_cut() -> None:
     shift = find_entry("cifar10_cnn.py:flip_and_shift", EXAMPLES)
     images, labels = torch.rand(6, 3, 8, 8), torch.arange(6)
     numbers = np.arange(6, dtype=np.int64)
-    whole, _ = shift((images, labels), Chance(0, 0, numbers))
-    parts = [shift((images[r], labels[r]), Chance(0, 0, numbers[r]))[0] for r in (slice(0, 2), slice(2, 6))]
+    whole, _ = shift((images, labels), AugmentRandom(0, 0, numbers))
+    parts = [shift((images[r], labels[r]), AugmentRandom(0, 0, numbers[r]))[0] for r in (slice(0, 2), slice(2, 6))]
     assert torch.equal(whole, torch.cat(parts))
     assert not torch.equal(whole, images)

@@ -9,10 +9,10 @@ import torch
 import zoo_trainings as trainings
 from zoo import MODELS
 
-from carpool.runtime.digest import digest
-from carpool.runtime.samples import to_device
-from carpool.runtime.seeding import reseed
-from carpool.runtime.trainer import Trainer
+from carpool.runtime.data.batches import to_device
+from carpool.runtime.engine.determinism import reseed
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.state.digest import digest
 
 pytestmark = pytest.mark.gpu
 

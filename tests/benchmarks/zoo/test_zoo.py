@@ -11,12 +11,12 @@ from torch import nn
 from zoo import ENTRIES, MODELS
 
 from carpool.core.errors import InputError, UnknownName
-from carpool.runtime.digest import digest
-from carpool.runtime.entry import load_training
-from carpool.runtime.precision import settle_training
-from carpool.runtime.samples import to_device
-from carpool.runtime.seeding import seed_entry
-from carpool.runtime.trainer import Trainer
+from carpool.runtime.data.batches import to_device
+from carpool.runtime.engine.determinism import seed_entry
+from carpool.runtime.engine.device_setup import place_training
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.state.digest import digest
+from carpool.runtime.worker.entry_loader import load_training
 from carpool.testing import plain_loop
 
 ENTRY = str(ENTRIES)
@@ -158,7 +158,7 @@ def tiny_model(name: str, seed: int) -> nn.Module:
 @pytest.mark.parametrize("name", ["cnn", "resnet18", "mobilenet_v3", "shufflenet_v2", "inception_v3", "vgg16", "yolo"])
 def test_channels_last_computes_the_same(name: str) -> None:
     plain, turned = tiny(name), tiny(name, channels_last=True)
-    settle_training(turned, torch.device("cpu"))
+    place_training(turned, torch.device("cpu"))
     weights = [p for p in turned.model.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1]
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
     batch = plain.dataset.batch(torch.arange(4))

@@ -1,4 +1,4 @@
-"""Real workers from a real nursery, under the hand of a test that speaks the executor's side of the protocol."""
+"""Real workers from a real forkserver, under the hand of a test that speaks the executor's side of the protocol."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any, TypeVar
 
 import pytest
 
-from carpool.runtime.channel import AsyncChannel, Closed, close_all, pair
-from carpool.runtime.memory import new_memory
-from carpool.runtime.nursery import Nursery
-from carpool.runtime.program import Program
-from carpool.runtime.protocol import (
+from carpool.jobs.program import Program
+from carpool.runtime.process.channel import AsyncChannel, Closed, close_all, pair
+from carpool.runtime.process.forkserver import ForkServer
+from carpool.runtime.process.protocol import (
     Alive,
     Apply,
     Begin,
-    Broke,
     Contributed,
     Done,
     Evaluated,
     Exited,
     Gather,
     Halted,
-    Measured,
     Message,
+    MetricsMeasured,
     Proceed,
     Ready,
     Stepped,
     Updated,
+    WorkerFailed,
 )
-from carpool.runtime.slots import Owners, Slots
+from carpool.runtime.process.shared_memory import new_memory_file
+from carpool.runtime.reduce.shm_layout import Owners, ShmLayout
 
 HERE = Path(__file__).parent
 PATIENCE_S = 60.0  # a test that waits longer has failed; none comes near it
@@ -59,7 +59,7 @@ class Hand:
             message = (await self.channel.receive()).message
             if isinstance(message, kind):
                 return message
-            assert not isinstance(message, Broke), message
+            assert not isinstance(message, WorkerFailed), message
             if not isinstance(message, Alive | Stepped):
                 self.others.append(message)
 
@@ -73,12 +73,12 @@ class Hand:
 
 
 class Bench:
-    """A nursery, and the workers that a test has forked from it."""
+    """A fork server, and the workers that a test has forked from it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.exits: dict[int, asyncio.Future[int]] = {}
-        self.nursery = Nursery(self._buried)
+        self.forkserver = ForkServer(self._buried)
         self.hands: list[Hand] = []  # of the present test
         self._formations = 0
 
@@ -88,7 +88,7 @@ class Bench:
     async def hand(self) -> Hand:
         ours, theirs = pair()
         with theirs:
-            pid = await self.nursery.fork(theirs)
+            pid = await self.forkserver.fork(theirs)
         self.exits[pid] = asyncio.get_running_loop().create_future()
         hand = Hand(pid, AsyncChannel(ours))
         self.hands.append(hand)
@@ -120,8 +120,8 @@ class Bench:
         if len(hands) > 1:
             assert hands[0].ready is not None
             pieces = owners or tuple((rank, rank + 1) for rank in range(len(hands)))
-            slots = Slots(pieces, hands[0].ready.segment_bytes)
-            fds = [new_memory("test", 0 if options.get("reducer") == "group" else slots.num_bytes)]
+            slots = ShmLayout(pieces, hands[0].ready.segment_bytes)
+            fds = [new_memory_file("test", 0 if options.get("reducer") == "group" else slots.num_bytes)]
         for rank, hand in enumerate(hands):
             hand.say(Proceed(self._formations, rank, len(hands), owners, **options), *fds)
         close_all(fds)
@@ -146,11 +146,11 @@ class Bench:
         """What a worker says about a step; evaluations are passed on."""
         while True:
             message = (await hand.channel.receive()).message
-            assert not isinstance(message, Broke), message
+            assert not isinstance(message, WorkerFailed), message
             if isinstance(message, Evaluated):
                 for other in hands:
                     if other is not hand:
-                        other.say(Measured(message.step, message.metrics))
+                        other.say(MetricsMeasured(message.step, message.metrics))
             if isinstance(message, Contributed | Updated | Halted | Done):
                 return message
 
@@ -168,7 +168,7 @@ Run = Callable[[Coroutine[Any, Any, T]], T]
 
 @pytest.fixture(scope="session")
 def runner() -> Iterator[asyncio.Runner]:
-    """One loop for all tests, since the nursery lives in it."""
+    """One loop for all tests, since the fork server lives in it."""
     with asyncio.Runner() as loop:
         yield loop
 
@@ -176,9 +176,9 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture(scope="session")
 def nursery_bench(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench = Bench(tmp_path_factory.mktemp("logs"))
-    runner.run(bench.nursery.start())
+    runner.run(bench.forkserver.start())
     yield bench
-    runner.run(bench.nursery.stop())
+    runner.run(bench.forkserver.stop())
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import carpool
-from carpool.runtime.datasets.tensors import TensorData
+from carpool.runtime.data.datasets import TensorData
 
 
 def mlp(

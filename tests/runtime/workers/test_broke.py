@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from carpool.runtime.entry import load_training
-from carpool.runtime.life import TORN
-from carpool.runtime.memory import new_memory
-from carpool.runtime.program import Program
-from carpool.runtime.protocol import Broke, Done, Load, Publish, Save, Saved
+from carpool.jobs.program import Program
+from carpool.runtime.process.protocol import Done, Load, Publish, Save, Saved, WorkerFailed
+from carpool.runtime.process.shared_memory import new_memory_file
+from carpool.runtime.process.worker_main import TORN
+from carpool.runtime.worker.entry_loader import load_training
 from carpool.testing import plain_loop
 
 HERE = Path(__file__).parent
@@ -35,10 +35,10 @@ def plain(program: Program) -> str:
 def test_what_the_users_code_does_wrong_is_told_with_its_line(
     bench: Any, run: Any, program: MakeProgram, how: str
 ) -> None:
-    async def work() -> Broke:
+    async def work() -> WorkerFailed:
         hand = await bench.worker(program(breaks=how))
         bench.form([hand])
-        return await hand.hear(Broke)  # type: ignore[no-any-return]
+        return await hand.hear(WorkerFailed)  # type: ignore[no-any-return]
 
     broke = run(work())
     assert (broke.kind, broke.step) == ("diverged" if how == "nan" else "user", 3)
@@ -57,25 +57,25 @@ def test_a_step_that_ran_out_of_memory_can_be_tried_again(
 ) -> None:
     wanted = program(options=faulty("memory", 4, tmp_path / "mark"))
 
-    async def work() -> tuple[Broke, Done]:
+    async def work() -> tuple[WorkerFailed, Done]:
         hand = await bench.worker(wanted)
         bench.form([hand])
-        broke = await hand.hear(Broke)
+        broke = await hand.hear(WorkerFailed)
         bench.form([hand])
         return broke, await hand.hear(Done)
 
     broke, done = run(work())
-    assert broke == Broke("memory", "MemoryError: a fault on purpose", 4, samples=36)
+    assert broke == WorkerFailed("memory", "MemoryError: a fault on purpose", 4, samples=36)
     assert done.digest == plain(wanted)
 
 
 def test_a_full_disk_does_not_end_the_training(bench: Any, run: Any, program: MakeProgram, tmp_path: Path) -> None:
     wanted = program(options=faulty("disk", 0, tmp_path / "mark"))
 
-    async def work() -> tuple[Broke, Saved, Done]:
+    async def work() -> tuple[WorkerFailed, Saved, Done]:
         hand = await bench.worker(wanted, checkpoints=str(tmp_path / "kept"))
         hand.say(Save())
-        broke = await hand.hear(Broke)
+        broke = await hand.hear(WorkerFailed)
         hand.say(Save())
         saved = await hand.hear(Saved)
         bench.form([hand])
@@ -97,9 +97,9 @@ def test_a_full_disk_does_not_end_the_training(bench: Any, run: Any, program: Ma
 def test_an_entry_that_cannot_be_loaded_is_bad_input(
     bench: Any, run: Any, program: MakeProgram, name: str, words: str
 ) -> None:
-    async def work() -> Broke:
+    async def work() -> WorkerFailed:
         hand = await bench.begun(program(name))
-        return await hand.hear(Broke)  # type: ignore[no-any-return]
+        return await hand.hear(WorkerFailed)  # type: ignore[no-any-return]
 
     broke = run(work())
     assert broke.kind == "input"
@@ -107,11 +107,11 @@ def test_an_entry_that_cannot_be_loaded_is_bad_input(
 
 
 def test_a_cut_that_leaves_too_few_samples_is_bad_input(bench: Any, run: Any, program: MakeProgram) -> None:
-    async def work() -> tuple[Broke, Broke]:
+    async def work() -> tuple[WorkerFailed, WorkerFailed]:
         hand = await bench.begun(program(options={"exact": True, "batch_size": 10}))
         other = await bench.worker(program())
         bench.form([other], batch_size=101)
-        return await hand.hear(Broke), await other.hear(Broke)
+        return await hand.hear(WorkerFailed), await other.hear(WorkerFailed)
 
     first, second = run(work())
     assert (first.kind, second.kind) == ("input", "input")
@@ -124,10 +124,10 @@ def test_a_state_that_cannot_be_read_is_told_and_another_can_be_loaded(
 ) -> None:
     wanted = program()
 
-    async def work() -> tuple[Broke, Done]:
+    async def work() -> tuple[WorkerFailed, Done]:
         hand = await bench.worker(wanted, checkpoints=str(tmp_path))
         hand.say(Load(str(tmp_path / "none.ckpt")))
-        broke = await hand.hear(Broke)
+        broke = await hand.hear(WorkerFailed)
         hand.say(Save())
         saved = await hand.hear(Saved)
         hand.say(Load(saved.path))
@@ -141,40 +141,40 @@ def test_a_state_that_cannot_be_read_is_told_and_another_can_be_loaded(
 
 
 def test_a_mirror_that_cannot_be_written_is_told(bench: Any, run: Any, program: MakeProgram) -> None:
-    async def work() -> Broke:
+    async def work() -> WorkerFailed:
         hand = await bench.worker(program())
         with (HERE / "jobs.py").open("rb") as read_only:
             hand.say(Publish(), read_only.fileno())
-            return await hand.hear(Broke)  # type: ignore[no-any-return]
+            return await hand.hear(WorkerFailed)  # type: ignore[no-any-return]
 
-    assert run(work()) == Broke("disk", "the mirror was not written: Bad file descriptor", 0)
+    assert run(work()) == WorkerFailed("disk", "the mirror was not written: Bad file descriptor", 0)
 
 
 @pytest.mark.parametrize("where", ["entry", "load", "save", "evaluate"])
 def test_a_gpu_that_fails_is_not_taken_for_a_fault_of_the_users(
     bench: Any, run: Any, program: MakeProgram, where: str
 ) -> None:
-    async def work() -> tuple[Broke, int]:
+    async def work() -> tuple[WorkerFailed, int]:
         hand = await bench.begun(program("loses_its_gpu", where=where))
         if where == "evaluate":
             bench.form([hand])
-        mirror = new_memory("test")
+        mirror = new_memory_file("test")
         if where in {"load", "save"}:
             hand.say(Publish(), mirror)
         if where == "load":
             hand.say(Load(), mirror)
         os.close(mirror)
-        return await hand.hear(Broke), await bench.exits[hand.pid]
+        return await hand.hear(WorkerFailed), await bench.exits[hand.pid]
 
     broke, code = run(work())
     assert (broke.kind, broke.error, code) == ("device", "CUDA error: unspecified launch failure", TORN)
 
 
 def test_memory_running_out_in_an_update_ends_the_worker(bench: Any, run: Any, program: MakeProgram) -> None:
-    async def work() -> tuple[Broke, int]:
+    async def work() -> tuple[WorkerFailed, int]:
         hand = await bench.worker(program("greedy"))
         bench.form([hand])
-        return await hand.hear(Broke), await bench.exits[hand.pid]
+        return await hand.hear(WorkerFailed), await bench.exits[hand.pid]
 
     broke, code = run(work())
     assert (broke.kind, code) == ("memory", TORN)

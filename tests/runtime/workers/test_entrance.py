@@ -10,13 +10,13 @@ from typing import Any
 
 from carpool.core.messages import Assign, JobFinished
 from carpool.core.model import Allocation, JobId
-from carpool.runtime.devices import LocalDevice
-from carpool.runtime.entry import load_training
-from carpool.runtime.hands import Executor
-from carpool.runtime.pool import Pool
-from carpool.runtime.program import Program
-from carpool.runtime.reports import Facts, Outcome, Report, Told
-from carpool.runtime.wire import ExecutorOptions
+from carpool.jobs.devices import LocalDevice
+from carpool.jobs.program import Program
+from carpool.runtime.executor.client_protocol import ExecutorOptions
+from carpool.runtime.executor.executor import Executor
+from carpool.runtime.executor.reports import Facts, Outcome, Report, Told
+from carpool.runtime.process.warm_pool import WarmPool
+from carpool.runtime.worker.entry_loader import load_training
 from carpool.testing import plain_loop
 
 HERE = Path(__file__).parent
@@ -48,7 +48,9 @@ def test_jobs_take_seats_as_they_come(run: Any, program: MakeProgram, tmp_path: 
         # A machine without GPUs keeps no seats by itself: here its cores play one.
         entrance = executor._entrance
         places = {device.id: device for device in devices}
-        entrance._pool = Pool(executor._staff, places, 1, lambda device, lane: {}, entrance._may_sit, executor._clock)
+        entrance._pool = WarmPool(
+            executor._staff, places, 1, lambda device, lane: {}, entrance._may_sit, executor._clock
+        )
         await executor.start()
         try:
             for number, job in enumerate(("a", "b")):

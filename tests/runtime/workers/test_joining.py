@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from carpool.runtime.entry import load_training
-from carpool.runtime.memory import new_memory
-from carpool.runtime.mirror import read_mirror
-from carpool.runtime.program import Program
-from carpool.runtime.protocol import Apply, Contributed, Done, Halt, Halted, Load, Loaded, Publish, Published
+from carpool.jobs.program import Program
+from carpool.runtime.process.protocol import Apply, Contributed, Done, Halt, Halted, Load, Loaded, Publish, Published
+from carpool.runtime.process.shared_memory import new_memory_file
+from carpool.runtime.state.mirror import read_mirror
+from carpool.runtime.worker.entry_loader import load_training
 from carpool.testing import plain_loop
 
 MakeProgram = Callable[..., Program]
@@ -43,7 +43,7 @@ def test_joint_statistics_are_those_of_one_device_also_after_a_resize(
     bench: Any, run: Any, program: MakeProgram
 ) -> None:
     wanted = program("normalised", options=JOINT)
-    mirror = new_memory("mirror")
+    mirror = new_memory_file("mirror")
 
     async def alone() -> dict[str, Tensor]:
         hand = await bench.worker(wanted)

@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from carpool.runtime.counter import counted, new_counter
-from carpool.runtime.devices import LocalDevice
-from carpool.runtime.entry import load_training
-from carpool.runtime.pool import Pool
-from carpool.runtime.program import Program
-from carpool.runtime.protocol import Alive, Begin, Done, Leave, Message, Proceed, Ready, Warm, Warmed
-from carpool.runtime.staff import Key, Staff
+from carpool.jobs.devices import LocalDevice
+from carpool.jobs.program import Program
+from carpool.runtime.process.protocol import Alive, Begin, Done, Leave, Message, Prewarm, Prewarmed, Proceed, Ready
+from carpool.runtime.process.shared_memory import counted, new_counter
+from carpool.runtime.process.warm_pool import WarmPool
+from carpool.runtime.process.worker_pool import WorkerKey, WorkerPool
+from carpool.runtime.worker.entry_loader import load_training
 from carpool.testing import plain_loop
 
 HERE = Path(__file__).parent
@@ -30,10 +30,10 @@ def digest_of(program: Program) -> str:
 def test_a_warm_process_learns_what_a_new_one_learns(bench: Any, run: Any, program: MakeProgram) -> None:
     core = min(os.sched_getaffinity(0))
 
-    async def work() -> tuple[Warmed, Done, set[int], str, str]:
+    async def work() -> tuple[Prewarmed, Done, set[int], str, str]:
         hand = await bench.hand()
-        hand.say(Warm("cpu", (core,), environment={"LANE": "40"}))
-        warmed = await hand.hear(Warmed)
+        hand.say(Prewarm("cpu", (core,), environment={"LANE": "40"}))
+        warmed = await hand.hear(Prewarmed)
         log = os.open(bench.folder / "warm", os.O_CREAT | os.O_WRONLY)
         begin = Begin("job", asdict(program("mlp")), "cpu", (core,), environment={"LANE": "40"})
         hand.say(begin, log)
@@ -53,8 +53,8 @@ def test_a_warm_process_learns_what_a_new_one_learns(bench: Any, run: Any, progr
 def test_a_seat_that_is_not_needed_leaves(bench: Any, run: Any) -> None:
     async def work() -> int:
         hand = await bench.hand()
-        hand.say(Warm("cpu"))
-        await hand.hear(Warmed)
+        hand.say(Prewarm("cpu"))
+        await hand.hear(Prewarmed)
         hand.say(Leave())
         code: int = await bench.exits[hand.pid]
         return code
@@ -66,17 +66,17 @@ class Ears:
     """Hears what processes say, and lets a test wait for it."""
 
     def __init__(self) -> None:
-        self.heard_of: asyncio.Queue[tuple[Key, Message]] = asyncio.Queue()
-        self.ends: asyncio.Queue[Key] = asyncio.Queue()
+        self.heard_of: asyncio.Queue[tuple[WorkerKey, Message]] = asyncio.Queue()
+        self.ends: asyncio.Queue[WorkerKey] = asyncio.Queue()
 
-    def heard(self, who: Key, message: Message) -> None:
+    def heard(self, who: WorkerKey, message: Message) -> None:
         if not isinstance(message, Alive):
             self.heard_of.put_nowait((who, message))
 
-    def ended(self, who: Key, why: str) -> None:
+    def ended(self, who: WorkerKey, why: str) -> None:
         self.ends.put_nowait(who)
 
-    async def until(self, kind: type[Message]) -> tuple[Key, Any]:
+    async def until(self, kind: type[Message]) -> tuple[WorkerKey, Any]:
         while True:
             who, message = await self.heard_of.get()
             if isinstance(message, kind):
@@ -86,16 +86,16 @@ class Ears:
 def test_a_job_takes_over_the_process_that_waited_for_it(run: Any, program: MakeProgram, tmp_path: Path) -> None:
     now = 0.0
 
-    async def work() -> tuple[str, bool, str, int, list[Key]]:
+    async def work() -> tuple[str, bool, str, int, list[WorkerKey]]:
         nonlocal now
         ears = Ears()
-        staff = Staff(ears, lambda: now)
+        staff = WorkerPool(ears, lambda: now)
         await staff.start()
         device = LocalDevice(0, "cpu:0", "cpu1", (min(os.sched_getaffinity(0)),))
-        pool = Pool(staff, {0: device}, 1, lambda device, lane: {}, lambda device: True, lambda: now)
+        pool = WarmPool(staff, {0: device}, 1, lambda device, lane: {}, lambda device: True, lambda: now)
         now += 2.0
         pool.tick()
-        seat, warmed = await ears.until(Warmed)
+        seat, warmed = await ears.until(Prewarmed)
         pool.heard(seat, warmed)
         pid = staff._processes[seat].pid
         log, counter = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY), new_counter("job")

@@ -12,16 +12,11 @@ from typing import Any
 
 import pytest
 
-from carpool.runtime.checkpoint import Checkpoints
-from carpool.runtime.digest import digest
-from carpool.runtime.division import stretches
-from carpool.runtime.entry import load_training
-from carpool.runtime.life import TORN
-from carpool.runtime.memory import new_memory
-from carpool.runtime.program import Program
-from carpool.runtime.protocol import (
+from carpool.jobs.program import Program
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.job_state.update_sharding import proportional_ranges
+from carpool.runtime.process.protocol import (
     Apply,
-    Asked,
     Contributed,
     Done,
     Evaluated,
@@ -37,9 +32,14 @@ from carpool.runtime.protocol import (
     Save,
     Saved,
     Stepped,
+    TurnRequested,
     Updated,
 )
-from carpool.runtime.trainer import Trainer
+from carpool.runtime.process.shared_memory import new_memory_file
+from carpool.runtime.process.worker_main import TORN
+from carpool.runtime.state.checkpoint import Checkpoints
+from carpool.runtime.state.digest import digest
+from carpool.runtime.worker.entry_loader import load_training
 from carpool.testing import plain_loop
 
 EXACT = {"exact": True, "shards": 8}
@@ -164,7 +164,7 @@ def test_survivors_of_a_kill_in_the_middle_of_a_step_go_on(
         formation = bench.form(survivors, owners(6, 2))
         for hand in survivors:
             assert (await hand.hear(Contributed)).step == 5  # of the step that was given up, or of the retried one
-        mirror = new_memory("mirror")
+        mirror = new_memory_file("mirror")
         for hand in survivors:
             hand.say(Halt())
             assert await hand.hear(Halted) == Halted(5)
@@ -185,16 +185,16 @@ def test_another_goes_on_from_the_mirror_of_one_that_died(bench: Any, run: Any, 
 
     async def work() -> list[Any]:
         hand = await bench.worker(wanted)
-        mirror = new_memory("mirror")
+        mirror = new_memory_file("mirror")
         bench.form([hand], by_token=True)
         for step in (0, 4):
-            assert await hand.hear(Asked) == Asked(step)
+            assert await hand.hear(TurnRequested) == TurnRequested(step)
             hand.say(Grant(4))
-        await hand.hear(Asked)
+        await hand.hear(TurnRequested)
         for _ in range(2):
             hand.say(Publish(), mirror)
             assert (await hand.hear(Published)).step == 8
-        bench.nursery.kill(hand.pid)
+        bench.forkserver.kill(hand.pid)
         assert await bench.exits[hand.pid] == -signal.SIGKILL
         heir = await bench.worker(wanted)
         heir.say(Load(), mirror)
@@ -236,7 +236,7 @@ def test_steps_by_token_are_made_only_when_granted(bench: Any, run: Any, program
         bench.form([hand], by_token=True)
         asked = []
         for steps in (1, 3, 2):
-            asked.append((await hand.hear(Asked)).step)
+            asked.append((await hand.hear(TurnRequested)).step)
             hand.say(Grant(steps))
         return asked, await hand.hear(Done)
 
@@ -250,17 +250,17 @@ def test_each_rank_may_update_a_range_of_the_parameters(bench: Any, run: Any, pr
 
     async def work() -> list[Any]:
         hands = await bench.workers(2, wanted)
-        ranges = stretches(hands[0].ready.sizes, [1.0, 1.0])
+        ranges = proportional_ranges(hands[0].ready.sizes, [1.0, 1.0])
         said = await bench.drive(hands, bench.form(hands, owners(4, 4), updates=ranges), until=5)
         assert said == [Halted(5)] * 2
-        mirror = new_memory("mirror")
+        mirror = new_memory_file("mirror")
         hands[1].say(Publish(), mirror)  # at a boundary any of them has the whole state
         await hands[1].hear(Published)
         hands.append(await bench.worker(wanted))
         hands[2].say(Load(), mirror)
         assert await hands[2].hear(Loaded) == Loaded(5)
         os.close(mirror)
-        ranges = stretches(hands[0].ready.sizes, [1.0, 1.0, 2.0])
+        ranges = proportional_ranges(hands[0].ready.sizes, [1.0, 1.0, 2.0])
         last: list[Any] = await bench.drive(hands, bench.form(hands, owners(2, 2, 4), updates=ranges))
         return last
 
@@ -356,7 +356,7 @@ def test_it_leaves_when_told_and_when_nobody_is_there(bench: Any, run: Any, prog
         if how == "leave":
             hand.say(Leave())
         elif how == "terminate":
-            bench.nursery.kill(hand.pid, signal.SIGTERM)
+            bench.forkserver.kill(hand.pid, signal.SIGTERM)
         else:
             hand.channel.close()
         code: int = await bench.exits[hand.pid]

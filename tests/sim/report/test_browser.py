@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.sim.report.samples import empty_run, head, run
 
 from carpool.sim.report import RunRecord, render, write_page
+from tests.sim.report.samples import empty_run, head, run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sim.report.samples import empty_run, head, run, summary
 
 from carpool.core.errors import InputError
 from carpool.sim.report import RunRecord, render, write_page
+from carpool.sim.report.comparison_table import MEASURES, headline, winners
 from carpool.sim.report.recording import Recording
-from carpool.sim.report.table import MEASURES, headline, winners
+from tests.sim.report.samples import empty_run, head, run, summary
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 

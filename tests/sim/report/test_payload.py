@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sim.report.samples import head, recording, run, summary
 
 from carpool.sim.report.payload import (
     MAX_TICK,
@@ -23,6 +22,7 @@ from carpool.sim.report.payload import (
     unpack,
 )
 from carpool.sim.report.recording import RunRecord
+from tests.sim.report.samples import head, recording, run, summary
 
 
 def opened(value: object) -> Any:

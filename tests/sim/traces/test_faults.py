@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 
 from carpool.core.errors import InputError, UnknownName
-from carpool.sim.traces.readers import FORMATS, detect, read_trace
+from carpool.sim.traces.reader import FORMATS, detect, read_trace
 from carpool.sim.traces.trace import LISTED_DROPS, DroppedRow
 
 WriteFile = Callable[..., Path]

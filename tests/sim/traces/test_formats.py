@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from carpool.core.model import JobId, JobSpec, Kind
-from carpool.sim.traces.collect import ROUNDED_UP
-from carpool.sim.traces.readers import FORMATS, MAYBE_CUT, detect, read_trace
+from carpool.sim.traces.reader import FORMATS, MAYBE_CUT, detect, read_trace
+from carpool.sim.traces.row_collector import ROUNDED_UP
 from carpool.sim.traces.trace import Arrival, DroppedRow, Trace, WorkUnit
 
 WriteFile = Callable[..., Path]

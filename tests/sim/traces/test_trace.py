@@ -8,8 +8,16 @@ import pytest
 
 from carpool.core.errors import InputError
 from carpool.core.model import JobId, JobSpec, Kind
-from carpool.sim.traces.specs import make_specs
-from carpool.sim.traces.trace import TOO_LARGE, Arrival, DroppedRow, Trace, WorkUnit, check_capacity, in_seconds
+from carpool.sim.traces.trace import (
+    TOO_LARGE,
+    Arrival,
+    DroppedRow,
+    Trace,
+    WorkUnit,
+    check_capacity,
+    in_seconds,
+    make_specs,
+)
 
 SMALL = JobSpec(JobId("small"), 1, 10.0)
 LARGE = JobSpec(JobId("large"), 9, 10.0)

@@ -8,7 +8,7 @@ from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.policies.registry import parse_policy
-from carpool.sim.run import simulate
+from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds import parse_world
 from carpool.sim.worlds.colocation import ColocationWorld

@@ -9,8 +9,8 @@ import pytest
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Neighbour, Placement
-from carpool.policies.fifo import Fifo
-from carpool.sim.run import simulate
+from carpool.policies.baselines.nonpreemptive import Fifo
+from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.gavel import GavelWorld
 
@@ -139,7 +139,7 @@ def test_a_run_takes_steps_over_rate(tmp_path: Path) -> None:
 
 
 def test_the_published_table_covers_its_traces(shared_data: Path) -> None:
-    from carpool.sim.traces.readers import read_trace
+    from carpool.sim.traces.reader import read_trace
 
     world = GavelWorld.load(shared_data / "gavel" / "simulation_throughputs.json")
     cluster = Cluster.build([(2, 4, "V100"), (4, 4, "P100"), (3, 8, "K80")])

@@ -14,13 +14,12 @@ from carpool.core.errors import InputError
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Neighbour, Placement
-from carpool.policies.uses import KnowsMemory, KnowsUse
+from carpool.policies.estimator_queries import KnowsMemory, KnowsUse
 from carpool.sim.worlds import parse_world
 from carpool.sim.worlds.contention import Contender, Contention
-from carpool.sim.worlds.mixes import MIXES
 from carpool.sim.worlds.parametric import ParametricEstimator, ParametricWorld
-from carpool.sim.worlds.traits import KindTraits, ModelTraits, Prices
-from carpool.sim.worlds.worldfile import TopKeys
+from carpool.sim.worlds.traits import MIXES, ChangeCosts, KindTraits, ModelTraits
+from carpool.sim.worlds.world_file import TopLevelKeys
 
 V100, K80 = Kind("V100"), Kind("K80")
 ALONE = Placement(((V100, 1),))
@@ -236,7 +235,7 @@ def test_memory_is_written_into_specs_and_cluster() -> None:
     ],
 )
 def test_prices(before: Placement | None, after: Placement, price: float) -> None:
-    truth = replace(world(), prices=Prices(batch_s=0.25, switch_s=0.125))
+    truth = replace(world(), prices=ChangeCosts(batch_s=0.25, switch_s=0.125))
     assert truth.price(job(), before, after) == price
 
 
@@ -261,7 +260,7 @@ def test_loss_goes_from_start_to_end() -> None:
 
 
 def test_checkpoints_keep_what_was_saved() -> None:
-    truth = replace(world(), setting=TopKeys(checkpoint_every=30.0))
+    truth = replace(world(), setting=TopLevelKeys(checkpoint_every=30.0))
     assert truth.kept(job(), 89.0) == 60.0
     assert world().kept(job(), 89.0) == 89.0
 
@@ -309,13 +308,13 @@ def test_estimation_noise_is_seeded_and_lasting() -> None:
     spec = job("vgg16")
 
     def told(seed: int, noise: float = 0.2) -> list[float]:
-        noisy = ParametricEstimator(replace(world(), setting=TopKeys(noise=noise, seed=seed)))
+        noisy = ParametricEstimator(replace(world(), setting=TopLevelKeys(noise=noise, seed=seed)))
         return [noisy.rate(spec, on(count=count)).mean for count in (1, 1, 2)]
 
     assert told(1) == told(1) != told(2)
     assert told(1)[0] == told(1)[1]
     assert told(1, 0.0) == told(2, 0.0)
-    noisy = ParametricEstimator(replace(world(), setting=TopKeys(noise=0.2)))
+    noisy = ParametricEstimator(replace(world(), setting=TopLevelKeys(noise=0.2)))
     assert noisy.rate(spec, on()).std == pytest.approx(0.2 * noisy.rate(spec, on()).mean)
 
 
@@ -362,9 +361,9 @@ def test_a_file_sets_what_it_names_and_leaves_the_rest(tmp_path: Path) -> None:
         """,
     )
     truth = ParametricWorld.load(path)
-    assert truth.setting == TopKeys("V100", checkpoint_every=300.0)
+    assert truth.setting == TopLevelKeys("V100", checkpoint_every=300.0)
     assert ParametricWorld.load(path, seed=5).setting == replace(truth.setting, seed=5)
-    assert truth.prices == Prices(start_s=1.0)
+    assert truth.prices == ChangeCosts(start_s=1.0)
     assert truth.contention == Contention(pressure=1.0)
     assert truth.kinds == {"V100": KindTraits(memory=16 * GIB), "K80": KindTraits(3.5)}
     assert truth.traits(job("bert")) == ModelTraits(

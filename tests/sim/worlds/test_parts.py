@@ -9,7 +9,7 @@ from carpool.core.estimates import Estimator
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.policies.registry import parse_policy
-from carpool.sim.run import simulate
+from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds import parse_world
 from carpool.sim.worlds.parts import KINDS, PartsWorld, dealt

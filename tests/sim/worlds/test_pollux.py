@@ -14,10 +14,10 @@ from carpool.core.messages import Assign, AssignApplied, Fact, JobFinished, Prog
 from carpool.core.model import Allocation, JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.policies.registry import parse_policy
-from carpool.sim.machines import Machines
-from carpool.sim.run import simulate
-from carpool.sim.timeline import Timeline
-from carpool.sim.traces.readers import read_trace
+from carpool.sim.backend import SimulatedBackend
+from carpool.sim.engine import simulate
+from carpool.sim.event_queue import EventQueue
+from carpool.sim.traces.reader import read_trace
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds import parse_world
 from carpool.sim.worlds.pollux import ApplicationRules, PolluxWorld
@@ -200,8 +200,8 @@ def test_unknown_applications_are_refused(world: PolluxWorld) -> None:
 # --------------------------------------------------------------------------------------------------------- machines
 def orders(world: PolluxWorld, *told: tuple[float, Allocation]) -> list[tuple[float, Fact]]:
     """What machines of two nodes say when one job is ordered about."""
-    timeline = Timeline()
-    machines = Machines(Cluster.build([(2, 4, "V100")]), world, timeline)
+    timeline = EventQueue()
+    machines = SimulatedBackend(Cluster.build([(2, 4, "V100")]), world, timeline)
     machines.introduce(TOY)
     facts: list[tuple[float, Fact]] = []
     for generation, (at, allocation) in enumerate(told, start=1):

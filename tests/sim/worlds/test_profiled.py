@@ -5,19 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.live import Live
+from carpool.backends.online_estimator import OnlineEstimator
 from carpool.core.errors import InputError
-from carpool.core.estimates import Declared
+from carpool.core.estimates import DeclaredEstimator
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.registry import parse_policy
-from carpool.predictors.profile import Costs, Measurement, Profile
-from carpool.predictors.profile_file import read_profile, write_profile
-from carpool.sim.run import simulate
+from carpool.predictors.profiles.profile import Costs, Measurement, Profile, read_profile, write_profile
+from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds import parse_world
-from carpool.sim.worlds.believed import BelievedWorld
+from carpool.sim.worlds.estimated import EstimatorWorld
 from carpool.sim.worlds.profiled import ProfileWorld
 
 MIB = 1 << 20
@@ -37,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def makespan(world: object, cluster: Cluster, *specs: JobSpec) -> float:
-    assert isinstance(world, ProfileWorld | BelievedWorld)
+    assert isinstance(world, ProfileWorld | EstimatorWorld)
     arrivals, cluster = world.prepare([Arrival(0.0, spec) for spec in specs], cluster)
     return simulate(arrivals, cluster, parse_policy("fifo"), world).summary().makespan_s
 
@@ -78,15 +77,15 @@ def test_an_empty_folder_is_told(tmp_path: Path) -> None:
 def test_luck_makes_a_job_faster_than_those_who_plan_believe() -> None:
     job = JobSpec(JobId("a"), work=10.0)
     cluster = Cluster.build([(1, 1, "cpu1")])
-    assert makespan(BelievedWorld(Declared(), {job.id: 2.0}), cluster, job) == pytest.approx(5.0)
+    assert makespan(EstimatorWorld(DeclaredEstimator(), {job.id: 2.0}), cluster, job) == pytest.approx(5.0)
     with pytest.raises(InputError, match="no length"):
-        makespan(BelievedWorld(Declared()), cluster, JobSpec(JobId("b")))
+        makespan(EstimatorWorld(DeclaredEstimator()), cluster, JobSpec(JobId("b")))
 
 
 @pytest.mark.parametrize(("known", "length"), [({}, 11.5), ({"start_s": 3.0}, 13.5), ({"end_s": 2.0}, 13.0)])
 def test_starts_and_ends_cost_what_is_known_of_a_job_else_what_is_usual(known: dict[str, float], length: float) -> None:
     job, cluster = JobSpec(JobId("a"), work=10.0), Cluster.build([(1, 1, "cpu1")])
-    world = BelievedWorld(Declared(), costs={job.id: Costs(**known)}, usual=Costs(1.0, 0.2, 0.5))
+    world = EstimatorWorld(DeclaredEstimator(), costs={job.id: Costs(**known)}, usual=Costs(1.0, 0.2, 0.5))
     assert makespan(world, cluster, job) == pytest.approx(length)
 
 
@@ -101,7 +100,7 @@ def test_profiles_charge_starts_and_ends_as_they_were_seen(folder: Path) -> None
 
 def test_what_is_learned_in_a_believed_world_does_not_change_its_truth() -> None:
     cluster, job = Cluster.build([(1, 1, "V100")]), JobSpec(JobId("a"), 1, 10.0)
-    world = BelievedWorld(Live(cluster), {job.id: 0.5})
+    world = EstimatorWorld(OnlineEstimator(cluster), {job.id: 0.5})
     placement = Placement(((Kind("V100"), 1),))
     before = world.pace(job, 0.0, placement)
     held = Allocation.of(0)

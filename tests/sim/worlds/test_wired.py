@@ -7,12 +7,12 @@ from random import Random
 import pytest
 
 from carpool.core.errors import CarpoolError, InputError
-from carpool.core.estimates import Declared
+from carpool.core.estimates import DeclaredEstimator
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.registry import parse_policy
-from carpool.predictors.wired import WiredEstimator
-from carpool.sim.run import simulate
+from carpool.predictors.links.estimator import LinkEstimator
+from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds import parse_world
 from carpool.sim.worlds.wired import WiredWorld
@@ -78,7 +78,7 @@ def test_learning_the_links_comes_near_to_knowing_them() -> None:
     found = {}
     for name in ("learned", "told", "in proportion"):
         world, arrivals = prepared(1)
-        estimator = {"learned": world.estimator(), "told": world.oracle(), "in proportion": Declared()}[name]
+        estimator = {"learned": world.estimator(), "told": world.oracle(), "in proportion": DeclaredEstimator()}[name]
         summary = simulate(arrivals, CLUSTER, parse_policy("elastic"), world, estimator=estimator).summary()
         assert summary.finished == len(arrivals)
         found[name] = summary.avg_jct_s
@@ -89,7 +89,7 @@ def test_learning_the_links_comes_near_to_knowing_them() -> None:
 def test_prices_of_moves_are_learned_on_the_way() -> None:
     world, arrivals = prepared(5)
     estimator = world.estimator()
-    assert isinstance(estimator, WiredEstimator)
+    assert isinstance(estimator, LinkEstimator)
     simulate(arrivals, CLUSTER, parse_policy("elastic"), world, estimator=estimator)
     known = estimator.moves.cost
     assert known.num_moves > len(arrivals)

@@ -1,11 +1,11 @@
-"""Reports of simulated runs: what was recorded, the page made of it, and a figure for documents."""
+"""Simulation reports: recorded columns, the self-contained HTML page, and SVG figures."""
 
 from __future__ import annotations
 
-from carpool.sim.report.figure import comparison_svg
+from carpool.sim.report.comparison_figure import comparison_svg
 from carpool.sim.report.page import render, write_page
 from carpool.sim.report.recording import NodeSpan, Recording, ReportHead, RunRecord, node_spans
-from carpool.sim.report.strips import timeline_svg
+from carpool.sim.report.timeline_figure import timeline_svg
 
 __all__ = [
     "NodeSpan",

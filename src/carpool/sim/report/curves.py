@@ -1,4 +1,4 @@
-"""Distributions and groups of a recording's jobs, small enough to draw."""
+"""Distributions of completion and waiting times, and completion times by job size, reduced for plotting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One self-contained page that compares runs: markup, style, scripts and data in a single file."""
+"""Self-contained HTML page that compares runs: markup, style, scripts and data in one file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from string import Template
 
 from carpool.core.errors import InputError
-from carpool.sim.report.figure import comparison_svg
-from carpool.sim.report.payload import Drawing, drawings, payload, script_json, thinned
+from carpool.sim.report.comparison_figure import comparison_svg
+from carpool.sim.report.comparison_table import MEASURES, comparison_table, headline
+from carpool.sim.report.payload import RunPlotData, drawings, payload, script_json, thinned
 from carpool.sim.report.recording import ReportHead, RunRecord
-from carpool.sim.report.table import MEASURES, comparison_table, headline
 
 SCRIPTS = ("charts.js", "timeline.js", "report.js")
 
@@ -56,7 +56,7 @@ def _dropped(head: ReportHead) -> str:
     return f"<p>Rows of the trace that were left out:</p><ul>{items}</ul>"
 
 
-def _thinning(runs: Sequence[RunRecord], drawn: Sequence[Drawing]) -> str:
+def _thinning(runs: Sequence[RunRecord], drawn: Sequence[RunPlotData]) -> str:
     """What the drawings leave out."""
     items = [
         f"<li><b>{escape(run.policy)}</b>: {escape(words)}.</li>"

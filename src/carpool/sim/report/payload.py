@@ -1,4 +1,4 @@
-"""The data inside a page: plain JSON for curves, packed columns for the timelines.
+"""Data embedded in a page: JSON for curves, packed columns for timelines.
 
 A packed column is little-endian integers, optionally as differences, with the bytes regrouped by significance (which
 is what makes them compress), deflated, in base64. `report.js` undoes this with the browser's own `DecompressionStream`.
@@ -25,7 +25,7 @@ from carpool.sim.report.curves import (
     distribution,
     waiting_times,
 )
-from carpool.sim.report.recording import Haze, Holdings, ReportHead, RunRecord, StepFunction
+from carpool.sim.report.recording import BinnedHoldings, Holdings, ReportHead, RunRecord, StepFunction
 from carpool.sim.report.units import duration
 
 SCHEMA = 1
@@ -98,7 +98,7 @@ def tick_for(span_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class RunPlotData:
     """What the page draws of one run: copies, thinned to the page's limits."""
 
     holdings: Holdings
@@ -106,7 +106,7 @@ class Drawing:
     busy: StepFunction
 
 
-class JobNumbers:
+class JobIndex:
     """The jobs that the timelines name, numbered over all runs."""
 
     def __init__(self, origin_s: float, tick_s: float) -> None:
@@ -140,7 +140,7 @@ class JobNumbers:
         }
 
 
-def pack_holdings(run: RunRecord, holdings: Holdings, table: JobNumbers) -> Json:
+def pack_holdings(run: RunRecord, holdings: Holdings, table: JobIndex) -> Json:
     """The rectangles of one timeline, by start; lengths rather than ends, because they compress."""
     order = sorted(range(len(holdings)), key=lambda place: (holdings.start_s[place], holdings.first[place]))
     numbers = {job: table.number(run, job) for job in sorted(set(holdings.job))}
@@ -159,7 +159,7 @@ def pack_holdings(run: RunRecord, holdings: Holdings, table: JobNumbers) -> Json
     }
 
 
-def pack_haze(haze: Haze, origin_s: float) -> Json | None:
+def pack_haze(haze: BinnedHoldings, origin_s: float) -> Json | None:
     """The shade of dissolved holdings as one byte for each bin and block."""
     if not haze.cells:
         return None
@@ -202,7 +202,7 @@ def _class(group: SizeClass) -> Json:
     }
 
 
-def thinned(run: RunRecord, drawing: Drawing) -> list[str]:
+def thinned(run: RunRecord, drawing: RunPlotData) -> list[str]:
     """What the page leaves out of a run, in words; empty when it shows everything."""
     words: list[str] = []
     recording, holdings = run.recording, drawing.holdings
@@ -231,7 +231,7 @@ def thinned(run: RunRecord, drawing: Drawing) -> list[str]:
     return words
 
 
-def _run(run: RunRecord, bounds: Sequence[tuple[int, int]], drawing: Drawing, table: JobNumbers) -> Json:
+def _run(run: RunRecord, bounds: Sequence[tuple[int, int]], drawing: RunPlotData, table: JobIndex) -> Json:
     recording = run.recording
     return {
         "policy": run.policy,
@@ -248,13 +248,13 @@ def _run(run: RunRecord, bounds: Sequence[tuple[int, int]], drawing: Drawing, ta
     }
 
 
-def drawings(runs: Sequence[RunRecord], limit: int = PAGE_HOLDINGS) -> list[Drawing]:
+def drawings(runs: Sequence[RunRecord], limit: int = PAGE_HOLDINGS) -> list[RunPlotData]:
     """What the page draws of every run; all rectangles together stay within `limit`."""
     room, left = limit, len(runs)
-    chosen: dict[int, Drawing] = {}
+    chosen: dict[int, RunPlotData] = {}
     for place in sorted(range(len(runs)), key=lambda place: len(runs[place].recording.holdings)):
         recording = runs[place].recording
-        drawing = Drawing(recording.holdings.copy(), recording.queue.copy(), recording.busy.copy())
+        drawing = RunPlotData(recording.holdings.copy(), recording.queue.copy(), recording.busy.copy())
         drawing.holdings.coarsen(room // left)
         drawing.queue.coarsen(STEP_POINTS)
         drawing.busy.coarsen(STEP_POINTS)
@@ -263,12 +263,12 @@ def drawings(runs: Sequence[RunRecord], limit: int = PAGE_HOLDINGS) -> list[Draw
     return [chosen[place] for place in range(len(runs))]
 
 
-def payload(head: ReportHead, runs: Sequence[RunRecord], drawn: Sequence[Drawing]) -> Json:
+def payload(head: ReportHead, runs: Sequence[RunRecord], drawn: Sequence[RunPlotData]) -> Json:
     """All that the page's scripts need, as one JSON value."""
     spans = [run.recording.span_s() for run in runs if len(run.recording)]
     origin_s = min((start for start, _ in spans), default=0.0)
     span_s = max((end for _, end in spans), default=0.0) - origin_s
-    table = JobNumbers(origin_s, tick_for(span_s))
+    table = JobIndex(origin_s, tick_for(span_s))
     bounds = class_bounds(size for run in runs for size in run.recording.devices)
     packed = [_run(run, bounds, drawing, table) for run, drawing in zip(runs, drawn, strict=True)]
     return {

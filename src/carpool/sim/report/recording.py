@@ -1,4 +1,4 @@
-"""What a simulated run leaves behind for its report: plain columns that stay small however long the run."""
+"""Recorded columns of a simulated run, bounded in size however long the run."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class StepFunction:
 
 
 @dataclass(slots=True)
-class Haze:
+class BinnedHoldings:
     """Device-seconds of holdings too short to be kept one by one, by time bin and block of devices."""
 
     block: int  # devices in a block
@@ -114,7 +114,7 @@ class Haze:
     cells: dict[int, float] = field(default_factory=dict)  # bin * num_blocks + block: device-seconds
 
     @classmethod
-    def over(cls, num_devices: int) -> Haze:
+    def over(cls, num_devices: int) -> BinnedHoldings:
         """Blocks of equal size that cover all devices."""
         block = max(1, math.ceil(num_devices / HAZE_BLOCKS))
         return cls(block, max(1, math.ceil(num_devices / block)))
@@ -149,9 +149,9 @@ class Haze:
                 cells[key] = cells.get(key, 0.0) + seconds * count
             begin = until
 
-    def copy(self) -> Haze:
+    def copy(self) -> BinnedHoldings:
         """An independent copy."""
-        return Haze(self.block, self.num_blocks, self.width_s, dict(self.cells))
+        return BinnedHoldings(self.block, self.num_blocks, self.width_s, dict(self.cells))
 
 
 @dataclass(slots=True)
@@ -168,12 +168,12 @@ class Holdings:
     fraction: array[float] = field(default_factory=_doubles)
     num_dissolved: int = 0
     longest_dissolved_s: float = 0.0
-    haze: Haze = field(init=False)
+    haze: BinnedHoldings = field(init=False)
     _latest: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)  # job: {first device: place}
 
     def __post_init__(self) -> None:
         """Lay out the haze."""
-        self.haze = Haze.over(self.num_devices)
+        self.haze = BinnedHoldings.over(self.num_devices)
 
     def __len__(self) -> int:
         return len(self.job)

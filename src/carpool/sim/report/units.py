@@ -1,4 +1,4 @@
-"""Numbers for people: durations in s, min, h or d, counts with thousands, always the same digits."""
+"""Number formatting: durations in s, min, h or d, with consistent digits."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""Traces: reading the public formats, writing our own, making new ones, and saying what is in them."""
+"""Job traces: read public formats, write the canonical CSV, generate synthetic traces, and summarise them."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Our own CSV: job,submit_s,gpus,work_s and, where wanted, model,batch,weight,user."""
+"""Canonical CSV format: job,submit_s,gpus,work_s and optionally model,batch,weight,user."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from itertools import repeat
 
 from carpool.sim.traces import cells
 from carpool.sim.traces.cells import Cells
-from carpool.sim.traces.columns import names, numbers, shared
-from carpool.sim.traces.format import Columns, Format, RowBlock, TraceRow
+from carpool.sim.traces.format import Columns, RowBlock, TraceFormat, TraceRow, names, numbers, shared
 
 UNKNOWN_WORK = "unknown"  # in column work_s: nobody knows the length; an empty cell would be a mistake, not a statement
 
@@ -56,4 +55,4 @@ def _block(columns: Columns, start: int) -> RowBlock:
     return RowBlock(submits, columns["job"], gpus, works, extras)
 
 
-CANONICAL = Format("canonical", REQUIRED, _row, OPTIONAL, block=_block)
+CANONICAL = TraceFormat("canonical", REQUIRED, _row, OPTIONAL, block=_block)

@@ -1,4 +1,4 @@
-"""Reading one cell with care: the value, or an exception that says what is wrong with which cell."""
+"""Parsers for single cells of a trace file, with errors that name the cell and its value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BadCell(BadRow):
         super().__init__(f"{shown(value)} {what}", f"{column} {what}", column)
 
 
-class Unusable(Exception):
+class UnusableRow(Exception):
     """A row that its own format marks as no use to a scheduler (no GPU, no end time)."""
 
     def __init__(self, reason: str) -> None:

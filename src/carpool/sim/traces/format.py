@@ -1,11 +1,12 @@
-"""What a trace format is: the columns it is known by, and how one of its rows becomes a job."""
+"""Trace format interface: the columns of a format, its row parser, and fast parsers of whole columns."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from datetime import datetime
+from typing import NamedTuple, TypeVar
 
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.sim.traces.cells import Cells
@@ -57,11 +58,11 @@ Columns = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class TraceFormat:
     """One public way to write a trace down.
 
-    `row` reads one row with care: it raises `BadRow` for a fault and `Unusable` for what the format itself rules out.
-    `block`, where there is one, reads many rows fast and raises `Strange` or `BadRow` for anything odd: then `row` has
+    `row` reads one row with care: it raises `BadRow` for a fault and `UnusableRow` for what the format itself rules out.
+    `block`, where there is one, reads many rows fast and raises `IrregularBlock` or `BadRow` for anything odd: then `row` has
     its turn.
     """
 
@@ -87,5 +88,46 @@ class Format:
         return f"{shown} (header or not)" if self.headerless else shown
 
 
-class Strange(Exception):
+class IrregularBlock(Exception):
     """Something in a block needs the careful reader."""
+
+
+Value = TypeVar("Value")
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - the traces' dates have no zone
+
+
+def numbers(texts: Sequence[str]) -> list[float]:
+    """Finite numbers of 0 or more."""
+    try:
+        values = list(map(float, texts))
+    except ValueError as error:
+        raise IrregularBlock from error
+    # A sum is finite only if each value is (one that overflows merely costs a second, careful reading).
+    if not (min(values) >= 0 and math.isfinite(sum(values))):
+        raise IrregularBlock
+    return values
+
+
+def stamps(texts: Sequence[str]) -> list[float]:
+    """Dates without a zone as seconds since 1970."""
+    try:
+        return [(at - _EPOCH).total_seconds() for at in map(datetime.fromisoformat, texts)]
+    except (ValueError, TypeError) as error:  # TypeError: a date with a zone
+        raise IrregularBlock from error
+
+
+def shared(texts: Sequence[str], column: str, parse: Callable[[str, str], Value]) -> list[Value]:
+    """Values of a column with few distinct ones: each is parsed once, and one object serves all equal cells."""
+    values = {text: parse(text, column) for text in set(texts)}
+    return list(map(values.__getitem__, texts))
+
+
+def names(texts: Sequence[str]) -> list[str]:
+    """Repeated names, one object for all equal cells."""
+    first: dict[str, str] = {}
+    return list(map(first.setdefault, texts, texts))
+
+
+def row_ids(start: int, num_rows: int) -> list[str]:
+    """Ids for rows that have none: their index in the file."""
+    return list(map(str, range(start, start + num_rows)))

@@ -1,11 +1,11 @@
-"""Worlds by name: ``plain``, ``KIND:FILE`` of measured data, ``parts``, ``wired``, or a TOML file of models."""
+"""Performance models (worlds) that simulated jobs follow, selected by name with ``--world``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from carpool.core.errors import InputError, UnknownName
-from carpool.sim.world import PlainWorld, World
+from carpool.sim.worlds.base import PlainWorld, World
 
 WORLDS = {
     "plain": "the trace's own durations; nothing costs anything",
@@ -23,7 +23,7 @@ def seed_in_file(text: str) -> int:
     """The seed that a world's file names; 0 where it names none, and of worlds that have no such file."""
     if not text.endswith(".toml"):
         return 0
-    from carpool.sim.worlds.worldfile import read_world
+    from carpool.sim.worlds.world_file import read_world
 
     return read_world(Path(text)).setting.seed
 

@@ -1,4 +1,4 @@
-"""Measured co-locations as a world: one kind of device, trainings alone and in groups at any shares."""
+"""World from co-location measurements: trainings alone and in groups on one device type, at any shares."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate, Estimator
 from carpool.core.model import JobSpec
 from carpool.core.topology import Cluster, Placement
-from carpool.predictors.colocation import Colocation, Solo
-from carpool.predictors.interference import Interference, Member
-from carpool.predictors.sharing import SharedThroughput
+from carpool.predictors.sharing.colocation import ColocationTable, Solo
+from carpool.predictors.sharing.interference import Interference, Member
+from carpool.predictors.sharing.shared_throughput import SharedThroughput
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.world import Pace, Signs
+from carpool.sim.worlds.base import Pace, TrainingSignals
 
 _FILLER = 0.9  # of an idle cycle, what a higher turn can use (AntMan, OSDI'20)
 
@@ -33,7 +33,7 @@ class ColocationWorld:
     - What a scheduler knows: all profiles, and `known` measured groups, drawn with `seed`; it learns from reports.
     """
 
-    table: Colocation
+    table: ColocationTable
     noise: float = 8.0
     known: int = 135
     seed: int = 0
@@ -46,7 +46,7 @@ class ColocationWorld:
     @classmethod
     def load(cls, path: str | Path, seed: int = 0) -> ColocationWorld:
         """From what ``benchmarks/gpu_colocation.py`` wrote."""
-        return cls(Colocation.load(path), seed=seed)
+        return cls(ColocationTable.load(path), seed=seed)
 
     def __post_init__(self) -> None:
         for group, kept in zip(*self.table.samples(), strict=True):
@@ -94,10 +94,10 @@ class ColocationWorld:
         """Fixed prices: a start or a move, or a change in place."""
         return self.start_s if before is None or before == after else self.change_s
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """The gradient noise scale and the step."""
         profile = self._profile(spec, placement.batch_size)
-        return Signs(noise=self.noise * self._profile(spec).batch_size, step_s=profile.step_s)
+        return TrainingSignals(noise=self.noise * self._profile(spec).batch_size, step_s=profile.step_s)
 
     def kept(self, spec: JobSpec, done: float) -> float:
         """Nothing is lost in a crash."""

@@ -1,4 +1,4 @@
-"""How fast jobs on one device get on together: virtual shares as caps, two contended resources, turns."""
+"""Contention model of one shared device: shares as caps, two contended resources, time slicing."""
 
 from __future__ import annotations
 

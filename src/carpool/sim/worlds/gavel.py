@@ -1,4 +1,4 @@
-"""Gavel's measured throughputs as a world: steps per second by job type, width and kind, alone or beside others."""
+"""World from Gavel's throughput tables: steps per second by job type, scale and device type."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from carpool.core.estimates import Estimator
 from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.world import Pace, Signs
-from carpool.sim.worlds.oracle import Oracle
+from carpool.sim.worlds.base import Oracle, Pace, TrainingSignals
 
 _ALONE = "null"  # the table's name for no neighbour
 _NOT_A_KIND = "_unconsolidated"  # rows for gangs spread over servers, which Gavel's simulator never reads
@@ -153,9 +152,9 @@ class GavelWorld:
         """Nothing costs anything."""
         return 0.0
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """Nothing to see."""
-        return Signs()
+        return TrainingSignals()
 
     def kept(self, spec: JobSpec, done: float) -> float:
         """Everything."""
@@ -163,7 +162,7 @@ class GavelWorld:
 
     def estimator(self) -> Estimator:
         """The table itself."""
-        return TableOracle(self)
+        return GavelOracle(self)
 
     # ---------------------------------------------------------------------------------------------------- inside
     def _rows(self, kind: Kind) -> Mapping[JobType, float]:
@@ -191,7 +190,7 @@ class GavelWorld:
 
 
 @dataclass(frozen=True, slots=True)
-class TableOracle(Oracle[GavelWorld]):
+class GavelOracle(Oracle[GavelWorld]):
     """Believes the throughput table: an oracle of a `GavelWorld`."""
 
     def alike(self, spec: JobSpec) -> tuple[str, int]:

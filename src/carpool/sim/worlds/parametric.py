@@ -1,4 +1,4 @@
-"""A world from a few numbers for each model and kind: scaling, unlike kinds, contention, prices, loss and noise."""
+"""Parametric world: scaling, device types, contention, costs of changes, loss and gradient noise by formula."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.world import Pace, Signs
+from carpool.sim.worlds.base import Pace, TrainingSignals
 from carpool.sim.worlds.contention import Contender, Contention
-from carpool.sim.worlds.mixes import draw_kinds, draw_models
-from carpool.sim.worlds.traits import KindTraits, ModelTraits, Prices
-from carpool.sim.worlds.worldfile import DEFAULT, TopKeys, read_world
+from carpool.sim.worlds.traits import ChangeCosts, KindTraits, ModelTraits, draw_kinds, draw_models
+from carpool.sim.worlds.world_file import DEFAULT, TopLevelKeys, read_world
 
 Groups = tuple[tuple[Kind, int], ...]
 
@@ -28,7 +27,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ParametricWorld:
-    """The truth by formula; the parameters are explained at `ModelTraits`, `KindTraits`, `Prices` and `Contention`.
+    """The truth by formula; the parameters are explained at `ModelTraits`, `KindTraits`, `ChangeCosts` and `Contention`.
 
     Work is counted in seconds alone on the devices asked for, of the reference kind, at the job's own batch size m0;
     jobs that state no length get their model's. With batch m (of all devices together) and step time T the rate is
@@ -43,9 +42,9 @@ class ParametricWorld:
 
     models: Mapping[str, ModelTraits] = field(default_factory=dict)
     kinds: Mapping[str, KindTraits] = field(default_factory=dict)
-    prices: Prices = field(default_factory=Prices)
+    prices: ChangeCosts = field(default_factory=ChangeCosts)
     contention: Contention = field(default_factory=Contention)
-    setting: TopKeys = field(default_factory=TopKeys)
+    setting: TopLevelKeys = field(default_factory=TopLevelKeys)
     _whole_s: dict[tuple[str, Groups, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -60,7 +59,7 @@ class ParametricWorld:
         cls, seed: int, *, models: str | Sequence[str] = "vision", kinds: Sequence[str] = ("V100",), noise: float = 0.0
     ) -> ParametricWorld:
         """Models of a named mix (`mixes.MIXES`) or of the given names, on kinds from the fastest to the slowest."""
-        setting = TopKeys(reference=kinds[0], noise=noise, seed=seed)
+        setting = TopLevelKeys(reference=kinds[0], noise=noise, seed=seed)
         return cls(draw_models(seed, models, kinds), draw_kinds(kinds), setting=setting)
 
     # ------------------------------------------------------------------------------------------------ world port
@@ -91,10 +90,10 @@ class ParametricWorld:
         ]
         return max(changes) if any(changes) else prices.resize_s
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """Loss and gradient noise scale."""
         traits, work = self.traits(spec), self.work(spec)
-        return Signs(traits.loss_at(done / work), traits.noise_at(_phase(done, work) / _PHASES))
+        return TrainingSignals(traits.loss_at(done / work), traits.noise_at(_phase(done, work) / _PHASES))
 
     def kept(self, spec: JobSpec, done: float) -> float:
         """The last multiple of the checkpoint interval."""

@@ -1,4 +1,4 @@
-"""A world of steps cut into a fixed number of parts that need not run at the same instant, on unlike kinds."""
+"""World of steps split into a fixed number of parts, on heterogeneous devices (the setting of Hare)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from carpool.core.errors import InputError, UnknownName
 from carpool.core.estimates import Estimator
 from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
-from carpool.policies.relaxation import Demand, lower_bound
+from carpool.policies.hare.relaxation import Demand, lower_bound
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.world import Pace, Signs
-from carpool.sim.worlds.oracle import Oracle
+from carpool.sim.worlds.base import Oracle, Pace, TrainingSignals
 
 Groups = tuple[tuple[Kind, int], ...]
 
@@ -117,9 +116,9 @@ class PartsWorld:
         stays = before is not None and before.groups == after.groups and before != after
         return 0.0 if stays else self.switch_s(spec)
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """Nothing to see."""
-        return Signs()
+        return TrainingSignals()
 
     def kept(self, spec: JobSpec, done: float) -> float:
         """Nothing is lost in a crash."""

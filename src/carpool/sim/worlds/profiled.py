@@ -1,4 +1,4 @@
-"""A world from profiles: every model as fast, and as large, as `carpool profile` found its training to be."""
+"""World from profiles: rates and memory as ``carpool profile`` measured them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
-from carpool.predictors.belief import ProfileBelief
-from carpool.predictors.profile_file import read_profile
+from carpool.predictors.profiles.profile import read_profile
+from carpool.predictors.profiles.rate_model import ProfileRateModel
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.world import Pace, Signs
+from carpool.sim.worlds.base import Pace, TrainingSignals
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ProfileWorld:
     means the only profile there is. Starts, moves and ends cost what the profile has seen them cost.
     """
 
-    profiles: Mapping[str, ProfileBelief]  # by entry, and by function where that is unambiguous
+    profiles: Mapping[str, ProfileRateModel]  # by entry, and by function where that is unambiguous
 
     @classmethod
     def load(cls, path: Path) -> ProfileWorld:
@@ -33,7 +33,7 @@ class ProfileWorld:
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not files:
             raise InputError("holds no profiles", where=str(path), way_out="Make one with carpool profile.")
-        read = [ProfileBelief.of(read_profile(file)) for file in files]
+        read = [ProfileRateModel.of(read_profile(file)) for file in files]
         functions = [belief.profile.entry.rpartition(":")[2] for belief in read]
         known = {belief.profile.entry: belief for belief in read}
         short = zip(functions, read, strict=True)
@@ -62,10 +62,10 @@ class ProfileWorld:
         costs = self.of(spec).profile.costs
         return (costs.start_s if before is None else costs.resize_s) or 0.0
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """The noise scale, where it was measured."""
         noise = self.of(spec).profile.noise
-        return Signs(noise=None if noise is None else noise.scale)
+        return TrainingSignals(noise=None if noise is None else noise.scale)
 
     def kept(self, spec: JobSpec, done: float) -> float:
         """Everything."""
@@ -76,7 +76,7 @@ class ProfileWorld:
         return ProfileEstimator(self)
 
     # ---------------------------------------------------------------------------------------------------- formulas
-    def of(self, spec: JobSpec) -> ProfileBelief:
+    def of(self, spec: JobSpec) -> ProfileRateModel:
         """The profile of a job's model."""
         if not spec.model and len({id(belief) for belief in self.profiles.values()}) == 1:
             return next(iter(self.profiles.values()))

@@ -1,4 +1,4 @@
-"""A small parametric truth: rates grow as a power of the number of devices and with the speed of the kind."""
+"""Analytic world: rates follow a power of the device count and the speed of the device type."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from carpool.core.estimates import Estimator
 from carpool.core.model import JobSpec
 from carpool.core.topology import Cluster, Placement
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.world import Pace, Signs
-from carpool.sim.worlds.oracle import Oracle
+from carpool.sim.worlds.base import Oracle, Pace, TrainingSignals
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,9 @@ class ScalingWorld:
         """Fixed prices."""
         return self.start_s if before is None else self.resize_s
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """Nothing to see."""
-        return Signs()
+        return TrainingSignals()
 
     def kept(self, spec: JobSpec, done: float) -> float:
         """Nothing is lost in a crash."""

@@ -1,4 +1,4 @@
-"""A world of links: step times follow from computing and from every transfer over buses and a network."""
+"""World with link bandwidths: step times follow from compute and from transfers over buses and a network."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from carpool.core.errors import CarpoolError, InputError
 from carpool.core.estimates import Estimator
 from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
-from carpool.predictors.wired import WiredEstimator
+from carpool.predictors.links.estimator import LinkEstimator
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.world import Pace, Signs
-from carpool.sim.worlds.oracle import Oracle
+from carpool.sim.worlds.base import Oracle, Pace, TrainingSignals
 
 _WIDER = 4  # times the devices asked for is what a job may use
 _SAMPLES = 32  # on each device asked for
@@ -23,7 +22,7 @@ _STATE = 3.0  # bytes of state for each of the gradients: parameters and two mom
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class WiredModel:
     """One model, drawn from the seed and its name."""
 
     fixed_s: float
@@ -32,7 +31,7 @@ class Trained:
     hidden: float  # part of computing behind which transfers hide
 
     @classmethod
-    def drawn(cls, seed: int, name: str) -> Trained:
+    def drawn(cls, seed: int, name: str) -> WiredModel:
         """From small and quick to large and slow."""
         random = Random(f"{seed} {name}")
         return cls(
@@ -59,7 +58,7 @@ class WiredWorld:
     start_s: float = 8.0
     resize_s: float = 1.0  # of a change of devices, beside the time its state takes
     report_every_s: float = _REPORT_S
-    _models: dict[str, Trained] = field(default_factory=dict, init=False, repr=False)
+    _models: dict[str, WiredModel] = field(default_factory=dict, init=False, repr=False)
     _cluster: Cluster | None = field(default=None, init=False, repr=False)
     _slowness: dict[Kind, float] = field(default_factory=dict, init=False, repr=False)
     _buses: dict[Kind, float] = field(default_factory=dict, init=False, repr=False)  # bytes per second
@@ -101,9 +100,9 @@ class WiredWorld:
             return self.start_s
         return self.resize_s + _STATE * self.model(spec).gradient_bytes / self._network
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> Signs:
+    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """Seconds of a step."""
-        return Signs(step_s=self.step_s(spec, placement))
+        return TrainingSignals(step_s=self.step_s(spec, placement))
 
     def kept(self, spec: JobSpec, done: float) -> float:
         """Everything."""
@@ -113,13 +112,13 @@ class WiredWorld:
         """One that learns the links from what jobs report."""
         if self._cluster is None:
             raise CarpoolError("WiredWorld.estimator is asked before WiredWorld.prepare has named the cluster")
-        return WiredEstimator(self._cluster)
+        return LinkEstimator(self._cluster)
 
     # -------------------------------------------------------------------------------------------------------- formulas
-    def model(self, spec: JobSpec) -> Trained:
+    def model(self, spec: JobSpec) -> WiredModel:
         """A job's model; jobs without a name are all of one."""
         if spec.model not in self._models:
-            self._models[spec.model] = Trained.drawn(self.seed, spec.model)
+            self._models[spec.model] = WiredModel.drawn(self.seed, spec.model)
         return self._models[spec.model]
 
     def step_s(self, spec: JobSpec, placement: Placement) -> float:

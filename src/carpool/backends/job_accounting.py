@@ -1,0 +1,214 @@
+"""Job accounting: phase, progress, allocations and outcome of each job, from journal records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+
+from carpool.core.lifecycle import requires_release, updated_spec
+from carpool.core.messages import (
+    AssignApplied,
+    DeadlineMissed,
+    Fact,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobResumed,
+    JobSubmitted,
+    LimitsChanged,
+    NodeLost,
+    ProgressReported,
+    Record,
+    ReleaseApplied,
+    WeightChanged,
+)
+from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
+from carpool.runtime.executor.reports import Outcome, Report, Sized, Told
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationEntry:
+    """One decision about a job: what it got, when, and why."""
+
+    at: float
+    allocation: Allocation | None
+    reason: str
+
+
+@dataclass(slots=True)
+class JobAccount:
+    """One job from its submission to its end."""
+
+    spec: JobSpec
+    submitted_at: float
+    phase: Phase = Phase.WAITING
+    ended_at: float | None = None
+    held: Allocation | None = None
+    held_since: float = 0.0
+    held_s: float = 0.0  # time holding any device, up to `held_since`
+    device_s: float = 0.0  # the same, times the devices
+    done: float = 0.0  # steps, at `as_of`
+    rate: float = 0.0
+    as_of: float = 0.0
+    loss: float | None = None
+    own_batch: int = 0  # of the training, once it is loaded; 0: unknown
+    error: str = ""
+    outcome: Outcome | None = None
+    decisions: list[AllocationEntry] = field(default_factory=list)
+    story: list[tuple[float, str]] = field(default_factory=list)  # what the executor told
+
+    @property
+    def jct_s(self) -> float | None:
+        """End less submission."""
+        return None if self.ended_at is None else self.ended_at - self.submitted_at
+
+    @property
+    def wait_s(self) -> float | None:
+        """Time without any device."""
+        return None if self.jct_s is None else max(0.0, self.jct_s - self.held_s)
+
+    def hold(self, at: float, allocation: Allocation | None) -> None:
+        """Hold something else, or nothing, from now on."""
+        if self.held is not None:
+            self.held_s += at - self.held_since
+            self.device_s += (at - self.held_since) * self.held.num_devices
+        self.held, self.held_since = allocation, at
+
+
+class JobAccounting:
+    """An observer of the scheduler with an account for every job, in order of submission."""
+
+    def __init__(self) -> None:
+        self.accounts: dict[JobId, JobAccount] = {}
+        self.reason = ""  # of the newest decision
+        self.at = 0.0
+
+    def record(self, record: Record) -> None:
+        """Take in one record."""
+        self.at = record.at
+        for fact in record.facts:
+            self._take(record.at, fact)
+        if record.planned is None or not record.planned.changes:
+            return
+        self.reason = record.planned.reason
+        for change in record.planned.changes:
+            if change.job not in self.accounts:
+                continue
+            account = self.accounts[change.job]
+            account.hold(record.at, change.allocation)
+            account.phase = Phase.WAITING if change.allocation is None else Phase.RUNNING
+            account.rate = 0.0 if change.allocation is None else account.rate
+            account.decisions.append(AllocationEntry(record.at, change.allocation, record.planned.reason))
+
+    def take(self, at: float, report: Report) -> None:
+        """Note what the executor says about a job, the batch it has by itself, and how it ended."""
+        match report:
+            case Told(job=job, words=words):
+                self.tell(at, job, words)
+            case Sized(job=job, batch_size=batch_size) if job in self.accounts:
+                self.accounts[job].own_batch = batch_size
+            case Outcome():
+                self.close(report)
+
+    def tell(self, at: float, job: JobId, words: str) -> None:
+        """Note something for a job's story."""
+        if job in self.accounts:
+            self.accounts[job].story.append((at, words))
+
+    def close(self, outcome: Outcome) -> None:
+        """Note how a training ended."""
+        account = self.accounts.get(outcome.job)
+        if account is not None:
+            account.outcome = outcome
+            account.done = float(outcome.steps)
+
+    def owner(self, job: JobId) -> str:
+        """Whose a job is; empty where its submission was never seen: that is nobody's business but an admin's."""
+        account = self.accounts.get(job)
+        return "" if account is None else account.spec.user
+
+    def adopt(self, job: Job, begins_at: float) -> None:
+        """Open an account for a job before records are shown that may not go back to its submission.
+
+        What it holds since before they begin it is taken to hold then; of the rest the records tell.
+        """
+        found = JobAccount(job.spec, job.submitted_at, job.phase, done=job.done, rate=job.rate, as_of=job.as_of)
+        if job.since < begins_at:
+            found.hold(job.since, job.desired)
+        self.accounts[job.id] = found
+
+    def _take(self, at: float, fact: Fact) -> None:
+        if getattr(fact, "job", None) not in self.accounts and not isinstance(fact, JobSubmitted | NodeLost):
+            return  # submitted before the journal begins
+        match fact:
+            case JobSubmitted(spec=spec):
+                phase = Phase.BLOCKED if spec.after else Phase.WAITING
+                self.accounts.pop(spec.id, None)  # adopted: now its place in the order of submission is known
+                self.accounts[spec.id] = JobAccount(spec, at, phase, as_of=at)
+            case AssignApplied(job=job, done=done) | ReleaseApplied(job=job, done=done):
+                account = self.accounts[job]
+                account.done, account.as_of = done, at
+            case ProgressReported(job=job, done=done, rate=rate, loss=loss):
+                account = self.accounts[job]
+                rate = rate if account.held is not None else 0.0  # news that were on their way when it was taken off
+                account.done, account.rate, account.as_of = done, rate, at
+                account.loss = account.loss if loss is None else loss
+            case WeightChanged(job=job) | LimitsChanged(job=job):
+                account = self.accounts[job]
+                account.spec = updated_spec(account.spec, fact)
+                if requires_release(fact, account.held):
+                    self._take_off(at, account)
+            case DeadlineMissed(job=job):
+                self.tell(at, job, "missed its deadline, and goes on")
+            case JobFinished(job=job):
+                self._end(at, job, Phase.FINISHED)
+            case JobCancelled(job=job):
+                self._end(at, job, Phase.CANCELLED)
+            case JobFailed(job=job, error=error):
+                self._end(at, job, Phase.FAILED)
+                self.accounts[job].error = error
+            case JobPaused(job=job):
+                self._take_off(at, self.accounts[job])
+                self.tell(at, job, "was paused by its user")
+            case JobResumed(job=job):
+                self.tell(at, job, "was resumed by its user")
+            case JobCrashed(job=job):
+                self._take_off(at, self.accounts[job])
+            case NodeLost():
+                for account in self.accounts.values():
+                    if account.held is not None:
+                        self._take_off(at, account)
+
+    def _take_off(self, at: float, account: JobAccount) -> None:
+        account.hold(at, None)
+        account.phase, account.rate = Phase.WAITING, 0.0
+
+    def _end(self, at: float, job: JobId, phase: Phase) -> None:
+        account = self.accounts[job]
+        account.hold(at, None)
+        account.phase, account.ended_at, account.rate = phase, at, 0.0
+
+
+Json = dict[str, object]
+
+
+def allocation_json(given: AllocationEntry, batch_size: int, names: Mapping[int, str]) -> Json:
+    """One decision; no devices means that it was taken off them."""
+    held = given.allocation
+    fractions = [] if held is None else [share.fraction for share in held.shares for _ in share.devices]
+    return {
+        "at_s": given.at,
+        "devices": [] if held is None else [names.get(device, str(device)) for device in held.devices()],
+        "fractions": fractions,
+        "batch_size": (batch_size if held is None else held.batch_size or batch_size) or None,
+        "parts": [] if held is None else list(held.parts),
+        "reason": given.reason,
+    }
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """JSON knows no NaN."""
+    return value if value is not None and isfinite(value) else None

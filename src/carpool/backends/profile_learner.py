@@ -1,0 +1,359 @@
+"""Profile learner: turns step times and switching costs of running jobs into profiles."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import sqrt
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from carpool.core.messages import (
+    AssignApplied,
+    Change,
+    Fact,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    ProgressReported,
+    Record,
+)
+from carpool.core.model import Allocation, Job, JobId
+from carpool.core.topology import Cluster, Placement
+from carpool.jobs.entry_file import source_digest
+from carpool.jobs.program import Program
+from carpool.predictors.profiles.profile import (
+    Costs,
+    Measurement,
+    Profile,
+    measurement_key,
+    merge_measurements,
+    short_entry,
+)
+from carpool.runtime.executor.reports import Outcome, Report, Sized
+
+_Leaving = JobFinished | JobFailed | JobCancelled | JobCrashed | JobPaused
+_LEAVE = (JobFinished, JobFailed, JobCancelled, JobCrashed, JobPaused)
+
+
+class StepSetting(NamedTuple):
+    """All that a rate depends on: where a job is, and which models are on its devices with it."""
+
+    placement: Placement
+    beside: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Steps and seconds between reports that followed each other in one setting."""
+
+    steps: float = 0.0
+    seconds: float = 0.0
+    intervals: int = 0
+    _squares: float = 0.0  # Σ n·x² over intervals of n steps at x seconds each
+
+    def add(self, steps: float, seconds: float) -> None:
+        """Take one interval in."""
+        self.steps += steps
+        self.seconds += seconds
+        self.intervals += 1
+        self._squares += seconds**2 / steps
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a step."""
+        return self.seconds / self.steps
+
+    @property
+    def spread_s(self) -> float:
+        """Standard deviation from step to step, if steps are independent: √(Σ n·(x − mean)²/(k − 1)) of k intervals."""
+        if self.intervals < 2:
+            return 0.0
+        return sqrt(max(0.0, self._squares - self.steps * self.step_s**2) / (self.intervals - 1))
+
+
+class _Gap(NamedTuple):
+    """Time of which a part went into steps: how many, and in which settings."""
+
+    seconds: float
+    steps: tuple[tuple[float, StepSetting], ...]
+
+
+class _Ordered(NamedTuple):
+    """An order that shows no steps yet."""
+
+    since: float  # when it was given; for a job that runs meanwhile, when it last reported
+    before: tuple[float, StepSetting] | None  # steps done then, and where; None: it held nothing
+
+
+@dataclass(slots=True, eq=False)
+class _JobTimes:
+    """One job: what it holds, since when, and what was seen of it."""
+
+    model: str
+    held: Allocation | None = None
+    ordered: _Ordered | None = None
+    base: float = 0.0  # steps done when it was carried out
+    last: tuple[float, float] | None = None  # the last report: instant, steps done; None: nothing can be told from it
+    timed: dict[StepSetting, StepTimes] = field(default_factory=dict)
+    starts: list[_Gap] = field(default_factory=list)
+    resizes: list[_Gap] = field(default_factory=list)
+    ends: list[_Gap] = field(default_factory=list)
+
+
+class StepTimeObserver:
+    """An observer of the scheduler that adds up steps and seconds, apart for every setting.
+
+    Only what lies between two reports in the same setting counts as running. What lies between an order and the first
+    report, less the time that its steps take later on, is the cost of the order. A job that moves goes on where it is
+    while its new devices are made ready: those steps do not count as lost either.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._jobs: dict[JobId, _JobTimes] = {}
+        self._totals: dict[JobId, float] = {}
+        self._residents: dict[int, list[_JobTimes]] = {}  # by device
+
+    def adopt(self, job: Job) -> None:
+        """Follow a job from here on that was submitted before; what it holds tells nothing until its next report."""
+        self._jobs[job.id] = _JobTimes(job.spec.model, base=job.done)
+        self._hold(self._jobs[job.id], job.desired)
+
+    def forget(self, job: JobId) -> None:
+        """A job that is over needs no place any more, nor holds anything."""
+        watched = self._jobs.pop(job, None)
+        if watched is not None:
+            self._hold(watched, None)
+        self._totals.pop(job, None)
+
+    def ended(self, job: JobId, steps: float) -> None:
+        """How many steps a job that finishes has made."""
+        self._totals[job] = steps
+
+    def timed(self, job: JobId) -> dict[StepSetting, StepTimes]:
+        """Steps and seconds of a job in every setting in which it was seen."""
+        return self._jobs[job].timed if job in self._jobs else {}
+
+    def costs(self, job: JobId) -> Costs:
+        """The usual cost of what was seen of a job."""
+        watched = self._jobs.get(job)
+        if watched is None:
+            return Costs()
+        return Costs(*[_usual(watched, gaps) for gaps in (watched.starts, watched.resizes, watched.ends)])
+
+    def record(self, record: Record) -> None:
+        """Take in one record."""
+        for fact in record.facts:
+            self._take(record.at, fact)
+        for change in record.planned.changes if record.planned is not None else ():
+            self._change(record.at, change)
+
+    # ---------------------------------------------------------------------------------------------------------- facts
+    def _take(self, at: float, fact: Fact) -> None:
+        if isinstance(fact, JobSubmitted):
+            self._jobs[fact.spec.id] = _JobTimes(fact.spec.model)
+        elif isinstance(fact, (AssignApplied, ProgressReported, *_LEAVE)):
+            watched = self._jobs.get(fact.job)
+            if watched is not None:  # of one that was forgotten some last words may come
+                self._take_of(at, fact, watched)
+        elif isinstance(fact, NodeJoined):
+            if all(node.name != fact.name for node in self._cluster.nodes):
+                self._cluster = self._cluster.joined(fact.name, fact.banks)
+        elif isinstance(fact, NodeLost):
+            for device in self._cluster.nodes[fact.node].devices:
+                for watched in tuple(self._residents.get(device, ())):
+                    self._hold(watched, None)
+
+    def _take_of(self, at: float, fact: AssignApplied | ProgressReported | _Leaving, watched: _JobTimes) -> None:
+        if isinstance(fact, AssignApplied):
+            watched.base = fact.done
+        elif isinstance(fact, ProgressReported):
+            if fact.alone:  # others stood still for it: no interval around this one tells how they run together
+                for stood in (watched, *self._beside(watched, watched.held)):
+                    stood.last = None
+            self._progress(at, watched, fact.done)
+        else:
+            if isinstance(fact, JobFinished):
+                self._finish(at, fact.job, watched)
+            self._hold(watched, None)
+
+    def _progress(self, at: float, watched: _JobTimes, done: float) -> None:
+        if watched.held is None:
+            return
+        setting = self._setting(watched)
+        if watched.ordered is not None:
+            since, before = watched.ordered
+            after = (done - watched.base, setting)
+            if before is None:
+                watched.starts.append(_Gap(at - since, (after,)))
+            else:
+                watched.resizes.append(_Gap(at - since, ((watched.base - before[0], before[1]), after)))
+            watched.ordered = None
+        elif watched.last is not None and done > watched.last[1] and at > watched.last[0]:
+            since, made = watched.last
+            watched.timed.setdefault(setting, StepTimes()).add(done - made, at - since)
+        watched.last = at, done
+
+    def _finish(self, at: float, job: JobId, watched: _JobTimes) -> None:
+        """The time since the last report went into the last steps and the end; of a short job it is all there is."""
+        if watched.last is None or watched.held is None:
+            return
+        (since, done), setting = watched.last, self._setting(watched)
+        left = self._totals.get(job, 0.0) - done
+        if setting in watched.timed and left >= 0.0:
+            watched.ends.append(_Gap(at - since, ((left, setting),)))
+        elif left > 0.0 and at > since:
+            watched.timed.setdefault(setting, StepTimes()).add(left, at - since)
+
+    # -------------------------------------------------------------------------------------------------------- holding
+    def _change(self, at: float, change: Change) -> None:
+        watched = self._jobs.get(change.job)
+        if watched is None:
+            return
+        held, last = watched.held, watched.last
+        setting = None if held is None else self._setting(watched)
+        self._hold(watched, change.allocation)
+        watched.ordered = None
+        if change.allocation is None:
+            return
+        if held is None:
+            watched.ordered = _Ordered(at, None)
+        elif last is not None and setting is not None and not held.same_devices(change.allocation):
+            watched.ordered = _Ordered(last[0], (last[1], setting))
+
+    def _hold(self, watched: _JobTimes, allocation: Allocation | None) -> None:
+        """Hold something else; who is on the same devices runs in another setting from now on."""
+        before, watched.held, watched.last = watched.held, allocation, None
+        for device in before.devices() if before is not None else ():
+            self._residents[device].remove(watched)
+        for device in allocation.devices() if allocation is not None else ():
+            self._residents.setdefault(device, []).append(watched)
+        for other in (*self._beside(watched, before), *self._beside(watched, allocation)):
+            other.last = None
+
+    def _beside(self, watched: _JobTimes, allocation: Allocation | None) -> list[_JobTimes]:
+        """Who else is on the devices of an allocation, each once."""
+        if allocation is None:
+            return []
+        there = {id(other): other for device in allocation.devices() for other in self._residents.get(device, ())}
+        return [other for other in there.values() if other is not watched]
+
+    def _setting(self, watched: _JobTimes) -> StepSetting:
+        assert watched.held is not None
+        beside = sorted(other.model for other in self._beside(watched, watched.held))
+        return StepSetting(self._cluster.placement(watched.held), tuple(beside))
+
+
+def _usual(watched: _JobTimes, gaps: list[_Gap]) -> float | None:
+    """The median of gaps, each without what its steps take; None where no setting tells how long they take."""
+    found = []
+    for seconds, made in gaps:
+        if all(setting in watched.timed for steps, setting in made if steps):
+            worked_s = sum(steps * watched.timed[setting].step_s for steps, setting in made if steps)
+            found.append(max(0.0, seconds - worked_s))
+    return median(found) if found else None
+
+
+def updated_profile(
+    before: Profile | None, program: Program, sized: Sized, timed: Mapping[StepSetting, StepTimes], costs: Costs
+) -> Profile:
+    """The profile there was, or a new one, with what a run has seen on devices of one kind, alone or beside one job."""
+    source = source_digest(program.entry, Path(program.folder))
+    if before is None or before.source != source or before.machine != platform.node():
+        before = Profile(
+            short_entry(program.entry),
+            program.args,
+            source,
+            sized.batch_size,
+            sized.num_samples,
+            stop_steps=sized.total_steps,
+            machine=platform.node(),
+        )
+    known = {measurement_key(each): each for each in before.measurements}
+    seen = [
+        _joined(known.get(measurement_key(each)), each)
+        for where, times in timed.items()
+        if (each := _measurement(program, sized, where, times)) is not None
+    ]
+    costs = costs.over(before.costs)
+    return replace(before, measurements=merge_measurements(before.measurements, seen), **costs._asdict())
+
+
+def _measurement(program: Program, sized: Sized, where: StepSetting, times: StepTimes) -> Measurement | None:
+    placement = where.placement
+    if len(placement.groups) > 1 or len(where.beside) > 1:
+        return None  # a profile has no words for it
+    return Measurement(
+        placement.groups[0][0],
+        placement.num_devices,
+        placement.batch_size or sized.batch_size,
+        share=placement.fraction,
+        exact=program.exact,
+        beside=short_entry(where.beside[0]) if where.beside else "",
+        steps=int(times.steps),
+        step_s=times.step_s,
+        step_spread_s=times.spread_s,
+    )
+
+
+def _joined(old: Measurement | None, new: Measurement) -> Measurement:
+    """Both times, weighed by their steps, beside what only a profiler can measure."""
+    if old is None or old.step_s is None or new.step_s is None:
+        return new if old is None else replace(old, steps=new.steps, step_s=new.step_s, step_spread_s=new.step_spread_s)
+    steps = max(1, old.steps) + new.steps
+    portion = new.steps / steps
+    spread = sqrt((1.0 - portion) * (old.step_spread_s or 0.0) ** 2 + portion * (new.step_spread_s or 0.0) ** 2)
+    step_s = (1.0 - portion) * old.step_s + portion * new.step_s
+    return replace(old, steps=steps, step_s=step_s, step_spread_s=spread)
+
+
+class ProfileLearner:
+    """Follows records and reports; what they teach of a job is its profile."""
+
+    def __init__(self, cluster: Cluster, version: str) -> None:
+        self._version = version
+        self._stopwatch = StepTimeObserver(cluster)
+        self._sized: dict[JobId, Sized] = {}
+
+    def go_on_with(self, jobs: Mapping[JobId, Job]) -> None:
+        """Follow these jobs from here on, which were submitted before anybody looked, and no others."""
+        self._sized = {job: sized for job, sized in self._sized.items() if job in jobs}
+        for job in jobs.values():
+            self._stopwatch.adopt(job)
+
+    def record(self, record: Record) -> None:
+        """Take in one record."""
+        self._stopwatch.record(record)
+
+    def take(self, report: Report) -> None:
+        """Take in what an executor says."""
+        match report:
+            case Sized(job=job):
+                self._sized[job] = report
+            case Outcome(job=job, steps=steps):
+                self._stopwatch.ended(job, steps)
+
+    def sized(self, job: JobId) -> Sized | None:
+        """What a training said of itself when it was loaded; None: nothing yet."""
+        return self._sized.get(job)
+
+    def profile(self, job: JobId, program: Program, before: Profile | None) -> Profile | None:
+        """What was known before with what was learned now; None where that is nothing."""
+        timed, sized = self._stopwatch.timed(job), self._sized.get(job)
+        if not timed or sized is None or not sized.batch_size or not program.entry:
+            return None
+        profile = updated_profile(before, program, sized, timed, self._stopwatch.costs(job))
+        return replace(profile, version=self._version)
+
+    def forget(self, job: JobId) -> None:
+        """A job that is over needs no place any more."""
+        self._sized.pop(job, None)
+        self._stopwatch.forget(job)

@@ -1,0 +1,1 @@
+"""Terminal output: tables and text for runs, plans, profiles and comparisons."""

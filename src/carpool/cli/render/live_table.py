@@ -1,0 +1,180 @@
+"""Progress display of a run: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from carpool.backends.job_accounting import JobAccount
+from carpool.backends.local_run import LocalRun
+from carpool.cli.render.job_rows import short, span
+from carpool.core.model import Allocation, JobId, Phase
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+_PROGRESS_S = 10.0  # between plain lines about a running job
+
+
+class RunDisplay(Protocol):
+    """Shows a run while it goes on."""
+
+    def refresh(self) -> None:
+        """Show how things stand; called a few times a second."""
+        ...
+
+    def shown(self) -> AbstractContextManager[None]:
+        """While it is entered the board may take the terminal for itself."""
+        ...
+
+
+class NullDisplay:
+    """Shows nothing: for programs that read the JSON."""
+
+    def refresh(self) -> None:
+        """Show nothing."""
+
+    def shown(self) -> AbstractContextManager[None]:
+        """Nothing to take."""
+        return nullcontext()
+
+
+class LineDisplay:
+    """Plain lines on stderr: every decision and ending, and progress now and then."""
+
+    def __init__(self, run: LocalRun) -> None:
+        self._run = run
+        self._names = run.names
+        self._decisions: dict[JobId, int] = {}
+        self._told: dict[JobId, int] = {}
+        self._over: set[JobId] = set()
+        self._progress_at: dict[JobId, float] = {}
+        self._width = max((len(spec.id) for spec, _ in run.asked.jobs), default=0)
+
+    def refresh(self) -> None:
+        """Print what is new, in the order in which it happened."""
+        news = [
+            (at, job, words)
+            for job, account in self._run.ledger.accounts.items()
+            for at, words in self._news(job, account)
+        ]
+        for at, job, words in sorted(news, key=lambda line: line[0]):
+            click.echo(f"{at:9.1f} s  {job:<{self._width}}  {words}", err=True)
+
+    def shown(self) -> AbstractContextManager[None]:
+        """Nothing to take: lines go by."""
+        return nullcontext()
+
+    def _news(self, job: JobId, account: JobAccount) -> Iterator[tuple[float, str]]:
+        seen = self._decisions.get(job, 0)
+        for given in account.decisions[seen:]:
+            what = "waits" if given.allocation is None else f"gets {held(given.allocation, self._names)}"
+            yield given.at, f"{what}: {given.reason}"
+        self._decisions[job] = len(account.decisions)
+        yield from account.story[self._told.get(job, 0) :]
+        self._told[job] = len(account.story)
+        if account.ended_at is not None:
+            if job not in self._over:
+                self._over.add(job)
+                yield account.ended_at, ending(account)
+        elif account.done and account.as_of - self._progress_at.get(job, account.submitted_at) >= _PROGRESS_S:
+            self._progress_at[job] = account.as_of
+            yield account.as_of, progress(account, self._run.live.total(job))
+
+
+class LiveTable:
+    """A live table on the terminal."""
+
+    def __init__(self, run: LocalRun) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._run = run
+        self._live = Live(console=Console(stderr=True), auto_refresh=False)
+
+    def refresh(self) -> None:
+        """Draw the table anew."""
+        self._live.update(self._drawn(), refresh=True)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Keep the table on the terminal; its last state stays."""
+        with self._live:
+            yield
+            self.refresh()
+
+    def _drawn(self) -> RenderableType:
+        from rich.console import Group
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        run = self._run
+        if not run.has_begun:
+            return Text(f"starts {len(run.asked.jobs)} jobs; importing torch takes a few seconds", style="dim")
+        grid = Grid(box=None, pad_edge=False, header_style="dim")
+        for heading in ("job", "state", "devices"):
+            grid.add_column(heading, no_wrap=True)
+        for heading in ("step", "loss", "steps/s", "left"):
+            grid.add_column(heading, justify="right", no_wrap=True)
+        names = run.names
+        for job, account in run.ledger.accounts.items():
+            grid.add_row(*row(job, account, run.live.total(job), names), style=_STYLES.get(account.phase, ""))
+        busy = {device for account in run.ledger.accounts.values() if account.held for device in account.held.devices()}
+        devices = ", ".join(f"{device.name} ({device.kind})" for device in run.devices)
+        foot = Text(f"{len(busy)} of {len(run.devices)} devices busy: {devices}", style="dim")
+        last = Text(run.ledger.reason, style="italic")
+        return Group(grid, foot, last)
+
+
+_STYLES = {Phase.FINISHED: "green", Phase.FAILED: "red", Phase.WAITING: "dim", Phase.BLOCKED: "dim"}
+
+
+def row(job: JobId, account: JobAccount, total: float | None, names: dict[int, str]) -> tuple[str, ...]:
+    """A job's cells: name, state, devices, step, loss, rate, time left."""
+    loss = account.outcome.loss if account.outcome is not None else account.loss
+    where = held(account.held, names) if account.held is not None else ""
+    step = f"{account.done:.0f}" + (f"/{total:.0f}" if total else "")
+    left = (total - account.done) / account.rate if total and account.rate > 0 else None
+    return (
+        short(job),
+        str(account.phase),
+        where,
+        step if account.done or total else "",
+        "" if loss is None else f"{loss:.4f}",
+        f"{account.rate:.1f}" if account.rate else "",
+        "" if left is None or account.ended_at is not None else span(max(0.0, left)),
+    )
+
+
+def progress(account: JobAccount, total: float | None) -> str:
+    """How far a job is, in words."""
+    words = f"step {account.done:.0f}" + (f" of {total:.0f}" if total else "")
+    if account.loss is not None:
+        words += f", loss {account.loss:.4f}"
+    if account.held is None:
+        return f"{words}, {account.phase}"
+    return f"{words}, {account.rate:.1f} steps/s"
+
+
+def ending(account: JobAccount) -> str:
+    """How a job ended, in words."""
+    if account.phase is not Phase.FINISHED:
+        return f"{account.phase}: {account.error}" if account.error else str(account.phase)
+    outcome = account.outcome
+    words = f"finished after {account.jct_s:.1f} s"
+    if outcome is None:
+        return words
+    words += f": {outcome.reason}" if outcome.reason else ""
+    words += f", loss {outcome.loss:.4f}" if outcome.loss is not None else ""
+    return words + "".join(f", {name} {value:.4g}" for name, value in outcome.metrics.items())
+
+
+def held(allocation: Allocation, names: dict[int, str]) -> str:
+    """Devices by name, with the share where it is not whole."""
+    fractions = allocation.fractions
+    part = "" if fractions == (1.0,) else f" at {'/'.join(f'{fraction:.0%}' for fraction in fractions)}"
+    return ",".join(names.get(device, str(device)) for device in allocation.devices()) + part

@@ -1,0 +1,107 @@
+"""Result of a run: the JSON document and the text summary."""
+
+from __future__ import annotations
+
+import os
+from math import isfinite
+
+import click
+
+from carpool import __version__
+from carpool.backends.job_accounting import JobAccount, Json, allocation_json, finite_or_none
+from carpool.backends.local import RunEnd
+from carpool.backends.local_run import LocalRun
+from carpool.cli.render.live_table import ending
+from carpool.core.model import Phase
+
+
+def as_document(run: LocalRun) -> Json:
+    """What ``run --json`` prints."""
+    figures = run.metrics.summary()
+    return {
+        "schema": 1,
+        "version": __version__,
+        "policy": run.asked.policy_text,
+        "backend": "local",
+        "devices": [
+            {"name": device.name, "kind": device.kind, "cores": list(device.cores), "memory_bytes": device.memory_bytes}
+            for device in run.devices
+        ],
+        "makespan_s": finite_or_none(figures.makespan_s),
+        "avg_jct_s": finite_or_none(figures.avg_jct_s),
+        "weighted_jct_s": finite_or_none(figures.weighted_jct_s),
+        "utilisation": {
+            "device": finite_or_none(figures.utilisation) if _is_over(run) else None,
+            "memory": _memory(run, figures.makespan_s) if _is_over(run) else None,
+        },
+        "jobs": [_job(account, run.names) for account in _accounts(run)],
+    }
+
+
+def print_summary(run: LocalRun, how: RunEnd) -> None:
+    """The figures, and what did not go well."""
+    accounts = run.ledger.accounts.values()
+    finished = [account for account in accounts if account.phase is Phase.FINISHED]
+    figures = run.metrics.summary()
+    num_jobs = len(accounts) or len(run.asked.jobs)  # none was submitted when it was interrupted before it began
+    words = f"{len(finished)} of {num_jobs} jobs finished"
+    if finished:
+        words += f" in {figures.makespan_s:.1f} s, on average after {figures.avg_jct_s:.1f} s"
+        words += f"; devices held {figures.utilisation:.0%} of the time" if _is_over(run) else ""
+    click.echo(words)
+    for account in accounts:
+        if account.phase in (Phase.FAILED, Phase.CANCELLED):
+            click.echo(f"{account.spec.id} {ending(account)}")
+            click.echo(f"  its log: {run.folder.job(account.spec.id) / 'log'}")
+    if how is RunEnd.INTERRUPTED:
+        click.echo(f"interrupted; go on with: carpool run --resume {run.folder.path}")
+    else:
+        click.echo(f"kept in {run.folder.path}; weights and metrics: carpool get JOB --run {run.folder.path}")
+
+
+def _accounts(run: LocalRun) -> list[JobAccount]:
+    """Of every job: one that was interrupted before it was submitted has an empty one."""
+    known = run.ledger.accounts
+    return [*known.values(), *(JobAccount(spec, 0.0) for spec, _ in run.asked.jobs if spec.id not in known)]
+
+
+def _is_over(run: LocalRun) -> bool:
+    """Whether every job has ended: while one has not, nobody can say for how long devices could have been held."""
+    return all(account.phase.is_over for account in _accounts(run))
+
+
+def _job(account: JobAccount, names: dict[int, str]) -> Json:
+    outcome = account.outcome
+    own_batch = account.spec.batch_size or account.own_batch
+    return {
+        "name": account.spec.id,
+        "state": str(account.phase) if account.phase.is_over else "interrupted",
+        "steps": outcome.steps if outcome is not None else int(account.done),
+        "epochs": None if outcome is None else outcome.epochs,
+        "loss": finite_or_none(account.loss if outcome is None else outcome.loss),
+        "metrics": {} if outcome is None else {name: finite_or_none(value) for name, value in outcome.metrics.items()},
+        "jct_s": account.jct_s,
+        "wait_s": account.wait_s,
+        "samples_per_s": None if outcome is None else finite_or_none(outcome.samples_per_s),
+        "digest": None if outcome is None else outcome.digest,
+        "allocations": [allocation_json(given, own_batch, names) for given in account.decisions],
+        "error": account.error or None,
+    }
+
+
+def _memory(run: LocalRun, makespan_s: float) -> float | None:
+    """Σ most bytes that a worker of the job held · device-seconds it held / (bytes there are · makespan).
+
+    Devices that are sets of cores have the host's memory together.
+    """
+    there = sum(device.memory_bytes for device in run.devices if device.cuda is not None)
+    if any(device.cuda is None for device in run.devices):
+        there += os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    measured = [
+        (account.outcome.memory_bytes, account.device_s)
+        for account in run.ledger.accounts.values()
+        if account.outcome is not None and account.outcome.memory_bytes is not None
+    ]
+    if not measured or not isfinite(makespan_s) or makespan_s * there <= 0.0:
+        return None
+    return sum(held * device_s for held, device_s in measured) / (there * makespan_s)

@@ -1,0 +1,185 @@
+"""Simulation of a recorded run: same jobs, arrivals, devices and policy, with rates from profiles.
+
+What is fed in: when each job was submitted and how many steps it made, from the recording; the profiles, with rates
+alone and beside one other, and what starts, moves and ends cost. No rate of the recording itself is used unless the
+profiles were learned from it. A command has no profile: it holds devices for as long as it really did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from carpool.backends.job_accounting import JobAccounting
+from carpool.backends.local_run import initial_speeds
+from carpool.backends.online_estimator import OnlineEstimator
+from carpool.backends.run_folder import RunFolder, read_journal_file
+from carpool.core.errors import InputError
+from carpool.core.messages import AssignApplied, JobSubmitted, NodeLost, Record
+from carpool.core.model import JobId, JobSpec, Phase
+from carpool.core.policy import Policy
+from carpool.core.topology import Placement
+from carpool.predictors.profiles.profile import read_profile
+from carpool.predictors.profiles.rate_model import ProfileRateModel
+from carpool.service.queries.forecast import DEFAULT_COSTS
+from carpool.sim.engine import simulate
+from carpool.sim.traces.trace import Arrival
+from carpool.sim.worlds.base import Pace
+from carpool.sim.worlds.estimated import FREE, EstimatorWorld
+
+_REPORTS_S = 0.5  # how often simulated jobs report of themselves
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedJob:
+    """One job, as it went and as the simulator has it go."""
+
+    spec: JobSpec
+    submitted_at: float
+    lived_at: float  # when it really ended
+    simulated_at: float | None  # None: never
+
+    @property
+    def error(self) -> float | None:
+        """Of the simulated completion time, relative to the real one."""
+        if self.simulated_at is None:
+            return None
+        return (self.simulated_at - self.lived_at) / max(self.lived_at - self.submitted_at, 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """All jobs of a run that finished."""
+
+    jobs: tuple[ReplayedJob, ...]
+
+    @property
+    def lived_s(self) -> float:
+        """When the last job really ended."""
+        return max(job.lived_at for job in self.jobs)
+
+    @property
+    def simulated_s(self) -> float | None:
+        """When the last job ends in the simulator; None: one never does."""
+        ends = [job.simulated_at for job in self.jobs if job.simulated_at is not None]
+        return max(ends) if len(ends) == len(self.jobs) else None
+
+    @property
+    def error(self) -> float | None:
+        """Of the simulated makespan, relative to the real one."""
+        return None if self.simulated_s is None else self.simulated_s / self.lived_s - 1.0
+
+    @property
+    def worst(self) -> float | None:
+        """The largest error of a completion time."""
+        errors = [abs(job.error) for job in self.jobs if job.error is not None]
+        return max(errors) if len(errors) == len(self.jobs) else None
+
+
+def kept_profiles(folder: RunFolder, name: str) -> dict[JobId, ProfileRateModel]:
+    """The profiles of one name in the folders of a run's jobs."""
+    found: dict[JobId, ProfileRateModel] = {}
+    for spec, program in folder.settings().jobs:
+        path = folder.job(spec.id) / name
+        if path.is_file():
+            found[spec.id] = ProfileRateModel.of(read_profile(path), exact=program.exact)
+    return found
+
+
+def simulate_run(
+    folder: RunFolder,
+    policy: Policy,
+    truth: Mapping[JobId, ProfileRateModel],
+    believed: Mapping[JobId, ProfileRateModel],
+) -> ReplayResult:
+    """Simulate a recorded run in a world where `truth` holds, for a policy that begins with what was `believed`."""
+    settings = folder.settings()
+    header, records = read_journal_file(folder.journal)
+    lived = JobAccounting()
+    for record in records:
+        lived.record(record)
+    if any(isinstance(fact, NodeLost) for record in records for fact in record.facts):
+        raise InputError(
+            "was interrupted and resumed", where=str(folder.path), way_out="Name a run that went through in one go."
+        )
+    arrivals = [
+        Arrival(record.at, fact.spec) for record in records for fact in record.facts if isinstance(fact, JobSubmitted)
+    ]
+    commands = frozenset(spec.id for spec, program in settings.jobs if program.command)
+    lengths = _lengths(folder, lived, truth, commands)
+    arrivals = [arrival for arrival in arrivals if arrival.spec.id in lengths]
+    speeds = initial_speeds(settings.devices)
+    live = OnlineEstimator(header.cluster, speeds, believed)
+    for _, spec in arrivals:
+        if spec.id in believed and (total := believed[spec.id].total_steps(spec)) is not None:
+            live.expect(spec.id, total)
+    costs = {job: belief.profile.costs for job, belief in truth.items()} | dict.fromkeys(commands, FREE)
+    world = _RecordedWorld(
+        OnlineEstimator(header.cluster, speeds, truth), {}, costs, DEFAULT_COSTS, lengths, commands=commands
+    )
+    again = JobAccounting()
+    simulate(
+        arrivals,
+        header.cluster,
+        policy,
+        world,
+        estimator=live,
+        report_every_s=_REPORTS_S,
+        observers=(again, _LengthObserver(live, {job: steps for job, steps in lengths.items() if job not in commands})),
+    )
+    return ReplayResult(tuple(_replayed_job(arrival, lived, again) for arrival in arrivals))
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedWorld(EstimatorWorld):
+    """Trainings as fast as is believed; commands that need the time they took, wherever they are."""
+
+    commands: frozenset[JobId] = frozenset()
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        """Of a command, a second a second."""
+        return Pace(1.0) if spec.id in self.commands else EstimatorWorld.pace(self, spec, done, placement)
+
+
+class _LengthObserver:
+    """Tells an estimator a training's length once it is loaded, as a live run does."""
+
+    def __init__(self, live: OnlineEstimator, lengths: Mapping[JobId, float]) -> None:
+        self._live, self._lengths = live, lengths
+
+    def record(self, record: Record) -> None:
+        """Take in one record."""
+        for fact in record.facts:
+            if isinstance(fact, AssignApplied) and fact.job in self._lengths:
+                self._live.expect(fact.job, self._lengths[fact.job])
+
+
+def _lengths(
+    folder: RunFolder, lived: JobAccounting, truth: Mapping[JobId, ProfileRateModel], commands: frozenset[JobId]
+) -> dict[JobId, float]:
+    """Steps of every training that finished, seconds of every command; InputError where one cannot be repeated."""
+    steps: dict[JobId, float] = {}
+    for job, account in lived.accounts.items():
+        outcome = folder.outcome(job)
+        if account.phase is not Phase.FINISHED or outcome is None:
+            continue
+        if job in commands:
+            steps[job] = account.held_s
+            continue
+        if job not in truth:
+            raise InputError(
+                f"of job {job!r} there is no profile",
+                where=str(folder.path),
+                way_out="Only trainings that made some steps leave one.",
+            )
+        steps[job] = float(outcome.steps)
+    if not steps:
+        raise InputError("no job of it finished", where=str(folder.path), way_out="Name another run.")
+    return steps
+
+
+def _replayed_job(arrival: Arrival, lived: JobAccounting, again: JobAccounting) -> ReplayedJob:
+    spec = arrival.spec
+    ended = lived.accounts[spec.id].ended_at
+    assert ended is not None, "only jobs that finished are repeated"
+    return ReplayedJob(spec, arrival.submit_s, ended, again.accounts[spec.id].ended_at)

@@ -1,0 +1,96 @@
+"""Run folders by name, by job, or the newest unfinished one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from carpool.backends.local_run import is_unfinished
+from carpool.backends.run_folder import RunFolder
+from carpool.core.errors import InputError, UnknownName
+from carpool.jobs.devices import LocalDevice
+from carpool.jobs.job_file import ListedJob, read_jobs
+
+RUNS = Path(".carpool") / "runs"
+
+
+class ChosenRun(NamedTuple):
+    """What is to be run and where it is kept; policy and devices are known only of a run that is resumed."""
+
+    name: str
+    jobs: tuple[ListedJob, ...]
+    folder: RunFolder
+    resume: bool = False
+    policy: str | None = None
+    devices: tuple[LocalDevice, ...] | None = None
+
+
+def look_up(jobs: str | None, state: str | None, resume: str | None) -> ChosenRun:
+    """What the words of the command line mean; `resume` is None where it was not said, empty where it names no run."""
+    if jobs is None and resume is None:
+        raise InputError("no job file is given", way_out="Name one: carpool run jobs.toml.")
+    file = read_jobs(Path(jobs)) if jobs is not None else None
+    if resume is not None:
+        folder = RunFolder(Path(state)) if state else find_run(resume, file.name if file is not None else "")
+        before = folder.settings()
+        listed = before.jobs if file is None else file.jobs
+        return ChosenRun(before.name, listed, folder, True, before.policy, before.devices)
+    assert file is not None
+    folder = RunFolder(Path(state) if state else free_place(file.name))
+    if folder.exists:
+        raise InputError(
+            "holds a run already", where=str(state), way_out="Go on with it by --resume, or name another --state."
+        )
+    return ChosenRun(file.name, file.jobs, folder)
+
+
+def find_run(run: str, name: str = "") -> RunFolder:
+    """A run by its folder or name; without either the newest of a job file (or of all) that has jobs left to do."""
+    if run:
+        return named_run(run)
+    mine = [folder for folder in all_runs() if not name or folder.settings().name == name]
+    found = next((folder for folder in reversed(mine) if is_unfinished(folder)), None)
+    if found is None:
+        raise InputError(
+            f"no run{f' of {name!r}' if name else ''} in {RUNS} has jobs left to do",
+            way_out="Leave --resume out to begin a new one.",
+        )
+    return found
+
+
+def named_run(run: str) -> RunFolder:
+    """A run by its folder or name."""
+    for place in (Path(run), RUNS / run):
+        if RunFolder(place).exists:
+            return RunFolder(place)
+    raise UnknownName("run", run, [folder.path.name for folder in all_runs()], where=str(RUNS))
+
+
+def run_with(job: str, run: str = "") -> RunFolder:
+    """The run that is named, which must have the job, or the newest that has it."""
+    runs = [named_run(run)] if run else all_runs()
+    if not runs:
+        raise InputError(
+            f"no daemon here knows job {job!r}, and there are no runs in {RUNS}",
+            way_out="Name the folder of a run with --run, or start the daemon that had it: carpool serve.",
+        )
+    names = {folder.path: [str(spec.id) for spec, _ in folder.settings().jobs] for folder in runs}
+    for folder in reversed(runs):
+        if job in names[folder.path]:
+            return folder
+    known = {name for listed in names.values() for name in listed}
+    raise UnknownName("job", job, known, where=str(runs[0].path) if run else str(RUNS))
+
+
+def all_runs() -> list[RunFolder]:
+    """Every run, oldest first."""
+    places = sorted(RUNS.glob("*/run.json"), key=lambda path: path.stat().st_mtime_ns)
+    return [RunFolder(path.parent) for path in places]
+
+
+def free_place(name: str) -> Path:
+    """A folder that no run was begun in: of this name, or of this name with -2, -3 and so on."""
+    number = 1
+    while RunFolder(RUNS / (name if number == 1 else f"{name}-{number}")).exists:
+        number += 1
+    return RUNS / (name if number == 1 else f"{name}-{number}")

@@ -1,0 +1,1 @@
+"""The commands of ``carpool``, grouped into modules by topic."""

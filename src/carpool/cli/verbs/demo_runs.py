@@ -1,0 +1,191 @@
+"""Runs behind ``carpool demo``: four real trainings on this machine, or synthetic jobs in the simulator."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import click
+
+from carpool import __version__
+from carpool.backends.local import RunEnd
+from carpool.backends.local_run import LocalRun, RunRequest, StartLink
+from carpool.backends.run_folder import RunFolder
+from carpool.cli.render.comparison_table import print_comparison
+from carpool.cli.render.live_table import RunDisplay
+from carpool.cli.verbs.run import choose_display, default_policy, watch
+from carpool.cli.verbs.simulate import write_report
+from carpool.core.model import JobId, JobSpec, Phase
+from carpool.jobs.devices import LocalDevice, as_cluster
+from carpool.jobs.job_file import ListedJob
+from carpool.jobs.program import Program
+from carpool.policies.registry import parse_policy
+from carpool.sim.comparison import SimulationRequest, compare
+from carpool.sim.report import ReportHead, RunRecord, comparison_svg, node_spans, render, timeline_svg, write_page
+from carpool.sim.report.recorder import RunRecorder
+from carpool.sim.traces.generator import TraceGenerator
+from carpool.sim.traces.summary import lines, summarise
+from carpool.sim.traces.writer import write_trace
+
+_POLICIES = ("fifo", "fifo:bypass=true", "sjf", "las", "srtf")
+_CLUSTER = "8x8xV100"
+
+
+def show_simulated_demo(folder: Path, jobs: int, seed: int) -> None:
+    """Replay the jobs, print the comparison, leave trace, page and picture in the folder."""
+    trace = TraceGenerator(
+        jobs=jobs, seed=seed, load=0.95, devices=64, sizes=((1, 0.7), (2, 0.1), (4, 0.1), (8, 0.1))
+    ).generate()
+    path = folder / "demo.csv"
+    write_trace(trace, path)
+    click.echo(f"{jobs} made-up jobs on {_CLUSTER}:")
+    for line in lines(summarise(trace, 64)):
+        click.echo(f"  {line}")
+    requests = [SimulationRequest(str(path), _CLUSTER, policy, seed=seed, record=True) for policy in _POLICIES]
+    results = compare(requests)
+    click.echo()
+    print_comparison(results)
+    first, best = results[0], min(results, key=lambda result: result.summary.avg_jct_s)
+    gain = first.summary.avg_jct_s / best.summary.avg_jct_s
+    if gain > 1.0:
+        click.echo(
+            f"\nThe same jobs on the same devices: under {best.policy} the average job is done {gain:.1f}x sooner "
+            f"than under {first.policy}."
+        )
+    page, picture = folder / "demo.html", folder / "demo.svg"
+    write_report(str(page), requests[0], results)
+    runs = [RunRecord(r.policy, r.as_json(), r.recording) for r in results if r.recording is not None]
+    write_page(picture, comparison_svg(runs))
+    click.echo(f"Look at it: {page} (timelines, charts) and {picture}")
+
+
+JOBS = ("mlp", "cnn", "resnet", "transformer")  # entries of runtime.showcase
+_MOST_SHARDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DemoVariant:
+    """One way to run the jobs."""
+
+    name: str
+    policy: str
+    rigid: bool  # every job takes all the devices it can use, and the next one waits for its end
+
+
+def show_live_demo(
+    folder: Path, devices: Sequence[LocalDevice], start: StartLink, *, effort: float = 1.0, quiet: bool = False
+) -> int:
+    """Run both ways, compare weights and times, leave the timelines; 0 when all is as promised."""
+    together = default_policy() if len(devices) > 1 else f"mps-equal:slots={len(JOBS)}"
+    ways = (DemoVariant("one after another", "fifo", True), DemoVariant("shared", together, False))
+    named = ", ".join(f"{device.name} ({device.kind})" for device in devices)
+    click.echo(f"Four trainings ({', '.join(JOBS)}), every one exact, on {named}.")
+    runs: list[LocalRun] = []
+    records: list[RunRecord] = []
+    for way in ways:
+        click.echo(f"\n{way.name} ({way.policy}):", err=True)
+        recorder = RunRecorder(as_cluster(devices))
+        run = _run(way, folder / way.name.replace(" ", "-"), devices, recorder, effort)
+        board: RunDisplay = choose_display(run, as_json=quiet)
+        try:
+            ending = watch(run, board, start)
+        finally:
+            run.folder.let_go()
+        if ending is RunEnd.INTERRUPTED:
+            return 130
+        runs.append(run)
+        records.append(RunRecord(way.name, _figures(way, run), recorder.close(run.ledger.at)))
+    _write(folder, devices, records)
+    return _compare(runs, folder)
+
+
+def _run(
+    way: DemoVariant, place: Path, devices: Sequence[LocalDevice], recorder: RunRecorder, effort: float
+) -> LocalRun:
+    """A fresh run of the four jobs; what an earlier demo left in its place is removed."""
+    folder = RunFolder(place)
+    folder.hold()
+    if (place / "jobs").is_dir():
+        shutil.rmtree(place / "jobs")
+    jobs = demo_jobs(len(devices), rigid=way.rigid, effort=effort)
+    asked = RunRequest(way.name, jobs, tuple(devices), parse_policy(way.policy), way.policy, __version__)
+    return LocalRun(asked, folder, observers=(recorder,))
+
+
+def demo_jobs(num_devices: int, *, rigid: bool, effort: float = 1.0) -> tuple[ListedJob, ...]:
+    """The four jobs; each may use all devices that its shards allow."""
+    shards = _MOST_SHARDS
+    while shards // 2 >= max(2, num_devices):
+        shards //= 2
+    widest = min(num_devices, shards)
+    jobs: list[ListedJob] = []
+    for name in JOBS:
+        least = widest if rigid else 1
+        spec = JobSpec(JobId(name), least, model=name, min_devices=least, max_devices=widest, exact=True)
+        if rigid and jobs:  # there may be more devices than one job can use
+            spec = replace(spec, after=(jobs[-1].spec.id,))
+        args = {} if effort == 1.0 else {"epochs": max(1, round(effort * 4))}
+        entry = f"carpool.runtime.demo_trainings:{name}"
+        jobs.append(ListedJob(spec, Program(entry=entry, args=args, folder=str(Path.cwd()), exact=True, shards=shards)))
+    return tuple(jobs)
+
+
+def _figures(way: DemoVariant, run: LocalRun) -> dict[str, Any]:
+    figures = {"policy": way.name, **asdict(run.metrics.summary())}
+    return {key: value if not isinstance(value, float) or isfinite(value) else None for key, value in figures.items()}
+
+
+def _write(folder: Path, devices: Sequence[LocalDevice], records: Sequence[RunRecord]) -> None:
+    cluster = as_cluster(devices)
+    names = [device.name for device in devices]
+    head = ReportHead(
+        "the four trainings of the demo",
+        "+".join(f"{count}x{kind}" for kind, count in cluster.capacity.items()),
+        cluster.num_devices,
+        node_spans(cluster),
+        version=__version__,
+        command="carpool demo",
+    )
+    write_page(folder / "demo.svg", timeline_svg(records, names))
+    write_page(folder / "demo.html", render("One after another, and shared", head, records))
+
+
+def _compare(runs: Sequence[LocalRun], folder: Path) -> int:
+    alone, shared = runs
+    click.echo(f"\n{'job':<12} {'alone, done at':>15} {'shared, done at':>16} {'accuracy':>9}  weights")
+    well = True
+    for name, before in alone.ledger.accounts.items():
+        after = shared.ledger.accounts[name]
+        same = (
+            before.outcome is not None and after.outcome is not None and before.outcome.digest == after.outcome.digest
+        )
+        well = well and same and before.phase is after.phase is Phase.FINISHED
+        accuracy = after.outcome.metrics.get("accuracy") if after.outcome is not None else None
+        words = "identical, bit for bit" if same else f"DIFFERENT {before.error or after.error}"
+        click.echo(
+            f"{name:<12} {_seconds(before.jct_s):>15} {_seconds(after.jct_s):>16} "
+            f"{'–' if accuracy is None else f'{accuracy:.1%}':>9}  {words}"
+        )
+    first, second = alone.metrics.summary(), shared.metrics.summary()
+    click.echo(
+        f"\nAll four done: {first.makespan_s:.1f} s one after another, {second.makespan_s:.1f} s shared "
+        f"({_gain(first.makespan_s, second.makespan_s)}). Average job: {first.avg_jct_s:.1f} s and "
+        f"{second.avg_jct_s:.1f} s ({_gain(first.avg_jct_s, second.avg_jct_s)})."
+    )
+    click.echo(f"Look at it: {folder / 'demo.svg'} (timelines) and {folder / 'demo.html'} (charts)")
+    return 0 if well else 1
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} s"
+
+
+def _gain(before: float, after: float) -> str:
+    """The gain as it is, also when it is a loss."""
+    if not after > 0:
+        return "–"
+    return f"{before / after:.2f}x sooner" if before >= after else f"{after / before:.2f}x later"

@@ -1,0 +1,131 @@
+"""``carpool logs`` and ``carpool get``: a job's log, weights and metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from carpool.cli.support.daemon_client import connect, job_argument, name_suggestions, print_json, server_option
+from carpool.cli.support.json_output import json_option
+
+if TYPE_CHECKING:
+    from carpool.service.client import Client
+
+
+_LOGS_EPILOG = """\b
+Examples:
+  carpool logs mlp
+  carpool logs -f mlp
+"""
+
+
+@click.command("logs", epilog=_LOGS_EPILOG)
+@job_argument
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job is over.")
+@click.option("--tail", default=0, metavar="BYTES", type=click.IntRange(0), help="Only so much of its end.")
+@server_option
+@json_option
+def logs(job: str, follow: bool, tail: int, server: str, as_json: bool) -> None:
+    """Print JOB's log."""
+    from carpool.core.errors import InputError
+    from carpool.service.client import RequestDenied
+
+    with connect(server) as client:
+        try:
+            _print_log(client, job, -tail if tail else 0, follow, as_json)
+        except RequestDenied as denied:
+            if denied.status != 404:
+                raise
+            raise InputError(f"{denied}{name_suggestions(client, job)}") from None
+
+
+def _print_log(client: Client, job: str, start: int, follow: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"job": job, **client.log(job, start)})
+        return
+    if follow:
+        for piece in client.follow(job, start):
+            sys.stdout.buffer.write(piece)
+            sys.stdout.flush()
+        return
+    while True:
+        part = client.log(job, start)
+        click.echo(part["text"], nl=False)
+        if part["next"] == part["start"]:
+            return
+        start = part["next"]
+
+
+PLAIN_FILES = ("metrics.jsonl", "outcome.json", "story.jsonl", "log")  # what is copied as it is
+
+
+@click.command("get", epilog="Example: carpool get mlp-fast --run jobs --out weights")
+@click.argument("job")
+@click.option(
+    "--run",
+    default="",
+    metavar="RUN",
+    help="Name or folder of the run. [default: the daemon, else the newest that has it]",
+)
+@click.option("--out", default="", metavar="DIR", help="Where the files go. [default: a folder named after the job]")
+@click.option("--json", "as_json", is_flag=True, help="Print what was copied as JSON and nothing else.")
+def get(job: str, run: str, out: str, as_json: bool) -> None:
+    """Copy the final and the best weights of JOB, its metrics, outcome and log."""
+    from carpool.cli.support.run_lookup import run_with
+    from carpool.core.errors import InputError, cause
+
+    folder = (None if run else _folder_from_daemon(job)) or run_with(job, run).job(job)
+    target = Path(out or job)
+    plain = {name: folder / name for name in PLAIN_FILES if (folder / name).is_file()}
+    weights = _checkpoints(folder)
+    if not plain and not weights:
+        raise InputError(
+            f"job {job!r} has left nothing yet", where=str(folder), way_out="Wait until it has made a checkpoint."
+        )
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name, path in plain.items():
+            shutil.copyfile(path, target / name)
+        if weights:
+            from carpool.runtime.state.checkpoint import export_weights
+
+            for name, path in weights.items():
+                export_weights(path, target / name)
+    except OSError as error:
+        raise InputError(
+            f"cannot be written: {cause(error)}", where=str(target), way_out="Name another with --out."
+        ) from None
+    files = [str(target / name) for name in (*weights, *plain)]
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "job": job, "run": str(folder.parent.parent), "files": files}))
+        return
+    for file in files:
+        click.echo(file)
+    if not weights:
+        click.echo(f"carpool: no weights: {job} has made no checkpoint, or is a command", err=True)
+
+
+def _folder_from_daemon(job: str) -> Path | None:
+    """The folder of a job of the daemon on this machine; None where it has no such job, or we may not look in."""
+    from carpool.cli.support.daemon_client import from_daemon
+    from carpool.runtime.executor.job_folder import JobFolder
+    from carpool.service.config import read_settings
+
+    if from_daemon(job, lambda client, name: client.job(name)) is None:
+        return None
+    folder = JobFolder(read_settings(os.environ).state, job).path
+    return folder if folder.is_dir() else None
+
+
+def _checkpoints(folder: Path) -> dict[str, Path]:
+    """The newest checkpoint of a job and its best, by the names their weights are given outside."""
+    steps = sorted(folder.rglob("step-*.ckpt"))  # numbers are padded: the last is the newest
+    best = sorted(folder.rglob("best.ckpt"))
+    name = "final.pt" if (folder / "outcome.json").is_file() else "latest.pt"
+    return {**({name: steps[-1]} if steps else {}), **({"best.pt": best[-1]} if best else {})}

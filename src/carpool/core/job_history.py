@@ -1,0 +1,146 @@
+"""Job history in sentences, derived from the journal: requests, decisions, expectations and measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from carpool.core.constraints.priorities import priority_name
+from carpool.core.host_resources import HostResources
+from carpool.core.lifecycle import describe_update as told_of
+from carpool.core.messages import (
+    AssignApplied,
+    Change,
+    DeadlineMissed,
+    Fact,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobResumed,
+    JobSubmitted,
+    LimitsChanged,
+    NodeJoined,
+    NodeLost,
+    Planned,
+    ProgressReported,
+    Record,
+    ReleaseApplied,
+    WeightChanged,
+)
+from carpool.core.model import Allocation, JobId, JobSpec
+from carpool.core.topology import Cluster
+
+_LEAVE = (NodeLost, JobCrashed, JobPaused, JobFinished, JobFailed, JobCancelled)  # after these it holds nothing
+
+
+class HistoryLabels(NamedTuple):
+    """What things are called where the story is told."""
+
+    work: str = "units of work"
+    devices: Mapping[int, str] = MappingProxyType({})  # by number; where one has no name, all are called by number
+
+    @property
+    def unit(self) -> str:
+        """Of work, in short."""
+        return self.work.partition(" ")[0]
+
+
+DEFAULT_LABELS = HistoryLabels()
+
+
+def job_history(
+    records: Iterable[Record], job: JobId, cluster: Cluster | None = None, words: HistoryLabels = DEFAULT_LABELS
+) -> Iterator[tuple[float, str]]:
+    """(instant, sentence) for everything that concerned the job, in order; with a cluster, losses of nodes too."""
+    held: Allocation | None = None
+    for record in records:
+        for fact in record.facts:
+            describe_update = _of_fact(fact, job, words)
+            if isinstance(fact, NodeJoined) and cluster is not None:
+                cluster = _with_node(cluster, fact)
+            elif isinstance(fact, NodeLost) and cluster is not None and held is not None:
+                describe_update = _of_loss(cluster, fact, held)
+            if describe_update:
+                held = None if isinstance(fact, _LEAVE) else held
+                yield record.at, describe_update
+        if record.planned is not None:
+            for index, change in enumerate(record.planned.changes):
+                if change.job == job:
+                    held = change.allocation
+                    yield record.at, _of_change(record.planned, index, change, words)
+        for fact in record.ignored:
+            if getattr(fact, "job", None) == job:
+                yield record.at, f"a late {type(fact).__name__} was ignored"
+
+
+def _of_fact(fact: Fact, job: JobId, words: HistoryLabels) -> str:
+    if isinstance(fact, JobSubmitted):
+        return _of_submission(fact.spec, words.work) if fact.spec.id == job else ""
+    if getattr(fact, "job", None) != job:
+        return ""
+    match fact:
+        case JobFinished():
+            return "finished"
+        case JobFailed(error=error):
+            return f"failed: {error}"
+        case JobCrashed(error=error, done=done):
+            return f"crashed with {done:.6g} {words.work} kept: {error}"
+        case JobCancelled():
+            return "was cancelled by its user"
+        case JobPaused():
+            return "was paused by its user"
+        case JobResumed():
+            return "was resumed by its user"
+        case DeadlineMissed():
+            return "missed its deadline, and goes on"
+        case WeightChanged() | LimitsChanged():
+            return told_of(fact)
+        case AssignApplied(generation=generation, done=done):
+            return f"runs under generation {generation} from {done:.6g} {words.work} on"
+        case ReleaseApplied(done=done):
+            return f"left its devices with {done:.6g} {words.work} done"
+        case ProgressReported(done=done, rate=rate, loss=loss):
+            return f"has done {done:.6g} {words.unit} at {rate:.4g}/s" + ("" if loss is None else f", loss {loss:.4g}")
+    return ""
+
+
+def _with_node(cluster: Cluster, fact: NodeJoined) -> Cluster:
+    known = any(node.name == fact.name for node in cluster.nodes)
+    return cluster if known else cluster.joined(fact.name, fact.banks, HostResources(*fact.supplies))
+
+
+def _of_loss(cluster: Cluster, fact: NodeLost, held: Allocation) -> str:
+    node = cluster.nodes[fact.node]
+    return f"is taken off its devices: node {node.name} was lost" if set(node.devices) & set(held.devices()) else ""
+
+
+def _of_submission(spec: JobSpec, counted: str) -> str:
+    work = "of unknown length" if spec.work is None else f"of {spec.work:.6g} {counted}"
+    model = f" ({spec.model})" if spec.model else ""
+    asked = [f"{spec.devices} device{'s' if spec.devices != 1 else ''}"]
+    asked += [f"priority {priority_name(spec.priority)}"] if spec.priority else []
+    asked += [f"to finish within {spec.deadline_s:.6g} s"] if spec.deadline_s else []
+    return f"was submitted: {', '.join(asked)}, {work}{model}"
+
+
+def _of_change(planned: Planned, index: int, change: Change, words: HistoryLabels) -> str:
+    if change.allocation is None:
+        return f"is taken off its devices: {planned.reason}"
+    fractions = {share.fraction for share in change.allocation.shares}
+    part = "" if fractions == {1.0} else f" at {'/'.join(f'{fraction:.0%}' for fraction in sorted(fractions))}"
+    held = _named(change.allocation, words.devices)
+    rate = f"{planned.believed[index]:.4g} {words.unit}/s expected"
+    rate = "its speed not known yet" if change.job in planned.guessed else rate
+    return f"gets {held}{part}, {rate}: {planned.reason}"
+
+
+def _named(allocation: Allocation, names: Mapping[int, str]) -> str:
+    """The devices of an allocation by name, or else by number."""
+    if all(device in names for device in allocation.devices()):
+        return ", ".join(names[device] for device in allocation.devices())
+    runs = [share.devices for share in allocation.shares]
+    numbers = ", ".join(f"{r.start}" if len(r) == 1 else f"{r.start}–{r.stop - 1}" for r in runs)
+    return f"device{'s' if allocation.num_devices != 1 else ''} {numbers}"

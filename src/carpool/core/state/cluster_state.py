@@ -1,0 +1,394 @@
+"""Cluster state: jobs by phase, device holders and job outcomes, folded from facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from carpool.core import lifecycle
+from carpool.core.constraints.validation import validate_facts, validate_plan
+from carpool.core.estimates import Estimator
+from carpool.core.host_resources import HostResources
+from carpool.core.lifecycle import JobUpdate, Transition, describe_update, requires_release, updated_spec
+from carpool.core.messages import (
+    Assign,
+    AssignApplied,
+    Change,
+    DeadlineMissed,
+    Fact,
+    JobCancelled,
+    JobCrashed,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobResumed,
+    JobSubmitted,
+    LimitsChanged,
+    NodeJoined,
+    NodeLost,
+    Order,
+    OutsidersSeen,
+    Planned,
+    Probe,
+    ProgressReported,
+    Release,
+    ReleaseApplied,
+    WeightChanged,
+    Woke,
+)
+from carpool.core.model import DeviceId, Job, JobId, Past, Phase
+from carpool.core.occupancy import Occupancy
+from carpool.core.policy import Policy, service_at
+from carpool.core.queue import Admission, Queue, RunningJobs
+from carpool.core.state.job_order import JobOrder
+from carpool.core.state.reconcile import is_current
+from carpool.core.state.state_snapshot import StateSnapshot
+from carpool.core.topology import Cluster, Node
+
+
+def apply_changes(occupancy: Occupancy, jobs: Mapping[JobId, Job], changes: Sequence[Change], most: float) -> None:
+    """Let all leave first, so that jobs may swap places; fractions on a device sum to `most` at most.
+
+    Overbooked, with nothing changed, where there is no room; so it is with what a change that is none may raise.
+    """
+    for change in changes:
+        held = jobs[change.job].desired
+        if held is not None:
+            occupancy.give(change.job, held)
+    for index, change in enumerate(changes):
+        if change.allocation is None:
+            continue
+        try:
+            occupancy.take(jobs[change.job].spec, change.allocation, most)
+        except Exception:
+            _undo_changes(occupancy, jobs, changes, index)
+            raise
+
+
+def _undo_changes(occupancy: Occupancy, jobs: Mapping[JobId, Job], changes: Sequence[Change], taken: int) -> None:
+    for change in changes[:taken]:
+        if change.allocation is not None:
+            occupancy.give(change.job, change.allocation)
+    for change in changes:
+        job = jobs[change.job]
+        if job.desired is not None:
+            occupancy.take(job.spec, job.desired, inf)  # it was allowed then
+
+
+class ClusterState:
+    """Jobs, queue, roster and device map, kept in step with each other as facts and plans are entered.
+
+    `folds` enters one fact by its type and says whether it counted; what must be ordered at once because of it is
+    appended to `orders`, and failures that follow from it are left in `followed`.
+    """
+
+    def __init__(self, cluster: Cluster, policy: Policy, estimator: Estimator, fallback: Policy | None = None) -> None:
+        self.jobs: dict[JobId, Job] = {}
+        self.ended: dict[JobId, Phase] = {}
+        self.occupancy = Occupancy(cluster)
+        self.filing = JobOrder(self.jobs, policy, estimator, fallback)
+        self.outsiders: dict[DeviceId, OutsidersSeen] = {}  # where there are some
+        self.ranked: set[JobId] = set()  # jobs with a priority or a deadline, those that are over perhaps among them
+        self.followed: list[Fact] = []
+        self._estimator = estimator
+        self._admission = Admission(self.ended)
+        self._num_submitted = 0
+        self.folds: dict[type[Fact], Callable[[float, Any, list[Order]], bool]] = {
+            JobSubmitted: self._on_submitted,
+            JobCancelled: self._on_cancelled,
+            JobPaused: self._on_paused,
+            JobResumed: self._on_resumed,
+            WeightChanged: self._on_amended,
+            LimitsChanged: self._on_amended,
+            AssignApplied: self._on_assign_applied,
+            ReleaseApplied: self._on_release_applied,
+            ProgressReported: self._on_progress,
+            JobFinished: self._on_finished,
+            JobFailed: self._on_failed,
+            JobCrashed: self._on_crashed,
+            DeadlineMissed: lambda at, fact, orders: fact.job in self.jobs,
+            NodeJoined: self._on_node_joined,
+            NodeLost: self._on_node_lost,
+            OutsidersSeen: self._on_outsiders,
+            Woke: lambda at, fact, orders: True,
+        }
+
+    @property
+    def cluster(self) -> Cluster:
+        """The nodes and devices there are."""
+        return self.occupancy.cluster
+
+    @property
+    def waiting(self) -> Queue:
+        """Waiting jobs in the policy's order."""
+        return self.filing.waiting
+
+    @property
+    def roster(self) -> RunningJobs:
+        """Jobs that hold devices."""
+        return self.filing.roster
+
+    def check(self) -> None:
+        """Assert that jobs, queue, roster and device map agree."""
+        held: dict[JobId, Job] = {key: job for key, job in self.jobs.items() if job.desired is not None}
+        assert set(self.roster) == set(held), "the roster lists exactly the jobs that hold devices"
+        waiting = {key for key, job in self.jobs.items() if job.phase is Phase.WAITING}
+        assert set(self.waiting) == waiting, "the queue lists exactly the waiting jobs"
+        fresh = Occupancy(self.cluster)
+        for node in self.occupancy.lost:
+            fresh.lose(self.cluster.nodes[node])
+        fresh.leave(self.occupancy.yielded)
+        for job in held.values():
+            assert job.desired is not None
+            fresh.take(job.spec, job.desired, inf)  # another policy may have put it there
+        assert fresh.free_devices == self.occupancy.free_devices, "free devices are what nobody holds"
+
+    def refuse_unusable(self, facts: Sequence[Fact]) -> None:
+        """InputError, with nothing changed yet, for what can be no fact: a second job of one name, an empty node."""
+        validate_facts(facts, (self.jobs, self.ended), lambda name: self._node_named(name) is not None)
+
+    # --------------------------------------------------------------------------------------------------------- balances
+    def closed(self) -> StateSnapshot:
+        """The books as values, at no particular instant."""
+        jobs = tuple(sorted(self.jobs.values(), key=lambda job: job.seq))
+        running = tuple(self.roster)
+        kept = (jobs, self.occupancy.lost, running, dict(self.ended), self._num_submitted)
+        return StateSnapshot(0.0, self.cluster, *kept, outsiders=tuple(self.outsiders.values()))
+
+    def reopen(self, balance: StateSnapshot) -> None:
+        """Enter a balance into books that are empty; their cluster is the balance's."""
+        assert not self._num_submitted, "a balance is entered first"
+        assert self.cluster == balance.cluster, "the books were opened for another cluster"
+        for node in balance.lost:
+            self.occupancy.lose(self.cluster.nodes[node])
+        self._leave({seen.device: seen for seen in balance.outsiders})
+        self.ended.update(balance.ended)
+        self._num_submitted = balance.num_submitted
+        jobs = {job.id: job for job in balance.jobs}
+        self.ranked.update(job.id for job in balance.jobs if job.spec.is_ranked)
+        for job in sorted(balance.jobs, key=lambda job: job.phase is Phase.BLOCKED):
+            self._admission.restore(job.spec, job.phase)
+        for name in (*balance.running, *(job for job in jobs if jobs[job].desired is None)):
+            job = jobs[name]
+            if job.desired is not None:
+                self.occupancy.take(job.spec, job.desired, inf)
+            self._store(job)
+
+    # ------------------------------------------------------------------------------------------------------------ plans
+    def adopt(self, at: float, planned: Planned, orders: list[Order]) -> None:
+        """Make a plan's changes the desired state; the device map has them already."""
+        cluster = self.occupancy.cluster
+        for change, rate in zip(planned.changes, planned.believed, strict=True):
+            job = self.jobs[change.job]
+            service = service_at(cluster, job, at)
+            if change.allocation is None:
+                job = lifecycle.moved(job, at, Transition.RELEASE, service, "was released")
+                orders.append(Release(job.spec.id, job.generation))
+                self.filing.discard(job.spec.id)
+            else:
+                probe_steps = change.purpose.steps if isinstance(change.purpose, Probe) else 0
+                job = lifecycle.assigned(job, at, change.allocation, rate, service, probe_steps)
+                orders.append(Assign(job.spec.id, change.allocation, job.generation, change.purpose))
+                self.filing.dequeue(job.spec.id)
+            self._store(job)
+
+    def occupy(self, changes: Sequence[Change], *, most: float | None = None) -> None:
+        """Move the changed jobs on the device map.
+
+        Fractions on a device sum to `most` at most: where it is not given, to what the policy allows.
+        """
+        policy = self.filing.policy
+        validate_plan(policy, self.jobs, changes)
+        apply_changes(self.occupancy, self.jobs, changes, policy.max_virtual if most is None else most)
+
+    # ------------------------------------------------------------------------------------------------------------- jobs
+    def _store(self, job: Job) -> None:
+        """File a job under its phase."""
+        self.jobs[job.spec.id] = job
+        self.filing.put(job)
+
+    def _vacate(self, job: Job) -> None:
+        """Take a job off the device map and out of the queue."""
+        if job.desired is not None:
+            self.occupancy.give(job.spec.id, job.desired)
+        self.filing.discard(job.spec.id)
+
+    def _take_off(self, at: float, job: Job, transition: Transition, words: str, orders: list[Order]) -> Job:
+        """Let a job hold nothing, by no plan of the policy's."""
+        service = service_at(self.cluster, job, at)
+        self._vacate(job)
+        moved = lifecycle.moved(job, at, transition, service, words)
+        if job.desired is not None:
+            orders.append(Release(moved.id, moved.generation))
+        self._store(moved)
+        return moved
+
+    def _end(self, at: float, job: Job, transition: Transition, orders: list[Order]) -> None:
+        """A job is over: it shrinks to how it ended, and those that waited for it are told."""
+        phase = lifecycle.next_phase(job, transition)
+        self._vacate(job)
+        del self.jobs[job.spec.id]
+        self.ended[job.spec.id] = phase
+        for name in self._admission.next_after(job.spec):
+            other = self.jobs.get(name)
+            if other is None or other.phase is not Phase.BLOCKED:
+                continue
+            if phase is not Phase.FINISHED and job.id in other.spec.after:
+                self._fail_blocked(other, f"it waited for job {job.id!r}, which {phase}")
+            elif self._admission.admits(other.spec):
+                self._store(lifecycle.moved(other, at, Transition.ADMIT, other.service, "has what it waited for"))
+
+    def _fail_blocked(self, job: Job, error: str) -> None:
+        """A blocked job will never be admitted, and neither will those that wait for it: a loop, as chains are long."""
+        doomed = [(job, error)]
+        while doomed:
+            job, error = doomed.pop()
+            if self.jobs.pop(job.id, None) is None:
+                continue
+            self.ended[job.id] = lifecycle.next_phase(job, Transition.FAIL)
+            self.followed.append(JobFailed(job.id, job.generation, error))
+            waited = [other for other in self._admission.dependents(job.id) if other in self.jobs]
+            doomed += [(self.jobs[other], f"it waited for job {job.id!r}, which failed") for other in waited]
+
+    # ------------------------------------------------------------------------------------------------------------ facts
+    # Each handler returns whether the fact counted.
+    def _on_submitted(self, at: float, fact: JobSubmitted, orders: list[Order]) -> bool:
+        spec = fact.spec
+        job = lifecycle.submitted(spec, self._num_submitted, at, blocked=not self._admission.enter(spec))
+        self._num_submitted += 1
+        self._store(job)
+        if spec.is_ranked:
+            self.ranked.add(spec.id)
+        for needed in spec.after:
+            if self.ended.get(needed, Phase.FINISHED) is not Phase.FINISHED:
+                self._fail_blocked(job, f"it waited for job {needed!r}, which {self.ended[needed]}")
+        return True
+
+    def _on_cancelled(self, at: float, fact: JobCancelled, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None:
+            return False
+        if job.desired is not None:
+            orders.append(Release(job.id, job.generation + 1))
+        self._end(at, job, Transition.CANCEL, orders)
+        return True
+
+    def _on_paused(self, at: float, fact: JobPaused, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or job.phase not in (Phase.WAITING, Phase.RUNNING):
+            return False
+        self._take_off(at, job, Transition.PAUSE, "was paused", orders)
+        return True
+
+    def _on_resumed(self, at: float, fact: JobResumed, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or job.phase is not Phase.PAUSED:
+            return False
+        self._store(lifecycle.moved(job, at, Transition.RESUME, job.service, "was resumed"))
+        return True
+
+    def _on_amended(self, at: float, fact: JobUpdate, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None:
+            return False
+        job = job._replace(spec=updated_spec(job.spec, fact), past=Past(at, describe_update(fact), job.past))
+        if requires_release(fact, job.desired):
+            self._take_off(at, job, Transition.RELEASE, "was released, to get what it may have", orders)
+        else:
+            self._store(job)
+        return True
+
+    def _on_assign_applied(self, at: float, fact: AssignApplied, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or not is_current(job, fact.generation):
+            return False
+        rate = job.believed if fact.generation == job.generation else job.rate
+        service = service_at(self.occupancy.cluster, job, at)
+        self._store(lifecycle.observed(job, at, fact.generation, fact.done, rate, service))
+        return True
+
+    def _on_release_applied(self, at: float, fact: ReleaseApplied, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or not is_current(job, fact.generation):
+            return False
+        service = service_at(self.cluster, job, at)
+        self._store(lifecycle.vacated(job, at, fact.generation, fact.done, service))
+        return True
+
+    def _on_progress(self, at: float, fact: ProgressReported, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or not is_current(job, fact.generation):
+            return False
+        seen = lifecycle.observed(job, at, fact.generation, fact.done, fact.rate, service_at(self.cluster, job, at))
+        if seen.observed is None:
+            return False  # of an allocation that is no longer known
+        if fact.generation in (job.applied, job.generation):
+            self._estimator.learn(at, job if job.applied == fact.generation else seen, fact)
+        self._store(seen)
+        return True
+
+    def _on_finished(self, at: float, fact: JobFinished, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or not is_current(job, fact.generation):
+            return False
+        self._end(at, job, Transition.FINISH, orders)
+        return True
+
+    def _on_failed(self, at: float, fact: JobFailed, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or not is_current(job, fact.generation):
+            return False
+        self._end(at, job, Transition.FAIL, orders)
+        return True
+
+    def _on_crashed(self, at: float, fact: JobCrashed, orders: list[Order]) -> bool:
+        job = self.jobs.get(fact.job)
+        if job is None or job.desired is None or not is_current(job, fact.generation):
+            return False
+        service = service_at(self.cluster, job, at)
+        crashed = lifecycle.vacated(job, at, fact.generation, fact.done, service, crashed=True)
+        if crashed.crashes > job.spec.retries:
+            orders.append(Release(job.id, job.generation + 1))
+            error = f"crashed {crashed.crashes} times without progress, the last time: {fact.error}"
+            self.followed.append(JobFailed(job.id, fact.generation, error))
+            self._end(at, crashed, Transition.FAIL, orders)
+        else:
+            self._take_off(at, crashed, Transition.CRASH, f"crashed: {fact.error}", orders)
+        return True
+
+    def _on_node_joined(self, at: float, fact: NodeJoined, orders: list[Order]) -> bool:
+        known = self._node_named(fact.name)
+        if known is None:
+            self.occupancy.join(self.cluster.joined(fact.name, fact.banks, HostResources(*fact.supplies)))
+            return True
+        if known.id not in self.occupancy.lost:
+            return False
+        if fact.supplies:
+            self.occupancy.cluster = self.cluster.resupplied(known.id, HostResources(*fact.supplies))
+        self.occupancy.regain(known)
+        return True
+
+    def _on_node_lost(self, at: float, fact: NodeLost, orders: list[Order]) -> bool:
+        if fact.node >= len(self.cluster.nodes) or fact.node in self.occupancy.lost:
+            return False
+        node = self.cluster.nodes[fact.node]
+        for job in self.occupancy.jobs_on(node):
+            self._take_off(at, self.jobs[job], Transition.CRASH, f"lost node {node.name}", orders)
+        self._leave({device: seen for device, seen in self.outsiders.items() if device not in node.devices})
+        self.occupancy.lose(node)
+        return True
+
+    def _on_outsiders(self, at: float, fact: OutsidersSeen, orders: list[Order]) -> bool:
+        if not 0 <= fact.device < self.cluster.num_devices or fact == self.outsiders.get(fact.device):
+            return False
+        others = {device: seen for device, seen in self.outsiders.items() if device != fact.device}
+        self._leave({**others, fact.device: fact} if fact.processes else others)
+        return True
+
+    def _leave(self, outsiders: dict[DeviceId, OutsidersSeen]) -> None:
+        self.outsiders = outsiders
+        self.occupancy.leave(frozenset(device for device, seen in outsiders.items() if seen.keeps_free))
+
+    def _node_named(self, name: str) -> Node | None:
+        return next((node for node in self.cluster.nodes if node.name == name), None)

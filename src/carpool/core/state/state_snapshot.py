@@ -1,0 +1,133 @@
+"""State snapshot: the scheduler state as plain JSON values, from which recovery can start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from carpool.core.errors import JournalError
+from carpool.core.journal import (
+    Header,
+    allocation_from_json,
+    allocation_to_json,
+    fact_from_json,
+    fact_to_json,
+    header_from_json,
+    header_to_json,
+    spec_from_json,
+    spec_to_json,
+)
+from carpool.core.messages import OutsidersSeen
+from carpool.core.model import Allocation, Job, JobId, Kind, NodeId, Past, Phase
+from carpool.core.topology import Cluster
+
+SCHEMA = 1
+
+
+class StateSnapshot(NamedTuple):
+    """All that folding the records so far has led to, except what estimators have learned: they keep their own."""
+
+    at: float
+    cluster: Cluster
+    jobs: tuple[Job, ...]  # that are not over, in order of submission
+    lost: frozenset[NodeId] = frozenset()
+    running: tuple[JobId, ...] = ()  # in the order of the roster
+    ended: Mapping[JobId, Phase] = {}
+    num_submitted: int = 0
+    planned_at: float | None = None  # when the policy was last asked
+    wake_at: float | None = None  # when it asked to be woken
+    note: object = None  # the policy's, for its next plan
+    outsiders: tuple[OutsidersSeen, ...] = ()  # on devices where others compute
+    policy: str = ""  # the one that decides, where it is no longer the one that the journal began with
+    policy_fault: str = ""  # of the one before it, where that is why it decides
+
+
+def snapshot_to_json(balance: StateSnapshot) -> dict[str, Any]:
+    """A balance as plain JSON values."""
+    return {
+        "schema": SCHEMA,
+        "at": balance.at,
+        "cluster": header_to_json(Header("", "", balance.cluster)),
+        "lost": sorted(balance.lost),
+        "jobs": [_job_to_json(job) for job in balance.jobs],
+        "running": balance.running,
+        "ended": {job: str(phase) for job, phase in balance.ended.items()},
+        "num_submitted": balance.num_submitted,
+        "planned_at": balance.planned_at,
+        "wake_at": balance.wake_at,
+        "note": balance.note,
+        "policy": balance.policy,
+        "policy_fault": balance.policy_fault,
+        "outsiders": [fact_to_json(seen) for seen in balance.outsiders],
+    }
+
+
+def snapshot_from_json(value: dict[str, Any]) -> StateSnapshot:
+    """The inverse of `balance_to_json`; JournalError for one that a newer version wrote."""
+    schema = value.get("schema")
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise JournalError(f"balance: schema {schema!r} is not one this version reads (1 to {SCHEMA})")
+    return StateSnapshot(
+        at=value["at"],
+        cluster=header_from_json(value["cluster"]).cluster,
+        jobs=tuple(_job_from_json(job) for job in value["jobs"]),
+        lost=frozenset(map(NodeId, value["lost"])),
+        running=tuple(map(JobId, value["running"])),
+        ended={JobId(job): Phase(phase) for job, phase in value["ended"].items()},
+        num_submitted=value["num_submitted"],
+        planned_at=value["planned_at"],
+        wake_at=value["wake_at"],
+        note=value["note"],
+        policy=value.get("policy", ""),
+        policy_fault=value.get("policy_fault", ""),
+        outsiders=tuple(_seen(each) for each in value.get("outsiders", ())),
+    )
+
+
+def _seen(value: dict[str, Any]) -> OutsidersSeen:
+    fact = fact_from_json(value)
+    assert isinstance(fact, OutsidersSeen)
+    return fact
+
+
+def _job_to_json(job: Job) -> dict[str, Any]:
+    """Field by field as they are named; the chain of its past as a list, oldest first."""
+    value = job._asdict()
+    if not job.probe_steps:
+        del value["probe_steps"]  # an older carpool knows of none
+    value["spec"] = spec_to_json(job.spec)
+    value["desired"] = _held_to_json(job.desired)
+    value["observed"] = _held_to_json(job.observed)
+    past: list[tuple[float, str]] = []
+    link = job.past
+    while link is not None:
+        past.append((link.at, link.words))
+        link = link.before
+    value["past"] = past[::-1]
+    return value
+
+
+def _job_from_json(value: dict[str, Any]) -> Job:
+    past: Past | None = None
+    for at, words in value["past"]:
+        past = Past(at, words, past)
+    return Job(
+        **{
+            **value,
+            "spec": spec_from_json(value["spec"]),
+            "phase": Phase(value["phase"]),
+            "desired": _held_from_json(value["desired"]),
+            "observed": _held_from_json(value["observed"]),
+            "service": tuple((Kind(kind), seconds) for kind, seconds in value["service"]),
+            "past": past,
+            "lane": tuple(value["lane"]),
+        }
+    )
+
+
+def _held_to_json(held: Allocation | None) -> dict[str, Any] | None:
+    return None if held is None else allocation_to_json(held)
+
+
+def _held_from_json(value: dict[str, Any] | None) -> Allocation | None:
+    return None if value is None else allocation_from_json(value)

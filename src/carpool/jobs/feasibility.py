@@ -1,0 +1,67 @@
+"""Feasibility check: rejects jobs that can never run on the cluster's devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carpool.core.constraints.resource_limits import supported_devices
+from carpool.core.errors import InputError, UnknownName
+from carpool.core.host_resources import HostResources, describe_resources, resource_shortage
+from carpool.core.model import JobSpec
+from carpool.core.occupancy import Occupancy
+from carpool.core.topology import Cluster
+from carpool.jobs.job_file import ListedJob
+
+
+def check_fit(jobs: Sequence[ListedJob], cluster: Cluster) -> list[str]:
+    """InputError where a job can never run on these devices; notes where it cannot have all it may use."""
+    notes = []
+    for spec, _ in jobs:
+        unknown = next((kind for kind in spec.kinds if kind not in cluster.capacity), None)
+        if unknown is not None:
+            raise UnknownName("device kind", unknown, cluster.capacity, where=f"job {spec.id!r}: kinds")
+        of_each = [count for kind, count in cluster.capacity.items() if not spec.kinds or kind in spec.kinds]
+        there = sum(of_each)
+        if spec.narrowest > there:
+            of_kind = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
+            raise InputError(
+                f"job {spec.id!r} asks {spec.narrowest} devices{of_kind}; there are {there}",
+                way_out="Lower devices or min_devices, or give more with --devices.",
+            )
+        if spec.narrowest > max(of_each):
+            notes.append(
+                f"job {spec.id!r} asks {spec.narrowest} devices, and no kind has so many: it will run only under a "
+                "policy that mixes kinds (carpool, elastic, hare, or one of your own)"
+            )
+        if spec.widest > there:
+            notes.append(f"job {spec.id!r} could use {spec.widest} devices; there are {there}")
+        sizes = [cluster.least_memory[kind] for kind in cluster.kinds if not spec.kinds or kind in spec.kinds]
+        if sizes and all(0 < size < spec.memory_bytes for size in sizes):
+            raise InputError(
+                f"job {spec.id!r} asks {spec.memory_bytes} bytes of memory on a device; the largest has {max(sizes)}",
+                way_out="Lower memory, or leave it out.",
+            )
+        _check_supplies(spec, cluster)
+    return notes
+
+
+def _check_supplies(spec: JobSpec, cluster: Cluster) -> None:
+    """InputError where even idle nodes lack the cores, RAM or disk that a job asks for."""
+    nodes = [node for node in cluster.nodes if not spec.kinds or any(bank.kind in spec.kinds for bank in node.banks)]
+    idle = Occupancy(cluster)
+    shorts = [
+        short for node in nodes if (short := resource_shortage(node.supplies, HostResources(), spec.supplies_for(1)))
+    ]
+    if spec.asks_supplies and len(shorts) == len(nodes):
+        raise InputError(
+            f"job {spec.id!r} asks {describe_resources(spec.supplies_for(1))} for a device; the largest node has "
+            f"{describe_resources(max(node.supplies for node in nodes))}",
+            way_out="Lower cpus, ram or disk, or leave them out.",
+        )
+    most = sum(supported_devices(idle, spec))
+    if most < spec.narrowest:
+        raise InputError(
+            f"job {spec.id!r} asks {spec.narrowest} devices with {describe_resources(spec.supplies_for(1))} for each; there are "
+            f"supplies for {most}",
+            way_out="Lower cpus or ram, or devices or min_devices.",
+        )

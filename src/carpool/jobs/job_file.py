@@ -1,0 +1,353 @@
+"""Job file: parses and checks TOML job tables into job specs and programs; errors name file, job and key."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from carpool.core.constraints.priorities import PRIORITIES, weight_with_priority
+from carpool.core.errors import InputError, UnknownName, cause
+from carpool.core.model import JobId, JobSpec, Kind
+from carpool.core.units import parse_bytes, parse_seconds
+from carpool.jobs.entry_file import check_entry, check_script
+from carpool.jobs.program import Program
+from carpool.jobs.toml_table import Table
+
+
+def parse_deadline(value: object, where: str, now: float | None = None) -> float:
+    """Seconds from now: given as such (``8h``), or by a moment (``2027-03-01 08:00``, local unless it says where)."""
+    moment = _moment(value)
+    if moment is None:
+        seconds = parse_seconds(value, where) if not isinstance(value, str) or value[:1].isdigit() else 0.0
+    else:
+        seconds = moment.timestamp() - (time.time() if now is None else now)
+    if seconds <= 0.0:
+        problem = f"{value!r} is past" if moment is not None else f"{value!r} is no time to come"
+        raise InputError(problem, where=where, way_out="Give a length of time such as 8h, or a moment to come.")
+    return seconds
+
+
+def _moment(value: object) -> datetime | None:
+    """The moment that a value names; None where it is no moment."""
+    if isinstance(value, datetime):
+        return value
+    try:
+        return datetime.fromisoformat(value) if isinstance(value, str) and "-" in value else None
+    except ValueError:
+        return None
+
+
+KEYS = (
+    *("name", "entry", "args", "sweep", "at_most", "command", "python", "folder", "environment"),
+    *("devices", "min_devices", "max_devices", "kinds", "memory", "cpus", "ram", "disk"),
+    *("weight", "priority", "deadline", "user", "after"),
+    *("batch", "exact", "shards", "sync_batchnorm", "deterministic", "graph", "seed"),
+    *("precision", "channels_last"),
+    *("checkpoint_every", "keep", "time_limit", "retries", "notify"),
+)
+_OWN = frozenset({"name", "entry", "command", "after", "sweep"})  # what a job cannot take from [defaults]
+_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,99}", re.ASCII)
+_DEFAULT_SHARDS = 8
+
+
+class ListedJob(NamedTuple):
+    """One job of a file: what the scheduler knows of it, and what its workers do."""
+
+    spec: JobSpec
+    program: Program
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """A file that was read and found in order."""
+
+    path: Path
+    jobs: tuple[ListedJob, ...]
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending: what a run of it is called."""
+        return self.path.stem
+
+
+def read_jobs(path: Path) -> JobFile:
+    """Read and check a job file, without importing any entry."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name a job file.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Mend that line.") from None
+    return JobFile(path, parse_jobs(data, path.parent, str(path)))
+
+
+def parse_jobs(data: Mapping[str, Any], folder: Path, where: str) -> tuple[ListedJob, ...]:
+    """The jobs of a file's content; relative paths are looked up from `folder`."""
+    for key in data:
+        if key not in {"job", "defaults"}:
+            raise UnknownName("table", key, ["job", "defaults"], where=where)
+    defaults = data.get("defaults", {})
+    Table(defaults, f"{where}: defaults").only([key for key in KEYS if key not in _OWN])
+    tables = data.get("job", [])
+    if not isinstance(tables, list) or not tables:
+        raise InputError("has no [[job]]", where=where, way_out='Add one: [[job]] name = "a" entry = "train.py:main".')
+    jobs: list[ListedJob] = []
+    sweeps: dict[str, list[JobId]] = {}  # a swept job's name stands for all of them in `after`
+    for place, table in enumerate(tables, start=1):
+        made = _expanded(table, defaults, place, folder, where)
+        if len(made) > 1 or "sweep" in table:
+            sweeps[str(table.get("name"))] = [job.spec.id for job in made]
+        jobs += made
+    _check_unique_names(jobs, where)
+    return tuple(_in_order([_with_sweeps(job, sweeps) for job in jobs], where))
+
+
+# ---------------------------------------------------------------------------------------------------------- one job
+def _expanded(given: object, defaults: Mapping[str, Any], place: int, folder: Path, where: str) -> list[ListedJob]:
+    """A table as one job, or as one for every combination of its sweep."""
+    if not isinstance(given, dict):
+        raise InputError(f"job {place} is {given!r}", where=where, way_out="Write it as a [[job]] table.")
+    name = _name(given, place, where)
+    where = f"{where}: job {name!r}"
+    table = Table({**defaults, **given}, where)
+    table.only(KEYS)
+    sweep = table.mapping("sweep")
+    if not sweep:
+        if table.whole("at_most", 0, least=0):
+            raise InputError("at_most is given without a sweep", where=where, way_out="Add a sweep, or leave it out.")
+        return [_job(name, table, folder)]
+    at_most = table.whole("at_most", 0, least=0)
+    for key, values in sweep.items():
+        if not isinstance(values, list) or not values:
+            raise InputError(f"sweep.{key} is {values!r}", where=where, way_out="Give a list of values to try.")
+    jobs = []
+    for number, values in enumerate(itertools.product(*sweep.values()), start=1):
+        args = {**table.mapping("args"), **dict(zip(sweep, values, strict=True))}
+        spec, program = _job(f"{name}-{number}", Table({**table.values, "args": args}, where), folder)
+        jobs.append(ListedJob(replace(spec, array=name, at_most=at_most), program))
+    return jobs
+
+
+def _name(table: Mapping[str, Any], place: int, where: str) -> str:
+    name = table.get("name")
+    if name is None:
+        raise InputError(f"job {place} has no name", where=where, way_out='Give it one: name = "mlp".')
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InputError(
+            f"job {place} is named {name!r}",
+            where=where,
+            way_out="A name is at most 100 ASCII letters, digits, '.', '_' and '-', and begins with a letter or digit.",
+        )
+    return name
+
+
+def _job(name: str, table: Table, folder: Path) -> ListedJob:
+    home = folder / table.text("folder")
+    if not home.is_dir():
+        raise InputError(f"folder is {str(home)!r}, which is no folder", where=table.where, way_out="Name one.")
+    entry, command = table.text("entry"), table.texts("command")
+    if bool(entry) == bool(command):
+        problem = "has both entry and command" if entry else "has neither entry nor command"
+        way_out = 'Give one of them: entry = "digits.py:mlp" or command = ["python", "train.py"].'
+        raise InputError(problem, where=table.where, way_out=way_out)
+    program = _program(table, home, entry, command)
+    spec = _spec(name, table, program)
+    if command:
+        _check_command(table, spec)
+        if not spec.after:  # a job that it waits for may yet write it
+            check_script(command, home, table.where)
+    else:
+        check_entry(entry, program.args, home, table.where)
+    if program.exact and "shards" not in table.values and spec.widest == 1:
+        program = replace(program, shards=1)  # one device for life: nothing is gained by cutting its steps
+    return ListedJob(spec, program)
+
+
+def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> Program:
+    exact = table.flag("exact")
+    shards = table.whole("shards", _DEFAULT_SHARDS)
+    if shards & (shards - 1):
+        raise InputError(f"shards is {shards}", where=table.where, way_out="Give a power of two: 1, 2, 4, 8, 16 …")
+    if "shards" in table.values and not exact:
+        raise InputError("shards is given, exact is not", where=table.where, way_out="Add exact = true.")
+    batch = _batch(table)
+    return Program(
+        entry=entry,
+        args=table.mapping("args"),
+        command=command,
+        folder=str(home.resolve()),
+        environment=table.settings("environment"),
+        python=table.text("python"),
+        memory_bytes=parse_bytes(table.values.get("memory", 0), f"{table.where}: memory"),
+        cpus=table.whole("cpus", 0, least=0),
+        seed=table.whole("seed", 0, least=0),
+        exact=exact,
+        shards=shards,
+        batch_size=batch.whole("size", 0, least=0),
+        tune=batch.flag("tune"),
+        batch_per_device=batch.choice("per", ("step", "device")) == "device",
+        sync_batchnorm=_sync_batchnorm(table, exact),
+        deterministic=_deterministic(table, exact),
+        graph=table.flag("graph", True),
+        precision=table.choice("precision", ("", "float32", "tf32", "bf16")),
+        channels_last=table.flag("channels_last"),
+        checkpoint_s=parse_seconds(table.values.get("checkpoint_every", 60.0), f"{table.where}: checkpoint_every"),
+        keep=table.whole("keep", 2),
+        time_limit_s=parse_seconds(table.values.get("time_limit", 0.0), f"{table.where}: time_limit"),
+        retries=table.whole("retries", 3, least=0),
+        notify=table.texts("notify"),
+    )
+
+
+def _sync_batchnorm(table: Table, exact: bool) -> bool:
+    """Joint statistics; an exact job takes them over its shards, which are the same on any number of devices."""
+    wanted = table.flag("sync_batchnorm")
+    if wanted and exact:
+        raise InputError(
+            "sync_batchnorm = true together with exact = true: an exact job's shards need not be passed at once, so "
+            "they cannot wait for each other's statistics",
+            where=table.where,
+            way_out="Leave one of them out. With exact = true statistics are taken over each shard and averaged, alike "
+            "on any number of devices.",
+        )
+    return wanted
+
+
+def _deterministic(table: Table, exact: bool) -> bool:
+    deterministic = table.flag("deterministic", True)
+    if exact and not deterministic:
+        raise InputError(
+            "exact is true and deterministic is false", where=table.where, way_out="Choose: equal bits, or any kernels."
+        )
+    return deterministic
+
+
+def _batch(table: Table) -> Table:
+    """``batch = 64`` or ``batch = { size, tune, min, max, per }``."""
+    given = table.values.get("batch", {})
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = {"size": given}
+    batch = Table(given, f"{table.where}: batch")
+    batch.only(["size", "tune", "min", "max", "per"])
+    if batch.flag("tune") and not {"min", "max"} <= batch.values.keys():
+        raise InputError(
+            "tune is on without a range",
+            where=batch.where,
+            way_out="Say how far: { tune = true, min = 32, max = 512 }.",
+        )
+    if batch.flag("tune") and table.flag("exact"):
+        raise InputError(
+            "tune is on and the job is exact", where=batch.where, way_out="Tuning changes the training: choose one."
+        )
+    if batch.whole("min", 1) > batch.whole("max", 1 << 31):
+        raise InputError(
+            f"min is {batch.values['min']}, max is {batch.values['max']}", where=batch.where, way_out="Swap them."
+        )
+    return batch
+
+
+def _spec(name: str, table: Table, program: Program) -> JobSpec:
+    devices, least, most = (table.whole(key, 0, least=0) for key in ("devices", "min_devices", "max_devices"))
+    least = least or (1 if most else devices)
+    devices = devices or max(1, least)
+    least, most = least or devices, most or max(devices, least)
+    if not least <= devices <= most:
+        raise InputError(
+            f"min_devices is {least}, devices {devices}, max_devices {most}",
+            where=table.where,
+            way_out="They must not fall: min_devices <= devices <= max_devices.",
+        )
+    if program.exact and most > program.shards and "shards" in table.values:
+        raise InputError(
+            f"max_devices is {most}, shards is {program.shards}",
+            where=table.where,
+            way_out="A shard is never cut: raise shards, or lower max_devices.",
+        )
+    batch = _batch(table)
+    priority = PRIORITIES[table.choice("priority", ("normal", *(word for word in PRIORITIES if word != "normal")))]
+    given = table.values.get("deadline")
+    return JobSpec(
+        JobId(name),
+        devices,
+        model=program.entry or program.command[0],
+        batch_size=program.batch_size,
+        weight=weight_with_priority(table.number("weight", 1.0), priority),
+        user=table.text("user"),
+        min_devices=least,
+        max_devices=most,
+        batch_range=(batch.whole("min", 1), batch.whole("max", 1)) if batch.flag("tune") else None,
+        memory_bytes=program.memory_bytes,
+        kinds=tuple(Kind(kind) for kind in table.texts("kinds")),
+        exact=program.exact,
+        after=tuple(JobId(other) for other in table.texts("after")),
+        retries=program.retries,
+        cpus=program.cpus,
+        ram_bytes=parse_bytes(table.values.get("ram", 0), f"{table.where}: ram"),
+        disk_bytes=parse_bytes(table.values.get("disk", 0), f"{table.where}: disk"),
+        priority=priority,
+        deadline_s=0.0 if given is None else parse_deadline(given, f"{table.where}: deadline"),
+    )
+
+
+def _check_command(table: Table, spec: JobSpec) -> None:
+    """A program of any kind is placed and shared, and that is all."""
+    for key in ("args", "sweep", "exact", "batch", "sync_batchnorm", "precision", "channels_last"):
+        if table.values.get(key):
+            raise InputError(
+                f"{key} is given for a command", where=table.where, way_out="Only jobs with an entry know it."
+            )
+    if spec.narrowest != spec.widest:
+        raise InputError(
+            f"min_devices is {spec.narrowest}, max_devices {spec.widest}; a command cannot be resized",
+            where=table.where,
+            way_out="Give devices only.",
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- all jobs
+def _check_unique_names(jobs: Sequence[ListedJob], where: str) -> None:
+    names = [spec.id for spec, _ in jobs]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two jobs are named {name!r}", where=where, way_out="Give every job a name of its own.")
+
+
+def _with_sweeps(job: ListedJob, sweeps: Mapping[str, Sequence[JobId]]) -> ListedJob:
+    after = tuple(name for needed in job.spec.after for name in sweeps.get(needed, [needed]))
+    return ListedJob(replace(job.spec, after=after), job.program) if after != job.spec.after else job
+
+
+def _in_order(jobs: Sequence[ListedJob], where: str) -> list[ListedJob]:
+    """The jobs as given, after a check that what they wait for exists and that none waits for itself."""
+    after = {job.spec.id: job.spec.after for job in jobs}
+    for name, needed in after.items():
+        for other in needed:
+            if other not in after:
+                raise UnknownName("job", other, after, where=f"{where}: job {name!r}: after")
+    settled: set[JobId] = set()
+    left = dict(after)
+    while ready := [name for name, needed in left.items() if settled.issuperset(needed)]:
+        settled.update(ready)
+        for name in ready:
+            del left[name]
+    if left:
+        raise InputError(
+            f"jobs wait for each other in a circle: {_circle(left)}", where=where, way_out="Take one 'after' away."
+        )
+    return list(jobs)
+
+
+def _circle(after: Mapping[JobId, Sequence[JobId]]) -> str:
+    walked = [next(iter(after))]
+    while True:
+        following = next(name for name in after[walked[-1]] if name in after)
+        if following in walked:
+            return " after ".join([*walked[walked.index(following) :], following])
+        walked.append(following)

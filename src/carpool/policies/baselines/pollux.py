@@ -1,0 +1,392 @@
+"""Pollux: co-adapts devices and batch sizes of all jobs by goodput, with an exact knapsack and a seeded search.
+
+The sum of all jobs' costs is made small. A knapsack finds the best number of devices for every job; the numbers are
+then packed onto nodes, as tightly as possible and with jobs staying where they are. Where the packing falls short of
+the numbers, parts of the placement are torn down and solved again (large-neighbourhood search): a few random jobs, or
+all that touch a few random nodes. A part is replaced only by one that costs less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from random import Random
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from carpool.core.draft import Draft
+from carpool.core.errors import InputError
+from carpool.core.model import Allocation, Job, JobId, Kind
+from carpool.core.placement import lowest, merge_runs
+from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.topology import Node
+from carpool.policies.estimator_queries import goodputs, kind_held, kinds_of, rate_on
+from carpool.policies.registry import register
+
+Floats = NDArray[np.float64]
+Row = tuple[tuple[int, int], ...]  # (node, devices) pairs by ascending node: where a job sits
+
+_STAYERS_FIRST = 0.8  # how often who may stay is placed before who moves, and not the other way round
+_LESS = 1e-12  # a replacement has to be better by more than rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Stake:
+    """One job's costs by number of devices, 0 included."""
+
+    local: Floats  # on one node, if it has to move there; infinite where that is not allowed
+    spread: Floats  # over several nodes
+    stay: float  # if it keeps what it has, which may be nothing
+    held: Row = ()
+
+    @property
+    def width(self) -> int:
+        """Devices it holds."""
+        return sum([count for _, count in self.held])
+
+    def cost(self, row: Row) -> float:
+        """What a placement costs."""
+        if row == self.held:
+            return self.stay
+        return float((self.spread if len(row) > 1 else self.local)[sum([count for _, count in row])])
+
+
+def search(sizes: Sequence[int], stakes: Sequence[Stake], random: Random, iterations: int) -> list[Row]:
+    """A place for each job on nodes of the given sizes; an empty one for those that get nothing."""
+    room = _Search(sizes, stakes, random)
+    rows = [stake.held for stake in stakes]
+    costs = [stake.stay for stake in stakes]
+    everybody = range(len(stakes))
+    for step in range(1 + (iterations if len(stakes) > 1 else 0)):
+        torn = room.neighbourhood(rows) if step else everybody
+        found = room.rebuild(rows, torn)
+        found_costs = {job: stakes[job].cost(row) for job, row in found.items()}
+        if sum(found_costs.values()) < sum([costs[job] for job in torn]) - _LESS:
+            for job, row in found.items():
+                rows[job], costs[job] = row, found_costs[job]
+    return rows
+
+
+class _Free:
+    """Devices left on each node, and where a job over several nodes sits: two of these on one node would interfere."""
+
+    __slots__ = ("_is_spread", "left")
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.left = list(sizes)
+        self._is_spread = [False] * len(sizes)
+
+    def take(self, row: Row) -> None:
+        for node, count in row:
+            self.left[node] -= count
+            if len(row) > 1:
+                self._is_spread[node] = True
+
+    def fits(self, row: Row) -> bool:
+        is_spread = len(row) > 1
+        return all(self.left[node] >= count and not (is_spread and self._is_spread[node]) for node, count in row)
+
+    def find(self, count: int, random: Random) -> Row | None:
+        """`count` devices on the fullest node that has them, else on as few nodes as possible."""
+        left = self.left
+        best = min([(free, node) for node, free in enumerate(left) if free >= count], default=None)
+        if best is not None:
+            return ((best[1], count),)
+        open_nodes = [node for node, free in enumerate(left) if free and not self._is_spread[node]]
+        if sum([left[node] for node in open_nodes]) < count:
+            return None
+        open_nodes.sort(key=lambda node: (-left[node], random.random()))
+        row: list[tuple[int, int]] = []
+        for place, node in enumerate(open_nodes):
+            if left[node] >= count:  # the rest goes where it leaves least over
+                rest = min([(left[other], other) for other in open_nodes[place:] if left[other] >= count])[1]
+                return tuple(sorted([*row, (rest, count)]))
+            row.append((node, left[node]))
+            count -= left[node]
+        return None
+
+
+class _Search:
+    """The jobs, their costs, and the moves of the search."""
+
+    __slots__ = ("_options", "_random", "_sizes", "_stakes")
+
+    def __init__(self, sizes: Sequence[int], stakes: Sequence[Stake], random: Random) -> None:
+        self._sizes = sizes
+        self._stakes = stakes
+        self._random = random
+        largest = max(sizes, default=0)
+        self._options = [  # costs when packed tightly
+            np.concatenate((stake.local[: largest + 1], stake.spread[largest + 1 :])) for stake in stakes
+        ]
+
+    def neighbourhood(self, rows: Sequence[Row]) -> Collection[int]:
+        """Jobs to place anew: a few of any, or all on a few nodes together with those that have nothing."""
+        random, num = self._random, len(rows)
+        if random.random() < 0.5:
+            return set(random.sample(range(num), min(num, random.randint(2, 6))))
+        nodes = set(random.sample(range(len(self._sizes)), min(len(self._sizes), random.randint(2, 4))))
+        torn = {job for job, row in enumerate(rows) if not row or any(node in nodes for node, _ in row)}
+        return torn | {random.randrange(num)}
+
+    def rebuild(self, rows: Sequence[Row], torn: Collection[int]) -> dict[int, Row]:
+        """The best numbers for the torn jobs in what the others leave, packed: who keeps its number stays if it can."""
+        stakes, free = self._stakes, _Free(self._sizes)
+        for job, row in enumerate(rows):
+            if job not in torn:
+                free.take(row)
+        order = sorted(torn)
+        self._random.shuffle(order)
+        stays = {job for job in order if stakes[job].held and free.fits(stakes[job].held)}
+        wanted = self._numbers(order, stays, sum(free.left))
+        found: dict[int, Row] = dict.fromkeys(order, ())
+        stayers = [job for job in order if job in stays and wanted[job] == stakes[job].width]
+        movers = sorted([job for job in order if wanted[job] and job not in stayers], key=lambda job: -wanted[job])
+        for job in stayers + movers if self._random.random() < _STAYERS_FIRST else movers + stayers:
+            held = stakes[job].held
+            if job in stayers and free.fits(held):
+                found[job] = held
+            else:
+                place = free.find(wanted[job], self._random)
+                found[job] = self._second_best(job, wanted[job], free) if place is None else place
+            free.take(found[job])
+        return found
+
+    def _numbers(self, order: Sequence[int], stays: Collection[int], capacity: int) -> dict[int, int]:
+        """Multiple-choice knapsack: how many devices each job should have."""
+        best = np.zeros(capacity + 1)
+        choices: list[NDArray[np.intp]] = []
+        for job in order:
+            stake, costs = self._stakes[job], self._options[job][: capacity + 1]
+            if stake.width == 0 or job in stays:
+                costs = costs.copy()
+                costs[stake.width] = min(costs[stake.width], stake.stay)
+            before = np.concatenate((np.full(len(costs) - 1, inf), best))
+            totals = sliding_window_view(before, len(costs))[:, ::-1] + costs  # [devices so far, devices of this job]
+            choices.append(totals.argmin(axis=1))
+            best = totals[np.arange(capacity + 1), choices[-1]]
+        wanted: dict[int, int] = {}
+        for job, choice in zip(reversed(order), reversed(choices), strict=True):
+            wanted[job] = int(choice[capacity])
+            capacity -= wanted[job]
+        return wanted
+
+    def _second_best(self, job: int, wanted: int, free: _Free) -> Row:
+        """The cheapest place that is left with at most so many devices."""
+        stake = self._stakes[job]
+        row: Row = ()
+        cost = float(stake.local[0])
+        if stake.held and stake.stay < cost and free.fits(stake.held):
+            row, cost = stake.held, stake.stay
+        for count in range(1, min(wanted, sum(free.left)) + 1):
+            found = free.find(count, self._random) if self._options[job][count] < inf else None
+            if found is not None and stake.cost(found) < cost:
+                row, cost = found, stake.cost(found)
+        return row
+
+
+_NOTHING = 4e-3  # added to every speed-up: a job without devices counts as a 250th of its fair share
+_LEAST_WORTH = 0.01  # of a start, however young the job
+
+
+@register("pollux")
+@dataclass(frozen=True, slots=True)
+class Pollux(Policy):
+    """Maximise the power mean of all jobs' speed-ups over a fair share: Pollux's objective, with a search of our own.
+
+        speed-up_j(A) = goodput_j(A) / goodput_j(fair share),   goodput at the best batch size for A
+        maximise (1/J Σ speed-up_j^power)^(1/power)
+
+    The fair share is ⌈devices/jobs⌉ devices, taken as if they were on one node (as published, however many they are).
+    A job that has to move is charged for it: its speed-up is multiplied by (T − R·restart_s)/(T + restart_s), T the
+    age of the job and R how often it was moved before, and by no more than `trust`, since goodput after a move is
+    believed and not measured. A job gets at most `growth` times as many devices as it ever had, beginning with as few
+    as it accepts; two jobs that both span nodes do not meet on a node. Qiao et al., OSDI 2021.
+    """
+
+    power: float = -1.0
+    restart_s: float = 30.0
+    growth: int = 2
+    trust: float = 0.9
+    iterations: int = 80  # of the search over placements
+    interval_s: float = 60.0  # decides anew after so many seconds, whatever happens
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.power >= 0.0:
+            raise InputError(f"power is {self.power}", way_out="Give a number below 0, such as -1.")
+        if self.growth < 2:
+            raise InputError(f"growth is {self.growth}", way_out="Give 2 or more, or jobs never get more devices.")
+        if not 0.0 < self.trust <= 1.0:
+            raise InputError(f"trust is {self.trust}", way_out="Give a number above 0, up to 1.")
+
+    def plan(self, view: Snapshot) -> Plan:
+        """Search every kind of device by itself, then move whom it moved."""
+        pasts = _pasts(view)
+        draft, goals = Draft(view), list[_Goal]()
+        for kind, jobs in _dealt(view).items():
+            goals += self._goals(view, kind, jobs, pasts)
+        _carry_out(draft, goals)
+        moved = [goal for goal in goals if goal.row != goal.held]
+        for goal in moved:
+            pasts[goal.job.id] = pasts[goal.job.id].after(goal.row)
+        num = sum([bool(goal.row) for goal in goals])
+        reason = f"{num} of {len(goals)} jobs run, {len(moved)} of them moved, by goodput over a fair share"
+        note = {job: list(past) for job, past in pasts.items() if past.placements}
+        return draft.finish(reason, wake_at=view.at + self.interval_s if goals else None, note=note)
+
+    def _goals(self, view: Snapshot, kind: Kind, jobs: Sequence[Job], pasts: dict[JobId, _Past]) -> list[_Goal]:
+        """Where the jobs dealt to a kind should be."""
+        sizes = _sizes(view, kind)
+        options = [self._options(view, kind, job, pasts[job.id], sizes, len(jobs)) for job in jobs]
+        stakes = [
+            self._stake(view, kind, job, pasts[job.id], choice) for job, choice in zip(jobs, options, strict=True)
+        ]
+        rows = search(sizes, stakes, Random(f"{self.seed}/{kind}/{view.at}"), self.iterations)
+        goals = []
+        for job, stake, choice, row in zip(jobs, stakes, options, rows, strict=True):
+            batches = choice.spread_batches if len(row) > 1 else choice.local_batches
+            goals.append(_Goal(job, kind, stake.held, row, batches[_width(row)]))
+        return goals
+
+    def _options(
+        self, view: Snapshot, kind: Kind, job: Job, past: _Past, sizes: Sequence[int], num_jobs: int
+    ) -> _Options:
+        """Speed-up and best batch for every number of devices the job may have now."""
+        spec, capacity, node = job.spec, sum(sizes), max(sizes)
+        most = max(self.growth * past.widest, spec.narrowest)
+        top = min(most, capacity, spec.widest)
+        fair = ceil(capacity / num_jobs)
+        near = min(top, node)
+        counts = [fair, *range(1, near + 1), *range(2, top + 1)]
+        found = goodputs(view, spec, kind, counts, [False] * (1 + near) + [True] * (top - 1))
+        basis = found[0][0] or max([rate for rate, _ in found]) or 1.0
+        none = (0.0, 0)
+        local = [none, *found[1 : near + 1], *[none] * (top - near)]
+        spread = [none, none, *found[near + 1 :]][: top + 1]
+        return _Options(
+            np.array([rate / basis for rate, _ in local]),
+            np.array([rate / basis for rate, _ in spread]),
+            [batch for _, batch in local],
+            [batch for _, batch in spread],
+        )
+
+    def _stake(self, view: Snapshot, kind: Kind, job: Job, past: _Past, options: _Options) -> Stake:
+        """A job's costs: the terms of the power mean, to be minimised."""
+        age = view.at - job.submitted_at
+        moves = max(0, past.placements - 1)
+        worth = max(age - moves * self.restart_s, 0.0) / (age + self.restart_s)
+        worth = min(worth, self.trust) if job.desired is not None else max(worth, _LEAST_WORTH)
+        held = _row(view, job)
+        speedups = options.spread if len(held) > 1 else options.local
+        kept = speedups[_width(held)] if _width(held) < len(speedups) else 0.0  # more than it may have by now
+        local, spread = self._terms(options.local * worth), self._terms(options.spread * worth)
+        local[1 : job.spec.narrowest] = spread[1 : job.spec.narrowest] = inf
+        return Stake(local, spread, float(self._terms(np.array(kept))), held)
+
+    def _terms(self, speedups: Floats) -> Floats:
+        return np.asarray((speedups + _NOTHING) ** self.power)
+
+
+class _Past(NamedTuple):
+    """What is remembered of a job from plan to plan."""
+
+    placements: int = 0  # how often it was given devices
+    widest: int = 0  # most devices it ever had
+
+    def after(self, row: Row) -> _Past:
+        """After it was given that place."""
+        return _Past(self.placements + 1, max(self.widest, _width(row))) if row else self
+
+
+class _Options(NamedTuple):
+    """By number of devices: speed-ups, and the batch sizes they are reached with."""
+
+    local: Floats
+    spread: Floats
+    local_batches: Sequence[int]
+    spread_batches: Sequence[int]
+
+
+class _Goal(NamedTuple):
+    """Where a job is and where it should be."""
+
+    job: Job
+    kind: Kind
+    held: Row
+    row: Row
+    batch_size: int
+
+
+def _pasts(view: Snapshot) -> dict[JobId, _Past]:
+    """What the last plan noted, for the jobs there are now; of others, what they hold from an earlier policy."""
+    known = cast(dict[str, Any], view.note or {})
+    fresh = {name: (1, job.desired.num_devices) for name, job in view.jobs.items() if job.desired is not None}
+    return {job: _Past(*known.get(job, fresh.get(job, ()))) for job in view.jobs}
+
+
+def _sizes(view: Snapshot, kind: Kind) -> list[int]:
+    """Devices of a kind on each node that is there."""
+    occupancy = view.occupancy
+    return [
+        0
+        if node.id in occupancy.lost
+        else sum([len(bank.devices) for bank in node.banks if bank.kind == kind])
+        - sum(occupancy.is_left(device) for device in occupancy.yielded if _is_of(view, device, node, kind))
+        for node in view.cluster.nodes
+    ]
+
+
+def _is_of(view: Snapshot, device: int, node: Node, kind: Kind) -> bool:
+    return device in node.devices and view.cluster.kind_of(device) == kind
+
+
+def _dealt(view: Snapshot) -> dict[Kind, list[Job]]:
+    """Jobs by the kind they are to run on: the one they hold, else where speed and devices for each job are most."""
+    capacity = {kind: sum(_sizes(view, kind)) for kind in view.cluster.kinds}
+    dealt: dict[Kind, list[Job]] = {kind: [] for kind in view.cluster.kinds}
+    for job in view.running():
+        dealt[cast(Kind, kind_held(view, job))].append(job)
+    for job in sorted([view.jobs[name] for name in view.waiting], key=lambda job: job.seq):
+        fewest = job.spec.narrowest
+        kinds = [kind for kind in kinds_of(view, job.spec, fewest) if capacity[kind] >= fewest]
+        if len(kinds) > 1:
+            worth = {
+                kind: rate_on(view, job.spec, kind, fewest) * capacity[kind] / (len(dealt[kind]) + 1) for kind in kinds
+            }
+            kinds.sort(key=lambda kind: -worth[kind])
+        if kinds:
+            dealt[kinds[0]].append(job)
+    return {kind: sorted(jobs, key=lambda job: job.seq) for kind, jobs in dealt.items() if jobs}
+
+
+def _row(view: Snapshot, job: Job) -> Row:
+    """Where a job sits."""
+    counts: dict[int, int] = {}
+    for device in job.desired.devices() if job.desired is not None else ():
+        node = view.cluster.node_of(device).id
+        counts[node] = counts.get(node, 0) + 1
+    return tuple(sorted(counts.items()))
+
+
+def _width(row: Row) -> int:
+    return sum([count for _, count in row])
+
+
+def _carry_out(draft: Draft, goals: Sequence[_Goal]) -> None:
+    """Move jobs, all leaving before any enters, and set the batch of those that stay."""
+    for goal in goals:
+        if goal.held and goal.row != goal.held:
+            draft.release(goal.job)
+    nodes = draft.view.cluster.nodes
+    for goal in goals:
+        if goal.row != goal.held and goal.row:
+            runs = [run for node, count in goal.row for run in lowest(draft.occupancy, nodes[node], goal.kind, count)]
+            draft.assign(goal.job, Allocation.exclusive(merge_runs(runs), goal.batch_size))
+        elif goal.row and goal.job.desired is not None:
+            draft.assign(goal.job, goal.job.desired._replace(batch_size=goal.batch_size))

@@ -1,0 +1,329 @@
+"""Preemption of lower-ranked gangs, shared by all preemptive policies with a job order.
+
+An `Entry` is (rank, order of submission, job); lower comes first. Ranks of waiting and of running jobs must be
+comparable with each other at the instant of the plan. A gang sits on devices of one kind. The first in the order does
+not block the others: who fits nowhere, even at the expense of everybody behind it, is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import merge
+
+from carpool.core.draft import Draft
+from carpool.core.model import Allocation, Job, JobId, Kind
+from carpool.core.occupancy import Occupancy
+from carpool.core.placement import PlacementRule, consolidated
+from carpool.core.queue import Demand, Entry, demand_of
+from carpool.core.topology import Cluster, Node
+
+Kinds = Callable[[Job], Sequence[Kind]]  # kinds a job may use, the preferred one first
+PendingWorker = Callable[[set[Demand]], Iterable[Entry]]  # entries in order, without those of refused demands
+Running = Callable[[Entry], Sequence[Entry]]  # entries in order, at least those behind the given one
+
+_Held = tuple[tuple[int, int], ...]  # (node, devices) pairs
+
+
+@dataclass(slots=True)
+class PreemptionResult:
+    """Who started, who had to leave, and for whom there was no room.
+
+    `refused` has the first job of each demand that did not fit, and how many more devices would have to come free at
+    least before it, or a later one of its demand, can. `left` is the first that stays waiting.
+    """
+
+    started: dict[JobId, Entry] = field(default_factory=dict)
+    released: dict[JobId, Entry] = field(default_factory=dict)
+    refused: dict[Demand, tuple[Entry, int]] = field(default_factory=dict)
+    left: Entry | None = None
+
+    def words(self) -> str:
+        """For the plan's reason."""
+        return f"{len(self.started)} started, {len(self.released)} had to leave"
+
+    def __bool__(self) -> bool:
+        return bool(self.started or self.released)
+
+
+def among(entries: Sequence[Entry], jobs: Mapping[JobId, Job]) -> PendingWorker:
+    """Entries that are in order already as a source for `preempt`."""
+
+    def offered(refused: set[Demand]) -> Iterator[Entry]:
+        return (entry for entry in entries if demand_of(jobs[entry[2]]) not in refused)
+
+    return offered
+
+
+def preempt(
+    draft: Draft,
+    waiting: PendingWorker,
+    running: Running,
+    *,
+    rule: PlacementRule = consolidated,
+    kinds: Kinds | None = None,
+) -> PreemptionResult:
+    """Start waiting jobs in order, on free devices or in place of the least important running jobs behind them.
+
+    `running` is asked only if the free devices do not suffice; it may leave out jobs that are not to be touched.
+    Running jobs stay where they are; only those whose devices are needed leave, and those that turn out not to be
+    needed get theirs back. What displaced gangs leave over goes to whom it fits, in order, the displaced included.
+    """
+    contest = _Contest(draft, running, rule, kinds or draft.kinds_for)
+    contest.settle(waiting)
+    if contest.outcome.released and draft.num_free:
+        contest.fill_up(waiting)
+    return contest.outcome
+
+
+class _Contest:
+    """Waiting jobs against running ones, on one draft."""
+
+    __slots__ = ("_ask", "_draft", "_jobs", "_kinds", "_last", "_rule", "_running", "outcome")
+
+    def __init__(self, draft: Draft, running: Running, rule: PlacementRule, kinds: Kinds) -> None:
+        self._draft = draft
+        self._jobs = draft.view.jobs
+        self._ask = running
+        self._running: Sequence[Entry] | None = None  # once they were asked for
+        self._last = -1  # the least important one that is still there
+        self._rule = rule
+        self._kinds = kinds
+        self.outcome = PreemptionResult()
+
+    def settle(self, waiting: PendingWorker) -> None:
+        """Go through the waiting jobs until nothing is free and nobody is behind the next one."""
+        draft, refused = self._draft, set[Demand]()
+        for entry in waiting(refused):
+            if not draft.num_free and not self._has_behind(entry):
+                self.outcome.left = self.outcome.left or entry
+                return
+            job = self._jobs[entry[2]]
+            kinds = self._kinds(job)
+            short = 0
+            if not draft.num_free or not draft.place(job, kinds=kinds, rule=self._rule):
+                short = self._displace(job, entry, kinds)
+            if not short:
+                self.outcome.started[job.id] = entry
+                continue
+            self.outcome.left = self.outcome.left or entry
+            if not job.spec.memory_bytes:  # memory is no part of a demand
+                refused.add(demand_of(job))
+                self.outcome.refused[demand_of(job)] = (entry, short)
+
+    def fill_up(self, waiting: PendingWorker) -> None:
+        """Place whoever fits into what is left."""
+        draft, refused, outcome = self._draft, set[Demand](), self.outcome
+        for entry in merge(waiting(refused), sorted(outcome.released.values())):
+            if not draft.num_free:
+                return
+            job = self._jobs[entry[2]]
+            if job.id in outcome.started or demand_of(job) in refused:
+                continue
+            if draft.place(job, kinds=self._kinds(job), rule=self._rule):
+                outcome.started[job.id] = entry
+                outcome.released.pop(job.id, None)
+            elif not job.spec.memory_bytes:
+                refused.add(demand_of(job))
+
+    def _has_behind(self, entry: Entry) -> bool:
+        """Whether a running job that is still there comes after a waiting one."""
+        running = self._running
+        if running is None:
+            running = self._running = self._ask(entry)
+            self._last = len(running) - 1
+        while self._last >= 0 and running[self._last][2] in self.outcome.released:
+            self._last -= 1
+        return self._last >= 0 and running[self._last] > entry
+
+    def _displace(self, job: Job, entry: Entry, kinds: Sequence[Kind]) -> int:
+        """Put a waiting job in the place of running jobs behind it, on the first kind where that is possible.
+
+        Returns 0 then, else how many devices would have to come free at least.
+        """
+        draft, jobs = self._draft, self._jobs
+        self._has_behind(entry)
+        shortest = job.spec.devices
+        for kind in kinds:
+            if kind not in draft.view.cluster.capacity:
+                continue
+            room = _Room(draft.occupancy, kind, job.spec.devices, whole_nodes=self._rule is consolidated)
+            victims = self._victims(room, entry, kind)
+            if victims is None:
+                shortest = min(shortest, room.short)
+                continue
+            for _, _, victim in victims:
+                draft.release(jobs[victim])
+            placed = draft.place(job, kinds=(kind,), rule=self._rule)
+            assert placed, f"devices were freed for {job.id!r}, yet it does not fit"
+            for other in reversed(victims):  # the most important first
+                if len(victims) == 1 or not draft.restore(jobs[other[2]]):
+                    self.outcome.released[other[2]] = other
+            return 0
+        return shortest
+
+    def _victims(self, room: _Room, entry: Entry, kind: Kind) -> list[Entry] | None:
+        """Who has to leave, least important first, so that a gang has room; None when that is not enough.
+
+        Going up from the least important job, the first node (or set of nodes) to have room is taken: the most
+        important job that suffers is then as unimportant as possible.
+        """
+        cluster, running, jobs, gone = self._draft.view.cluster, self._running, self._jobs, self.outcome.released
+        assert running is not None
+        tallied: list[tuple[Entry, _Held]] = []
+        for index in range(self._last, -1, -1):
+            other = running[index]
+            if other < entry:
+                return None
+            if other[2] in gone:
+                continue
+            held = _held(cluster, jobs[other[2]].desired, kind)
+            if held:
+                tallied.append((other, held))
+                nodes = room.add(held)
+                if nodes is not None:
+                    return [victim for victim, held in tallied if any(node in nodes for node, _ in held)]
+        return None
+
+
+class _Room:
+    """Counts devices that could be had on each node, until a gang fits."""
+
+    __slots__ = ("_could", "_full", "_kind", "_lacking", "_occupancy", "_size", "_whole_nodes", "_width")
+
+    def __init__(self, occupancy: Occupancy, kind: Kind, width: int, *, whole_nodes: bool) -> None:
+        self._occupancy = occupancy
+        self._kind = kind
+        self._width = width
+        self._whole_nodes = whole_nodes
+        self._size = occupancy.cluster.node_size[kind]
+        self._lacking = width - occupancy.free_devices[kind]
+        self._could: dict[int, int] = {}
+        self._full: set[int] = set()
+        if whole_nodes and width > self._size:
+            empty = occupancy.nodes_by_free(kind).get(self._size, 0)
+            self._full = {node.id for node in occupancy.cluster.nodes if empty >> node.id & 1}
+
+    def add(self, held: _Held) -> set[int] | None:
+        """Count a job's devices in; the nodes to clear once the gang fits."""
+        could, fits = self._could, None
+        for node, count in held:
+            before = could.get(node)
+            if before is None:
+                before = _free_on(self._occupancy, self._occupancy.cluster.nodes[node], self._kind)
+            could[node] = count = before + count
+            self._lacking += before - count
+            if count >= self._width:
+                fits = node
+            if count == self._size:
+                self._full.add(node)
+        if self._lacking > 0:
+            return None
+        if not self._whole_nodes:
+            return set(could)
+        if self._width <= self._size:
+            return None if fits is None else {fits}
+        return self._several()
+
+    @property
+    def short(self) -> int:
+        """How many devices would have to come free at least for the gang to have room."""
+        if not self._whole_nodes:
+            return max(1, self._lacking)
+        free = [
+            level for level, mask in self._occupancy.nodes_by_free(self._kind).items() for _ in range(mask.bit_count())
+        ]
+        could = sorted([*self._could.values(), *free], reverse=True)
+        whole = self._width // self._size
+        if not whole:
+            return max(1, self._width - max(could, default=0))
+        return max(1, self._lacking, whole * self._size - sum(could[:whole]))
+
+    def _several(self) -> set[int] | None:
+        """Whole nodes and one more for the rest."""
+        whole, rest = divmod(self._width, self._size)
+        if len(self._full) < whole:
+            return None
+        nodes = set(sorted(self._full, key=lambda node: (node in self._could, node))[:whole])
+        used = sum(1 << node for node in nodes)
+        free = self._occupancy.nodes_by_free(self._kind)
+        if not rest or any(level >= rest and mask & ~used for level, mask in free.items()):
+            return nodes
+        more = next((node for node, could in self._could.items() if could >= rest and node not in nodes), None)
+        return None if more is None else {*nodes, more}
+
+
+def _held(cluster: Cluster, allocation: Allocation | None, kind: Kind) -> _Held:
+    """How many devices of a kind an allocation has on which nodes."""
+    if allocation is None:
+        return ()
+    shares = allocation.shares
+    if len(shares) == 1:
+        run = shares[0].devices
+        node, bank = cluster.spot(run.start)
+        if run.stop <= bank.devices.stop:
+            return ((node.id, len(run)),) if bank.kind == kind else ()
+    counts: dict[int, int] = {}
+    for device in allocation.devices():
+        node, bank = cluster.spot(device)
+        if bank.kind == kind:
+            counts[node.id] = counts.get(node.id, 0) + 1
+    return tuple(counts.items())
+
+
+def _free_on(occupancy: Occupancy, node: Node, kind: Kind) -> int:
+    """Free devices of a kind on a node."""
+    mask = occupancy.free_mask(node.id)
+    if len(node.banks) == 1:
+        return mask.bit_count()
+    first = node.devices.start
+    return sum(
+        (mask >> (bank.devices.start - first) & ((1 << len(bank.devices)) - 1)).bit_count()
+        for bank in node.banks
+        if bank.kind == kind
+    )
+
+
+def arrange(
+    draft: Draft, ordered: Sequence[Job], kinds: Kinds, *, rule: PlacementRule = consolidated
+) -> PreemptionResult:
+    """Deal all devices out anew by count, in order, each gang on the first of its kinds that has enough left.
+
+    For clusters of unlike kinds, where a running job may be worth moving. Who keeps its kind keeps its devices; who
+    was to go but is in nobody's way gets its own back; what is left over goes to whom it fits, in order.
+    """
+    cluster = draft.view.cluster
+    dealt = _dealt(draft, ordered, kinds)
+    for job, kind in dealt:
+        if job.desired is not None and (kind is None or not _held(cluster, job.desired, kind)):
+            draft.release(job)
+    late: list[Job] = []
+    for job, kind in dealt:
+        if draft.holding(job) is None and (kind is None or not draft.place(job, kinds=(kind,), rule=rule)):
+            late.append(job)
+    for job in late:
+        if job.desired is None or not draft.restore(job):
+            draft.place(job, kinds=kinds(job), rule=rule)
+    outcome = PreemptionResult()
+    for rank, job in enumerate(ordered):
+        held = draft.holding(job)
+        if held != job.desired:
+            (outcome.released if held is None else outcome.started)[job.id] = (rank, job.seq, job.id)
+    return outcome
+
+
+def _dealt(draft: Draft, ordered: Sequence[Job], kinds: Kinds) -> list[tuple[Job, Kind | None]]:
+    """Which kind each job would get if only numbers of devices counted."""
+    left = dict(draft.view.occupancy.free_devices)
+    for job in ordered:
+        if job.desired is not None:
+            for held, count in draft.view.cluster.groups_of(job.desired):
+                left[held] += count
+    dealt: list[tuple[Job, Kind | None]] = []
+    for job in ordered:
+        width = job.spec.devices
+        kind: Kind | None = next((kind for kind in kinds(job) if left.get(kind, 0) >= width), None)
+        if kind is not None:
+            left[kind] -= width
+        dealt.append((job, kind))
+    return dealt

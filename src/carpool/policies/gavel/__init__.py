@@ -1,0 +1,1 @@
+"""Gavel: time shares on heterogeneous devices from linear programs, executed in rounds."""

@@ -1,0 +1,1 @@
+"""Hare: a linear relaxation that prices devices, and the allocation derived from it."""

@@ -1,0 +1,187 @@
+"""Device counts per job: top jobs hold devices, others fill the rest, remaining jobs run in idle gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from carpool.core.model import Job, JobId, JobSpec, Kind
+from carpool.core.policy import Snapshot
+from carpool.core.topology import Neighbour, Placement
+from carpool.policies.estimator_queries import rate_on
+
+Counts = tuple[tuple[Kind, int], ...]  # devices of each kind, one entry for each
+
+_STAY = 1.02  # what a job has counts for so much more: ties move nobody
+_LOSS = 0.05  # of its price, what a device may cost more than it brings before a job rather waits for its own kind
+_GAIN = 1.1  # by how much devices of other kinds must speed a job up to be added
+_LEAST_IDLE = 0.1  # portion of a step below which a gap is not worth a switch
+
+
+@runtime_checkable
+class KnowsIdle(Protocol):
+    """An estimator that can also tell what gaps steps have."""
+
+    def idle(self, spec: JobSpec, groups: Counts) -> Mapping[Kind, float]:
+        """The portion of its step that the job leaves each kind of its devices idle."""
+        ...
+
+
+class Bid(NamedTuple):
+    """One job as the dealing sees it."""
+
+    job: Job
+    worth: float  # of a unit of its work
+    speeds: Mapping[Kind, float]  # units of work per device-second at full width, where it can run
+    widths: Mapping[Kind, int]  # most devices of each kind
+
+
+class GapFill(NamedTuple):
+    """A job that runs in the gaps of another."""
+
+    leader: JobId
+    kind: Kind
+    num_devices: int
+    idle: float
+
+
+@dataclass(slots=True)
+class DeviceCounts:
+    """Who gets what."""
+
+    first: dict[JobId, Counts] = field(default_factory=dict)  # before all others
+    held: dict[JobId, Counts] = field(default_factory=dict)  # at full width on the kind that pays best
+    filled: dict[JobId, Counts] = field(default_factory=dict)  # with what they left
+    fillings: dict[JobId, GapFill] = field(default_factory=dict)
+
+    def counts(self, job: JobId) -> Counts | None:
+        """The devices a job gets for itself."""
+        return self.first.get(job) or self.held.get(job) or self.filled.get(job)
+
+
+class DeviceAllocator:
+    """Deals all devices out anew, by count, for one plan."""
+
+    def __init__(
+        self, view: Snapshot, capacity: Mapping[Kind, int], prices: Mapping[Kind, float], slower: float
+    ) -> None:
+        self._view = view
+        self._left = dict(capacity)
+        self._prices = prices
+        self._slower = slower
+        self._held = {job.id: held_counts(view, job) for job in view.running()}
+        self.dealt = DeviceCounts()
+
+    def best_gain(self, bid: Bid) -> float:
+        """What a device-second of the kind that suits a job best brings it beyond its price."""
+        return max([self._gain(bid, kind) for kind in bid.speeds])
+
+    def first(self, bid: Bid) -> None:
+        """Give a job the fastest devices there are, whatever they cost."""
+        self._quickest(self.dealt.first, bid, self._choices(bid, inf))
+
+    def hold(self, bid: Bid) -> None:
+        """Give a job its full width of the kind that brings most, if that is still to be had.
+
+        A job that no kind has enough devices for takes what pays at once.
+        """
+        kind = max(bid.speeds, key=lambda kind: self._gain(bid, kind))
+        if bid.widths[kind] < bid.job.spec.widest:
+            self.pay(bid)
+        elif self._left[kind] >= bid.widths[kind]:
+            self._give(self.dealt.held, bid, ((kind, bid.widths[kind]),))
+
+    def pay(self, bid: Bid) -> None:
+        """Give a job the devices, perhaps fewer than its width or of several kinds, that bring about what they cost."""
+        choices = [(bid.worth * rate, self._cost(counts), counts) for rate, counts in self._choices(bid, self._slower)]
+        paying = [(value - cost, counts) for value, cost, counts in choices if value >= (1.0 - _LOSS) * cost]
+        if paying:
+            self._give(self.dealt.filled, bid, max(paying, key=lambda choice: choice[0])[1])
+
+    def fill(self, bid: Bid) -> None:
+        """Give a job the devices that speed it up most; not those that are far too slow."""
+        self._quickest(self.dealt.filled, bid, self._choices(bid, self._slower))
+
+    def fill_gaps(self, bid: Bid, leaders: Sequence[tuple[Job, Counts]]) -> None:
+        """Let a job run in the gaps of the first leader that leaves enough idle."""
+        estimates, spec = self._view.estimates, bid.job.spec
+        if not isinstance(estimates, KnowsIdle) or spec.exact or bid.job.lane:
+            return
+        taken = {filling.leader for filling in self.dealt.fillings.values()}
+        for leader, counts in leaders:
+            if leader.id in taken:
+                continue
+            idle = estimates.idle(leader.spec, counts)
+            for kind, number in counts:
+                count = min(number, bid.widths.get(kind, 0))
+                if idle[kind] < _LEAST_IDLE or count < spec.narrowest:
+                    continue
+                beside = Neighbour(leader.spec, groups=counts)
+                placement = Placement(((kind, count),), neighbours=(beside,), turn=1)
+                if estimates.rate(spec, placement).mean > 0.0:
+                    self.dealt.fillings[bid.job.id] = GapFill(leader.id, kind, count, idle[kind])
+                    return
+
+    # ----------------------------------------------------------------------------------------------------- inside
+    def _gain(self, bid: Bid, kind: Kind) -> float:
+        """What a device-second of a kind brings a job beyond its price."""
+        stays = any(held == kind for held, _ in self._held.get(bid.job.id, ()))
+        return bid.worth * bid.speeds[kind] * (_STAY if stays else 1.0) - self._prices[kind]
+
+    def _choices(self, bid: Bid, slower: float) -> list[tuple[float, Counts]]:
+        """(rate, devices) of what is left: of each kind, in as many equal waves as it takes; and of several kinds."""
+        spec, fastest = bid.job.spec, max(bid.speeds.values())
+        choices: list[tuple[float, Counts]] = []
+        fair = [kind for kind, speed in bid.speeds.items() if speed * slower >= fastest and self._left[kind]]
+        for kind in fair:
+            count = bid.widths[kind]
+            while count > self._left[kind]:
+                count //= 2
+            if count >= spec.narrowest:
+                full = count == bid.widths[kind]
+                rate = bid.speeds[kind] * count if full else rate_on(self._view, spec, kind, count)
+                stays = ((kind, count),) == self._held.get(bid.job.id)
+                choices.append((rate * (_STAY if stays else 1.0), ((kind, count),)))
+        if len(fair) > 1 and not spec.exact:
+            best = max([rate for rate, _ in choices], default=0.0)
+            choices += self._mixed(bid, fair, best * _GAIN)
+        return choices
+
+    def _mixed(self, bid: Bid, kinds: list[Kind], least: float) -> list[tuple[float, Counts]]:
+        """The fastest devices left, of several kinds, if they reach more than a rate."""
+        spec, width = bid.job.spec, bid.job.spec.widest
+        counts: list[tuple[Kind, int]] = []
+        for kind in sorted(kinds, key=lambda kind: -bid.speeds[kind]):
+            if width:
+                counts.append((kind, min(self._left[kind], width)))
+                width -= counts[-1][1]
+        fluid = sum([bid.speeds[kind] * count for kind, count in counts])
+        if len(counts) < 2 or spec.widest - width < spec.narrowest or fluid <= least:
+            return []
+        mixed = tuple(sorted(counts))
+        rate = self._view.estimates.rate(spec, Placement(mixed)).mean
+        return [(rate, mixed)] if rate > least else []
+
+    def _cost(self, counts: Counts) -> float:
+        return sum([self._prices[kind] * count for kind, count in counts])
+
+    def _quickest(self, to: dict[JobId, Counts], bid: Bid, choices: list[tuple[float, Counts]]) -> None:
+        if choices:
+            self._give(to, bid, max(choices, key=lambda choice: choice[0])[1])
+
+    def _give(self, to: dict[JobId, Counts], bid: Bid, counts: Counts) -> None:
+        to[bid.job.id] = counts
+        for kind, count in counts:
+            self._left[kind] -= count
+
+
+def held_counts(view: Snapshot, job: Job) -> Counts:
+    """The devices of each kind a job holds for itself; nothing for one that runs in gaps."""
+    if job.desired is None or job.desired.shares[0].turn:
+        return ()
+    counts: dict[Kind, int] = {}
+    for kind, count in view.cluster.groups_of(job.desired):
+        counts[kind] = counts.get(kind, 0) + count
+    return tuple(sorted(counts.items()))

@@ -1,0 +1,71 @@
+"""Hare as published: the relaxation orders jobs, and each starts on the first free devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carpool.core.draft import Draft
+from carpool.core.model import Allocation, DeviceId, Job, JobId
+from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.policies.gavel.rounds import capacity_of
+from carpool.policies.hare.policy import demand_of
+from carpool.policies.hare.relaxation import solve
+from carpool.policies.registry import register
+
+
+@register("hare-literal")
+@dataclass(frozen=True, slots=True)
+class HareLiteral(Policy):
+    """Each job in the order of the relaxation gets the earliest available devices, of whatever kind.
+
+    "Decide the scheduling ordering of tasks according to the solution of the relaxed problem; greedily assign tasks to
+    GPUs with the earliest available time" (Hare). A device is available when nobody holds it: jobs keep theirs to the
+    end, lower numbers count as available earlier, and a job takes as many as are there, up to its width. Kinds are not
+    looked at: that is the rule, and what `hare` changes. Kept for comparison.
+    """
+
+    intervals: int = 6  # of the relaxation, which is asked for an order only
+
+    def plan(self, view: Snapshot) -> Plan:
+        """Give free devices out in order."""
+        if not view.waiting or not view.occupancy.num_free:
+            return Plan.NOTHING
+        order = self._order(view)
+        draft = Draft(view)
+        started = 0
+        for job in sorted([view.jobs[job] for job in view.waiting], key=lambda job: (order.get(job.id, 0.0), job.seq)):
+            free = _free(draft, job)
+            if len(free) >= job.spec.narrowest:
+                draft.assign(job, Allocation.of(*free[: job.spec.widest]))
+                started += 1
+            elif not draft.num_free:
+                break
+        return (
+            draft.finish(f"{started} first in the relaxation's order, on devices as they come")
+            if started
+            else Plan.NOTHING
+        )
+
+    def _order(self, view: Snapshot) -> dict[JobId, float]:
+        """When the relaxation does each job's work, in the mean."""
+        jobs, demand = demand_of(view, capacity_of(view))
+        if not jobs:
+            return {}
+        found = solve(demand, self.intervals)
+        middle = found.mean_s + demand.shortest_s / 2.0 if found.optimal else demand.work / demand.weights
+        return {job.id: float(at) for job, at in zip(jobs, middle, strict=True)}
+
+
+def _free(draft: Draft, job: Job) -> list[DeviceId]:
+    """Free devices the job may use, in order of their numbers."""
+    allowed = frozenset(draft.kinds_for(job))
+    cluster, occupancy = draft.view.cluster, draft.occupancy
+    return [
+        DeviceId(device)
+        for node in cluster.nodes
+        if (mask := occupancy.free_mask(node.id))
+        for bank in node.banks
+        if bank.kind in allowed
+        for device in bank.devices
+        if mask >> (device - node.devices.start) & 1
+    ]

@@ -1,0 +1,291 @@
+"""Hare: allocates devices by the job values and device prices of a linear relaxation."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, ClassVar
+
+import numpy as np
+
+from carpool.core.draft import Draft
+from carpool.core.errors import InputError, Overbooked
+from carpool.core.model import Allocation, Job, JobId, Kind
+from carpool.core.placement import consolidated, pooled
+from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.policies.estimator_queries import rate_on
+from carpool.policies.gavel.rounds import capacity_of
+from carpool.policies.hare.device_allocation import Bid, Counts, DeviceAllocator, DeviceCounts, GapFill, held_counts
+from carpool.policies.hare.relaxation import Array, Demand, solve, worth_at
+from carpool.policies.registry import register
+
+_GUESS = 300.0  # units of work of a job whose length nobody knows
+_FEW = 60  # jobs for which the relaxation is quick enough to be solved at every arrival
+_TIE_S = 1e-6  # a sum of times may fall short of the instant a job asked to be woken for
+_SHORTEST_S = 0.1  # jobs count as at least this long: a relaxation in seconds needs no finer grain
+
+
+@register("hare")
+@dataclass(frozen=True, slots=True)
+class Hare(Policy):
+    """At every fact deal the devices out by what the relaxation says they are worth (`relaxation`).
+
+    A device of kind k brings job n worth u_n·s_nk − π_k a second. In that order (1) each job holds its full width of
+    the kind that brings it most; (2) whoever found no room takes fewer devices, or another kind, if that about pays;
+    (3) what is left goes to whomever it speeds up most, of several kinds if need be, but never to one for which it is
+    more than `slower` times slower than its best; (4) whoever has nothing runs in the gaps of a step that is spread
+    over unlike devices. A job that has waited `patience_s` goes first until it ends, in order of submission: nobody
+    starves.
+
+    Where the relaxation has no answer, or there are more than `most_jobs` jobs, the order is WSPT: u_n = weight over
+    remaining device-seconds, and devices have no price. With `lengths=unknown` a job is taken to have `guess` units of
+    work and once more what it has done before it.
+    """
+
+    shares_devices: ClassVar[bool] = True
+    max_virtual: ClassVar[float] = 2.0
+
+    every_s: float = 30.0  # least time between two solutions; jobs that come in between buy at the old prices
+    intervals: int = 12  # of the relaxation
+    most_jobs: int = 600  # that the relaxation is asked for
+    slower: float = 2.5
+    patience_s: float = 3600.0
+    lengths: str = "known"
+    guess: float = _GUESS
+    gaps: bool = True  # whether jobs run in the gaps of others
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if self.lengths not in ("known", "unknown"):
+            raise InputError(f"lengths is {self.lengths!r}", way_out="Give lengths=known or lengths=unknown.")
+        for name, value, least in (("intervals", self.intervals, 2), ("slower", self.slower, 1.0)):
+            if value < least:
+                raise InputError(f"{name} is {value}", way_out=f"Give at least {least}.")
+        if not (self.guess > 0.0 and self.patience_s > 0.0):
+            raise InputError(f"guess is {self.guess}, patience_s {self.patience_s}", way_out="Give more than 0.")
+
+    def plan(self, view: Snapshot) -> Plan:
+        """Value, deal, and move whom the dealing moves."""
+        capacity = capacity_of(view)
+        jobs, demand = demand_of(view, capacity, self.guess if self.lengths == "unknown" else 0.0)
+        if not jobs:
+            return Plan.NOTHING
+        beliefs = self._beliefs(view, jobs, demand, capacity)
+        late_s = {job.id: self._waited_s(view, job) + _TIE_S - self.patience_s for job in jobs}
+        dealt = self._deal(view, _bids(view, jobs, demand, beliefs, capacity), beliefs, late_s, capacity)
+        draft = Draft(view)
+        _carry_out(draft, dealt)
+        waiting = [job.id for job in jobs if draft.holding(job) is None]
+        wake_s = min([_TIE_S - late_s[job] for job in waiting if late_s[job] < 0.0], default=inf)
+        plan = draft.finish(
+            _reason(dealt, len(jobs)),
+            wake_at=view.at + wake_s if wake_s < inf else None,
+            note=None if beliefs.at < view.at else beliefs.as_note(),
+        )
+        return plan if plan.changes or plan.wake_at or plan.note else Plan.NOTHING
+
+    # ---------------------------------------------------------------------------------------------------- valuing
+    def _beliefs(self, view: Snapshot, jobs: Sequence[Job], demand: Demand, capacity: Mapping[Kind, int]) -> Beliefs:
+        """The last solution, or a new one when that is old or the devices have changed."""
+        old = Beliefs.of_note(view.note)
+        if old is not None and old.capacity == capacity:
+            news = len(jobs) <= _FEW and any(job.id not in old.worth for job in jobs)
+            if not news and view.at < old.at + self.every_s:
+                return old
+        if len(jobs) > self.most_jobs:
+            return Beliefs(view.at, dict(capacity))
+        found = solve(demand, self.intervals)
+        if not found.optimal:
+            return Beliefs(view.at, dict(capacity))
+        density = demand.weights / demand.work
+        worth = {job.id: (float(u), float(r)) for job, u, r in zip(jobs, found.worth, density, strict=True)}
+        return Beliefs(view.at, dict(capacity), worth, found.edges.tolist(), found.prices.tolist())
+
+    def _waited_s(self, view: Snapshot, job: Job) -> float:
+        """Age less the time it would have taken to receive at full width what the job has received."""
+        return view.at - job.submitted_at - view.attained_s(job) / job.spec.widest
+
+    # ---------------------------------------------------------------------------------------------------- dealing
+    def _deal(
+        self,
+        view: Snapshot,
+        bids: Sequence[Bid],
+        beliefs: Beliefs,
+        late_s: Mapping[JobId, float],
+        capacity: Mapping[Kind, int],
+    ) -> DeviceCounts:
+        """Go through the jobs in order, once for each of the four ways to get devices."""
+        prices = beliefs.prices_at(view.at)
+        dealing = DeviceAllocator(view, capacity, prices, self.slower)
+        dealt = dealing.dealt
+        for bid in bids:
+            if late_s[bid.job.id] >= 0.0:
+                dealing.first(bid)
+        ways = [dealing.hold, dealing.pay, dealing.fill]
+        ordered = sorted(bids, key=lambda bid: -dealing.best_gain(bid))
+        for way in ways:
+            for bid in ordered:
+                if dealt.counts(bid.job.id) is None:
+                    way(bid)
+        if self.gaps:
+            leaders = [(bid.job, counts) for bid in ordered if (counts := dealt.counts(bid.job.id)) and len(counts) > 1]
+            for bid in ordered:
+                if leaders and dealt.counts(bid.job.id) is None:
+                    dealing.fill_gaps(bid, leaders)
+        return dealt
+
+
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """What the relaxation said when it was last solved; without worths: nothing, and jobs go by WSPT."""
+
+    at: float
+    capacity: dict[Kind, int]
+    worth: dict[JobId, tuple[float, float]] = field(default_factory=dict)  # u and w/V then
+    edges: list[float] = field(default_factory=list)
+    prices: list[list[float]] = field(default_factory=list)  # by kind and interval
+
+    @classmethod
+    def of_note(cls, note: object) -> Beliefs | None:
+        """From the note of an earlier plan."""
+        if not isinstance(note, dict):
+            return None
+        given: dict[str, Any] = note
+        worth = {job: (u, density) for job, (u, density) in given["worth"].items()}
+        return cls(given["at"], given["capacity"], worth, given["edges"], given["prices"])
+
+    def as_note(self) -> dict[str, Any]:
+        """As JSON has it."""
+        worth = {job: list(pair) for job, pair in self.worth.items()}
+        return {"at": self.at, "capacity": self.capacity, "worth": worth, "edges": self.edges, "prices": self.prices}
+
+    def prices_at(self, at: float) -> dict[Kind, float]:
+        """What a device-second of each kind costs now."""
+        if not self.prices:
+            return dict.fromkeys(self.capacity, 0.0)
+        place = min(bisect_right(self.edges, at - self.at), len(self.edges) - 1) - 1
+        return {kind: row[place] for kind, row in zip(self.capacity, self.prices, strict=True)}
+
+    def worths(self, at: float, jobs: Sequence[Job], demand: Demand) -> Array:
+        """What a unit of each job's work is worth now: as solved, and for later jobs at the prices of then."""
+        if not self.prices:
+            return np.asarray(demand.weights / demand.work, dtype=np.float64)
+        elapsed_s = at - self.at
+        values = worth_at(demand, np.array(self.edges), np.array(self.prices), elapsed_s)
+        for place, job in enumerate(jobs):
+            known = self.worth.get(job.id)
+            if known is not None:
+                values[place] = known[0] - elapsed_s * known[1]
+        return values
+
+
+def demand_of(view: Snapshot, capacity: Mapping[Kind, int], guess: float = 0.0) -> tuple[list[Job], Demand]:
+    """The jobs that can run on what is there, in order of submission, and what they need.
+
+    With `guess` above 0 lengths are not looked at: a job is taken to have that much work left, and what it has done.
+    """
+    kinds = list(capacity)
+    jobs: list[Job] = []
+    rows: list[list[float]] = []
+    for job in sorted(view.active(), key=lambda job: job.seq):
+        allowed = view.kinds_for(job)
+        speeds = [_speed(view, job, kind, capacity[kind]) if kind in allowed else 0.0 for kind in kinds]
+        room = sum([capacity.get(kind, 0) for kind in allowed])
+        if max(speeds, default=0.0) > 0.0 and room >= job.spec.narrowest:
+            jobs.append(job)
+            rows.append(speeds)
+    table = np.array(rows).reshape(len(jobs), len(kinds))
+    widths = np.array([min(job.spec.widest, sum(capacity.values())) for job in jobs], dtype=float)
+    shortest = _SHORTEST_S * widths * table.max(axis=1, initial=0.0)
+    work = np.array([_remaining(view, job, guess) for job in jobs])
+    weights = np.array([job.spec.weight for job in jobs])
+    there = np.array([float(capacity[kind]) for kind in kinds])
+    return jobs, Demand(table, widths, np.maximum(work, shortest), weights, there, np.zeros(len(jobs)))
+
+
+def _remaining(view: Snapshot, job: Job, guess: float) -> float:
+    """Units of work left, as far as is known or to be guessed."""
+    left = inf if guess else view.estimates.remaining(job, view.at).mean
+    return left if left < inf else (guess or _GUESS) + job.done_at(view.at)
+
+
+def _bids(
+    view: Snapshot, jobs: Sequence[Job], demand: Demand, beliefs: Beliefs, capacity: Mapping[Kind, int]
+) -> list[Bid]:
+    bids: list[Bid] = []
+    for place, worth in enumerate(beliefs.worths(view.at, jobs, demand)):
+        job = jobs[place]
+        speeds = {kind: float(s) for kind, s in zip(capacity, demand.speeds[place], strict=True) if s > 0.0}
+        widths = {kind: min(job.spec.widest, capacity[kind]) for kind in speeds}
+        bids.append(Bid(job, float(worth), speeds, widths))
+    return bids
+
+
+def _speed(view: Snapshot, job: Job, kind: Kind, there: int) -> float:
+    """Units of work per device-second on as many devices of a kind as the job may use."""
+    width = min(job.spec.widest, there)
+    return rate_on(view, job.spec, kind, width) / width if width else 0.0
+
+
+def _carry_out(draft: Draft, dealt: DeviceCounts) -> None:
+    """Let everybody hold what was dealt; whoever has that already stays where it is."""
+    view = draft.view
+    running = list(view.running())
+    stay = {job.id for job in running if dealt.counts(job.id) == held_counts(view, job)}
+    stay |= {
+        job.id
+        for job in running
+        if (filling := dealt.fillings.get(job.id)) and filling.leader in stay and _fills(job, view, filling)
+    }
+    for job in running:
+        if job.id not in stay:
+            draft.release(job)
+    for owners in (dealt.first, dealt.held, dealt.filled):
+        for name, counts in owners.items():
+            if name not in stay:
+                _place(draft, view.jobs[name], counts)
+    for name, filling in dealt.fillings.items():
+        if name not in stay:
+            _place_in_gaps(draft, view.jobs[name], filling)
+
+
+def _fills(job: Job, view: Snapshot, filling: GapFill) -> bool:
+    """Whether a job runs in the gaps it is to run in."""
+    held, leading = job.desired, view.jobs[filling.leader].desired
+    if held is None or leading is None or not held.shares[0].turn or held.num_devices != filling.num_devices:
+        return False
+    return set(held.devices()) <= set(leading.devices())
+
+
+def _place(draft: Draft, job: Job, counts: Counts) -> None:
+    """Free devices of each kind, on as few nodes as possible."""
+    runs: list[range] = []
+    for kind, count in counts:
+        found = draft.find(job, count, kinds=(kind,), rule=consolidated)
+        found = found or draft.find(job, count, kinds=(kind,), rule=pooled)
+        if found is None:
+            return  # memory of single devices, which counts do not show
+        runs += [share.devices for share in found.shares]
+    draft.assign(job, Allocation.exclusive(tuple(sorted(runs, key=lambda run: run.start))))
+
+
+def _place_in_gaps(draft: Draft, job: Job, filling: GapFill) -> None:
+    """Devices of the leader's, for a later turn."""
+    leading = draft.holding(draft.view.jobs[filling.leader])
+    if leading is None:
+        return
+    of_kind = [device for device in leading.devices() if draft.view.cluster.kind_of(device) == filling.kind]
+    with suppress(Overbooked):  # their memory may not suffice for both
+        draft.assign(job, Allocation.of(*of_kind[: filling.num_devices], fraction=round(filling.idle, 2), turn=1))
+
+
+def _reason(dealt: DeviceCounts, num_jobs: int) -> str:
+    words = [
+        f"{len(dealt.held)} of {num_jobs} jobs hold the devices that bring most",
+        f"{len(dealt.filled)} fill what is left",
+        f"{len(dealt.fillings)} run in gaps",
+    ]
+    return ", ".join([f"{len(dealt.first)} that waited too long go first", *words] if dealt.first else words)

@@ -1,0 +1,1 @@
+"""IADeep: interference-aware co-location with tuned batch sizes."""

@@ -1,0 +1,1 @@
+"""Loss-phase: elastic allocation by the learning progress read from loss curves."""

@@ -1,0 +1,291 @@
+"""Co-location groups: jobs worth more together than apart on the same devices are allocated as one.
+
+At prices μ a job alone has the surplus s_j = max over o of λ_j · g_j(o) − μ·c_o, or 0. Jobs on the same devices slow
+each other down, but pay for the devices only once: s_P = max over o of Σ λ_j · g_j(o beside the others) − μ·c_o. Those
+whose s_P − s_a − s_b is largest and above 0 are joined first. It all rests on what the estimator believes of
+neighbours: where it expects no more than turns by fraction, nobody gains and nobody shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, combinations_with_replacement, product
+from typing import NamedTuple
+
+import numpy as np
+
+from carpool.core.model import Job, JobId, JobSpec, Kind
+from carpool.core.policy import Snapshot
+from carpool.core.topology import Neighbour, Placement
+from carpool.policies.estimator_queries import KnowsGoodput, placed_on, worth_of_step
+from carpool.policies.iadeep.batch_tuning import KnowsBatches
+from carpool.policies.market.knapsack import NONE, Floats, InputPlan
+from carpool.policies.market.menu import Menu
+from carpool.policies.market.policy_memory import EstimateCache
+
+_LITTLE = 1e-6  # a gain that is no rounding
+_MARGIN = 1.1  # on the memory of a batch that is tuned
+_MOST = 96  # parties looked at, those that would pay most for a device first: the work grows with the square
+
+Likes = tuple[str, int, int, int]
+
+
+class ColocationGroup(NamedTuple):
+    """Rows of the jobs that share devices, and what the party would pay for each offer."""
+
+    rows: tuple[int, ...]
+    values: Floats
+    stays_at: int = NONE  # the offer that it has already and would stay with
+    batches: Mapping[int, Sequence[int]] = {}  # by offer, of each row; those alone are the menu's
+
+    @property
+    def fraction(self) -> float:
+        """Of each device, for each of them."""
+        return 1.0 / len(self.rows)
+
+
+class ColocationGroups:
+    """Everybody who is dealt with: nearly all of them alone, so that they are kept as columns."""
+
+    def __init__(self, values: Floats, stays_at: InputPlan) -> None:
+        self.values = values  # [party, offer]
+        self.stays_at = stays_at  # [party]
+        self._rows: list[tuple[int, ...]] = [(row,) for row in range(len(values))]
+        self._batches: dict[int, Mapping[int, Sequence[int]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: int) -> ColocationGroup:
+        batches = self._batches.get(place, {})
+        return ColocationGroup(self._rows[place], self.values[place], int(self.stays_at[place]), batches)
+
+    def rows(self, place: int) -> tuple[int, ...]:
+        """The jobs of one party; none, where they have joined another."""
+        return self._rows[place]
+
+    def put(self, place: int, other: int, party: ColocationGroup) -> None:
+        """Let a party of several take the place of one, and leave that of another empty."""
+        self._rows[place], self._rows[other] = party.rows, ()
+        self.values[place], self.stays_at[place] = party.values, party.stays_at
+        self._batches[place] = party.batches
+
+    def without_empty(self) -> ColocationGroups:
+        """Those that have somebody."""
+        filled = [place for place, rows in enumerate(self._rows) if rows]
+        if len(filled) == len(self._rows):
+            return self
+        found = ColocationGroups(self.values[filled], self.stays_at[filled])
+        found._rows = [self._rows[place] for place in filled]
+        found._batches = {new: self._batches[old] for new, old in enumerate(filled) if old in self._batches}
+        return found
+
+
+def form_groups(
+    view: Snapshot,
+    menu: Menu,
+    worths: Floats,
+    values: Floats,
+    stays: Floats,
+    prices: Floats,
+    *,
+    most: int,
+    known: EstimateCache,
+) -> ColocationGroups:
+    """Parties of up to `most` jobs. `values` are of moving somewhere alone, `stays` of staying where a job is."""
+    company = _companies(view, menu)
+    parties = _alone(menu, values, stays, company)
+    if most < 2 or isinstance(view.estimates, KnowsGoodput):
+        return parties
+    costs = menu.needs @ prices
+    is_wanted = np.asarray(values.any(axis=1)).tolist()
+    able = np.array([row for row, job in enumerate(menu.jobs) if is_wanted[row] and not job.spec.exact], np.intp)
+    dearest = (values / menu.needs.sum(axis=1)).max(axis=1)
+    looked_at: list[int] = able[np.argsort(-dearest[able], kind="stable")][:_MOST].tolist()
+    table = _Table(view, menu, worths, known)
+    for size in range(2, most + 1):
+        found: list[tuple[float, int, int, ColocationGroup]] = []
+        surplus = {row: _surplus(parties.values[row], costs) for row in looked_at}
+        for a, b in table.promising(looked_at):
+            rows = tuple(sorted(parties.rows(a) + parties.rows(b)))
+            joint = table.joint(rows) if len(rows) <= size else None
+            if joint is None:
+                continue
+            party = _together(menu, rows, *joint, company)
+            gain = _surplus(party.values, costs) - surplus[a] - surplus[b]
+            if gain > _LITTLE * surplus[a]:
+                found.append((gain, a, b, party))
+        for _, a, b, party in sorted(found, key=lambda pair: (-pair[0], pair[1], pair[2])):
+            here, there = parties.rows(a), parties.rows(b)
+            if here and there and len(here) + len(there) == len(party.rows):
+                parties.put(a, b, party)
+        looked_at = [row for row in looked_at if parties.rows(row)]
+    return parties.without_empty()
+
+
+def _alone(menu: Menu, values: Floats, stays: Floats, company: Mapping[int, set[int]]) -> ColocationGroups:
+    """A party for every job; where it is alone already, staying counts for what it saves."""
+    here = np.array([row for row, beside in company.items() if len(beside) == 1], np.intp)
+    here = here[stays[here] >= values[here, menu.held[here]]]
+    paid, columns = values.copy(), np.full(len(values), NONE)
+    paid[here, menu.held[here]] = stays[here]
+    columns[here] = menu.held[here]
+    return ColocationGroups(paid, columns)
+
+
+def _together(
+    menu: Menu,
+    rows: tuple[int, ...],
+    values: Floats,
+    batches: Mapping[int, Sequence[int]],
+    company: Mapping[int, set[int]],
+) -> ColocationGroup:
+    """A party of several; if it is together already, staying counts a little more."""
+    if menu.held[rows[0]] == NONE or any(company.get(row) != set(rows) for row in rows):
+        return ColocationGroup(rows, values, batches=batches)
+    column = int(menu.held[rows[0]])
+    values = values.copy()
+    values[column] *= 1.0 + _LITTLE
+    return ColocationGroup(rows, values, column, batches)
+
+
+class _Table:
+    """What is left of rates beside others, asked once for jobs that are alike."""
+
+    def __init__(self, view: Snapshot, menu: Menu, worths: Floats, known: EstimateCache) -> None:
+        self._view = view
+        self._menu = menu
+        self._worths = worths
+        self._ratios = known.ratios
+        self._likes: dict[int, Likes] = {}  # by row
+        self._columns: dict[int, list[tuple[Kind, int]]] = {}
+
+    def promising(self, looked_at: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Pairs of rows of which each keeps so much of its rate that the two together are more than one."""
+        alike: dict[Likes, list[int]] = {}
+        for row in looked_at:
+            alike.setdefault(self._like(row), []).append(row)
+        for (like, rows), (other, others) in combinations_with_replacement(alike.items(), 2):
+            if like[3] != other[3] or (like == other and len(rows) == 1):
+                continue
+            pair = (rows[0], others[-1])
+            for kind, column in self._offers(like[3]):
+                batches = self._batches(pair, kind, column)
+                if batches is not None and sum(self._ratios_of(pair, kind, column, batches)) > 1.0 + _LITTLE:
+                    yield from combinations(rows, 2) if like == other else product(rows, others)
+                    break
+
+    def joint(self, rows: Sequence[int]) -> tuple[Floats, dict[int, Sequence[int]]] | None:
+        """What jobs together would pay for each offer of their width, and their batches there; None: they fit nowhere.
+
+        A batch that is tuned is the best alone, halved until memory fits.
+        """
+        menu = self._menu
+        values = np.zeros(len(menu.offers))
+        chosen: dict[int, Sequence[int]] = {}
+        for kind, column in self._offers(menu.jobs[rows[0]].spec.narrowest):
+            batches = self._batches(rows, kind, column)
+            if batches is None:
+                continue
+            kept = self._ratios_of(rows, kind, column, batches)
+            paid = [self._worths[row] * menu.rates[row, column] * part for row, part in zip(rows, kept, strict=True)]
+            values[column] = sum(paid) if min(paid) > 0.0 else 0.0
+            chosen[column] = batches
+        return (values, chosen) if values.any() else None
+
+    def _like(self, row: int) -> Likes:
+        found = self._likes.get(row)
+        if found is None:
+            found = self._likes[row] = _likes(self._menu.jobs[row])
+        return found
+
+    def _batches(self, rows: Sequence[int], kind: Kind, column: int) -> list[int] | None:
+        """Batch sizes with which jobs fit on one device, 0 where a job has its own; None where nothing fits."""
+        specs = [self._menu.jobs[row].spec for row in rows]
+        batches = [int(self._menu.batches[row, column]) for row in rows]
+        there = self._view.cluster.least_memory.get(kind, 0)
+        while there:
+            memory = [self._memory(spec, batch) for spec, batch in zip(specs, batches, strict=True)]
+            if sum(memory) <= there:
+                break
+            able = [i for i, spec in enumerate(specs) if spec.batch_range and batches[i] > spec.batch_range[0]]
+            if not able:
+                return None
+            most = max(able, key=lambda place: memory[place])
+            low, _ = specs[most].batch_range or (0, 0)
+            batches[most] = max(low, batches[most] // 2)
+        return batches
+
+    def _memory(self, spec: JobSpec, batch: int) -> float:
+        estimates = self._view.estimates
+        if batch and isinstance(estimates, KnowsBatches):
+            return _MARGIN * estimates.memory(spec, batch)
+        return spec.memory_bytes
+
+    def _offers(self, width: int) -> list[tuple[Kind, int]]:
+        found = self._columns.get(width)
+        if found is None:
+            found = self._columns[width] = [
+                (offer.groups[0][0], column)
+                for column, offer in enumerate(self._menu.offers)
+                if len(offer.groups) == 1 and offer.width == width
+            ]
+        return found
+
+    def _ratios_of(self, rows: Sequence[int], kind: Kind, column: int, batches: Sequence[int]) -> list[float]:
+        """Rate of each beside the others over its rate alone with the best batch."""
+        return [self._ratio(place, rows, kind, column, batches) for place in range(len(rows))]
+
+    def _ratio(self, place: int, rows: Sequence[int], kind: Kind, column: int, batches: Sequence[int]) -> float:
+        jobs, row, fraction = self._menu.jobs, rows[place], 1.0 / len(rows)
+        others = [(other, batch) for other, batch in zip(rows, batches, strict=True) if other != row]
+        alone = float(self._menu.rates[row, column])
+        best = int(self._menu.batches[row, column])
+        beside = tuple([(self._like(other), batch) for other, batch in others])
+        key = (self._like(row), best, batches[place], kind, beside)
+        ratio = self._ratios.get(key)
+        if ratio is None:
+            neighbours = tuple([Neighbour(jobs[other].spec, fraction, batch) for other, batch in others])
+            groups = placed_on(self._view.cluster, kind, jobs[row].spec.narrowest).groups
+            shared = Placement(groups, fraction, batches[place], neighbours)
+            estimates, spec = self._view.estimates, jobs[row].spec
+            believed = estimates.rate(spec, shared).mean * worth_of_step(estimates, spec, batches[place])
+            ratio = self._ratios[key] = believed / alone if alone > 0.0 else 0.0
+        return ratio
+
+
+def _likes(job: Job) -> Likes:
+    """Jobs that are alike in this slow each other down alike."""
+    spec = job.spec
+    return (spec.model, spec.batch_size, spec.devices, spec.narrowest)
+
+
+def _surplus(values: Floats, costs: Floats) -> float:
+    return max(0.0, float(np.max(values - costs)))
+
+
+def _companies(view: Snapshot, menu: Menu) -> dict[int, set[int]]:
+    """By row of a job that holds something: the rows of all jobs on its devices, its own included.
+
+    Those are left out who share only some of their devices.
+    """
+    occupancy = view.occupancy
+    holds = np.flatnonzero(menu.held != NONE).tolist()
+    rows_of: dict[JobId, int] = {}
+    if occupancy.is_shared:
+        rows_of = {job.spec.id: row for row, job in enumerate(menu.jobs)}
+    found: dict[int, set[int]] = {}
+    for row in holds:
+        job = menu.jobs[row]
+        held = job.desired
+        assert held is not None
+        if not occupancy.is_shared and held.fractions == (1.0,):
+            found[row] = {row}
+            continue
+        there = {tuple([r.job for r in occupancy.residents(device)]) for device in held.devices()}
+        if len(there) > 1:
+            continue
+        ids = next(iter(there))
+        if held.fractions == (1.0 / len(ids),) or job.lane:
+            found[row] = {row if other == job.spec.id else rows_of[other] for other in ids}
+    return found

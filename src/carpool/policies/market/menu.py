@@ -1,0 +1,336 @@
+"""Menu of options per job: device counts of each type with estimated rates and batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carpool.core.model import Allocation, Job, JobId, Kind
+from carpool.core.policy import Snapshot
+from carpool.core.topology import Cluster, Placement
+from carpool.policies.estimator_queries import KnowsGoodput, placed_on, similarity_keys, worth_of_step
+from carpool.policies.iadeep.batch_tuning import best_alone, best_step, tunes_by_steps
+from carpool.policies.market.knapsack import NONE, Floats
+from carpool.policies.market.policy_memory import Batches, EstimateCache, Held, Offer, Row
+from carpool.policies.market.prices import Places
+
+_FEW = 16  # devices in all, up to which jobs may also span unlike kinds
+_FINE = 12  # every number of devices up to this is an option, above it steps of an eighth
+
+
+class OptionRate(NamedTuple):
+    """Rate and batch size of an option, and whether they are known or only believed."""
+
+    rate: float
+    batch_size: int = 0  # 0: the job's own
+    is_sure: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Menu:
+    """Jobs in rows, offers in columns."""
+
+    jobs: Sequence[Job]
+    offers: Sequence[Offer]
+    cluster: Cluster
+    supply: Floats  # [kind] devices there are
+    needs: Floats  # [offer, kind]
+    rates: Floats  # [job, offer]
+    batches: Batches  # [job, offer]: the best there, 0: the job's own
+    is_sure: NDArray[np.bool_]  # [job]: whether its rates are known and not only believed
+    held: NDArray[np.intp]  # [job]: the offer that has the shape of what it holds, or NONE
+    stay_rates: Floats  # [job]: rate where it is
+
+    def is_tight(self, allocation: Allocation, shape: Offer) -> bool:
+        """Whether an allocation is on as few nodes as its numbers allow."""
+        return _is_tight(self.cluster, allocation, shape)
+
+
+class GrowthLimits(NamedTuple):
+    """How far jobs are let go while rates are only believed."""
+
+    growth: int  # times the devices, or the batch, that a job has tried
+    trust: float  # times better than what a job has another batch must be
+    tunes: bool  # whether batch sizes are chosen too
+
+
+def build_menu(
+    view: Snapshot, jobs: Sequence[Job], tried: dict[JobId, int], caution: GrowthLimits, known: EstimateCache
+) -> Menu:
+    """The menu of all jobs. While rates are only believed, a job gets at most `growth` times what it has tried.
+
+    Of one that has never run nothing is known but what it declares: it gets no more than an equal share.
+    """
+    likes = similarity_keys(view.estimates, [job.spec for job in jobs])
+    seats = _seats(view, jobs, likes, known)
+    supply = np.array([float(count) for count in _there_is(view)])
+    of, examples = _alike(jobs, likes, known)
+    ranges = {(job.spec.narrowest, job.spec.widest) for job in examples.values()}
+    offers = _offers(ranges, view.cluster.kinds, supply, [seat.shape for seat in seats if seat is not None])
+    places = {offer: place for place, offer in enumerate(offers)}
+    held = np.array([NONE if seat is None else places[seat.shape] for seat in seats], np.intp)
+    rows = _rows(view, examples, offers, caution, known)
+    rates = np.array([row.rates for row in rows])[of]
+    menu = Menu(
+        jobs,
+        offers,
+        view.cluster,
+        supply,
+        _needs(offers, view.cluster.kinds),
+        rates,
+        np.array([row.batches for row in rows])[of],
+        is_sure=np.array([row.is_sure for row in rows])[of],
+        held=held,
+        stay_rates=np.zeros(len(jobs)),
+    )
+    narrowest = np.array([job.spec.narrowest for job in examples.values()])[of]
+    _hold_back(menu, np.array([row.is_guess for row in rows])[of], narrowest, tried, caution.growth)
+    runs = np.flatnonzero(held != NONE)
+    menu.stay_rates[runs] = rates[runs, held[runs]]
+    for row in runs.tolist():
+        if (seat := seats[row]) is not None and seat.rate_apart is not None:
+            menu.stay_rates[row] = seat.rate_apart
+    return menu
+
+
+def shape_of(cluster: Cluster, allocation: Allocation) -> Offer:
+    """The kinds and numbers of an allocation."""
+    if len(allocation.shares) == 1:
+        run = allocation.shares[0].devices
+        bank = cluster.bank_of(run.start)
+        if run.stop <= bank.devices.stop:  # nearly always
+            return Offer(((bank.kind, len(run)),), len(run))
+    counts = dict.fromkeys(cluster.kinds, 0)
+    for kind, count in cluster.groups_of(allocation):
+        counts[kind] += count
+    return Offer.of(*[(kind, count) for kind, count in counts.items() if count])
+
+
+def rate_when_spread(view: Snapshot, job: Job, offer: Offer) -> OptionRate:
+    """What is believed of devices that have to be on more nodes than they need."""
+    if isinstance(view.estimates, KnowsGoodput):
+        ((rate, batch),) = view.estimates.goodputs(job.spec, [offer.width], [offer.width > 1])
+        return OptionRate(rate, batch, is_sure=False)
+    tight = _tight(view.cluster, offer).groups
+    (kind, count), *others = tight
+    groups = tuple(sorted([(kind, count // 2), (kind, count - count // 2), *others])) if count > 1 else tight
+    return OptionRate(view.estimates.rate(job.spec, Placement(groups)).mean)
+
+
+# --------------------------------------------------------------------------------------------------------- pieces
+def _seats(view: Snapshot, jobs: Sequence[Job], likes: Sequence[Hashable], known: EstimateCache) -> list[Held | None]:
+    """Of jobs that hold something, what; only what has changed is looked at."""
+    before = known.seats
+    known.seats = now = {}
+    found: list[Held | None] = []
+    for job, like in zip(jobs, likes, strict=True):
+        if job.desired is None:
+            found.append(None)
+            continue
+        seat = before.get(job.spec.id)
+        if seat is None or seat.allocation is not job.desired or seat.like != like:
+            seat = _seat(view, job, job.desired, like)
+        found.append(seat)
+        now[job.spec.id] = seat
+    return found
+
+
+def _seat(view: Snapshot, job: Job, held: Allocation, like: Hashable) -> Held:
+    shape = shape_of(view.cluster, held)
+    tight = len(held.shares) == 1 or _is_tight(view.cluster, held, shape)
+    return Held(held, like, shape, None if tight else rate_when_spread(view, job, shape).rate)
+
+
+def _alike(jobs: Sequence[Job], likes: Sequence[Hashable], known: EstimateCache) -> tuple[Places, dict[Hashable, Job]]:
+    """Which of unlike jobs each one is like in all that matters for its row; and those, by what that is."""
+    places: dict[Hashable, int] = {}
+    examples: dict[Hashable, Job] = {}
+    found: list[int] = []
+    before = known.asks
+    known.asks = now = {}
+    for job, like in zip(jobs, likes, strict=True):
+        spec = job.spec
+        ask = before.get(spec.id)
+        if ask is None or ask.spec is not spec:
+            ask = known.ask_of(spec)
+        now[spec.id] = ask
+        key: Hashable = (like, ask.number)
+        if ask.tunes and job.desired is not None and job.desired.batch_size:
+            key = (like, ask.number, job.desired.batch_size)
+        place = places.setdefault(key, len(places))
+        if place == len(examples):
+            examples[key] = job
+        found.append(place)
+    return np.array(found, np.intp), examples
+
+
+def _rows(
+    view: Snapshot, examples: dict[Hashable, Job], offers: list[Offer], caution: GrowthLimits, known: EstimateCache
+) -> Sequence[Row]:
+    """What is believed of unlike jobs; only what has changed is asked."""
+    before = known.rows if offers == known.offers else {}
+    known.offers = offers
+    asker = _Asker(view, offers, caution)
+    known.rows = {key: before.get(key) or asker.row(job) for key, job in examples.items()}
+    return list(known.rows.values())
+
+
+def _hold_back(
+    menu: Menu, is_guess: NDArray[np.bool_], narrowest: Places, tried: dict[JobId, int], growth: int
+) -> None:
+    """Strike out what jobs whose rates are only believed may not have yet; `is_guess` [job, offer], `narrowest` [job].
+
+    Rows of those that are sure have no guesses.
+    """
+    if menu.is_sure.all():
+        return
+    equal_share = int(menu.supply.sum()) // len(menu.jobs)
+    most = np.minimum(growth * narrowest, np.maximum(equal_share, narrowest))
+    for row, job in enumerate(menu.jobs):
+        if job.spec.id in tried:
+            most[row] = growth * max(tried[job.spec.id], job.spec.narrowest)
+    widths = np.array([offer.width for offer in menu.offers])
+    struck = is_guess & (widths > most[:, None])
+    holds = np.flatnonzero(menu.held != NONE)
+    struck[holds, menu.held[holds]] = False
+    menu.rates[struck] = 0.0
+    menu.batches[struck] = 0
+
+
+def _needs(offers: Sequence[Offer], kinds: Sequence[Kind]) -> Floats:
+    needs = np.zeros((len(offers), len(kinds)))
+    for place, offer in enumerate(offers):
+        for kind, count in offer.groups:
+            needs[place, kinds.index(kind)] = count
+    return needs
+
+
+class _Asker:
+    """What the estimator believes of offers on as few nodes as possible, each with the best batch if that is tuned.
+
+    What is the same for all jobs is found once: a plan may ask for thousands.
+    """
+
+    def __init__(self, view: Snapshot, offers: Sequence[Offer], caution: GrowthLimits) -> None:
+        self._view = view
+        self._offers = offers
+        self._caution = caution
+        self._places = [_tight(view.cluster, offer) for offer in offers]
+        self._goodputs = view.estimates if isinstance(view.estimates, KnowsGoodput) and caution.tunes else None
+        self._able: dict[tuple[object, ...], list[int]] = {}
+
+    def row(self, job: Job) -> Row:
+        """Ask for one job."""
+        able = self._able_for(job)
+        rates, batches = np.zeros(len(self._offers)), np.zeros(len(self._offers), np.int64)
+        is_guess = np.zeros(len(self._offers), np.bool_)
+        answers = self._ask(job, able) if self._goodputs is None else self._ask_goodputs(self._goodputs, job, able)
+        if not answers:
+            return Row(rates, batches, is_guess, is_sure=True)
+        told, chosen, sure = zip(*answers, strict=True)
+        rates[able] = told
+        if any(chosen):
+            batches[able] = chosen
+        is_sure = all(sure)
+        if not is_sure:
+            is_guess[able] = np.logical_not(sure)
+        return Row(rates, batches, is_guess, is_sure)
+
+    def _able_for(self, job: Job) -> list[int]:
+        """Offers of a width and of kinds that the job may have."""
+        spec, allowed = job.spec, self._view.kinds_for(job)
+        key = (spec.narrowest, spec.widest, *allowed)
+        if key not in self._able:
+            self._able[key] = [
+                place
+                for place, offer in enumerate(self._offers)
+                if spec.narrowest <= offer.width <= spec.widest and all(kind in allowed for kind, _ in offer.groups)
+            ]
+        return self._able[key]
+
+    def _ask_goodputs(self, estimates: KnowsGoodput, job: Job, able: Sequence[int]) -> Sequence[OptionRate]:
+        """From an estimator that tunes batches itself."""
+        offers, size = [self._offers[place] for place in able], self._view.cluster.node_size
+        alike = [offer for offer in offers if len(offer.groups) == 1]
+        several = [offer.width > size[offer.groups[0][0]] for offer in alike]
+        found = estimates.goodputs(job.spec, [offer.width for offer in alike], several)
+        known = {
+            offer: OptionRate(rate, batch, is_sure=False) for offer, (rate, batch) in zip(alike, found, strict=True)
+        }
+        return [known.get(offer, OptionRate(0.0)) for offer in offers]
+
+    def _ask(self, job: Job, able: Sequence[int]) -> Sequence[OptionRate]:
+        estimates, spec = self._view.estimates, job.spec
+        if not self._caution.tunes or spec.batch_range is None:
+            found = [estimates.rate(spec, self._places[place]) for place in able]
+            return [OptionRate(rate, 0, spread <= 0.0) for rate, spread in found]
+        answers: list[OptionRate] = []
+        for option in able:
+            place = self._places[option]
+            batch = _batch(self._view, job, self._offers[option], place, self._caution)
+            rate, spread = estimates.rate(spec, replace(place, batch_size=batch) if batch else place)
+            answers.append(OptionRate(rate * worth_of_step(estimates, spec, batch), batch, spread <= 0.0))
+        return answers
+
+
+def _batch(view: Snapshot, job: Job, offer: Offer, place: Placement, caution: GrowthLimits) -> int:
+    """The best batch for an offer, from what is known of batches; 0: the job's own."""
+    capacity = min([view.cluster.least_memory.get(kind, 0) for kind, _ in offer.groups])
+    if tunes_by_steps(view.estimates, job):
+        return best_step(view.estimates, job, place, capacity, growth=caution.growth, trust=caution.trust)
+    return best_alone(view.estimates, job, offer.groups[0][0], capacity) if offer.width == 1 else 0
+
+
+def _is_tight(cluster: Cluster, allocation: Allocation, shape: Offer) -> bool:
+    return len(cluster.groups_of(allocation)) <= len(_tight(cluster, shape).groups)
+
+
+def _tight(cluster: Cluster, offer: Offer) -> Placement:
+    """An offer on as few nodes as possible."""
+    if len(offer.groups) == 1:
+        return placed_on(cluster, *offer.groups[0])
+    return Placement(tuple(sorted([part for group in offer.groups for part in placed_on(cluster, *group).groups])))
+
+
+def _there_is(view: Snapshot) -> list[int]:
+    """Devices of each kind that are to be had."""
+    there = view.occupancy.there
+    return [there[kind] for kind in view.cluster.kinds]
+
+
+def _offers(
+    ranges: set[tuple[int, int]], kinds: Sequence[Kind], supply: Floats, shapes: Iterable[Offer]
+) -> list[Offer]:
+    """Every option that some job could use, and those that somebody has."""
+    found: dict[Offer, None] = {}
+    for kind, there in zip(kinds, supply, strict=True):
+        counts: set[int] = set()
+        for low, high in ranges:
+            counts |= _ladder(low, min(high, int(there)))
+        found |= dict.fromkeys([Offer.of((kind, count)) for count in sorted(counts)])
+    few = supply.sum() <= _FEW and prod(int(there) + 1 for there in supply) <= 4 * _FEW
+    if len(kinds) > 1 and few and any(high > 1 for _, high in ranges):
+        for counts_of in product(*[range(int(there) + 1) for there in supply]):
+            groups = [(kind, count) for kind, count in zip(kinds, counts_of, strict=True) if count]
+            if len(groups) > 1 and any(low <= sum(counts_of) <= high for low, high in ranges):
+                found[Offer.of(*groups)] = None
+    found |= dict.fromkeys(shapes)
+    return list(found)
+
+
+def _ladder(low: int, high: int) -> set[int]:
+    """Numbers of devices between two, all of them while they are few, then in steps of an eighth, and the ends."""
+    if high < low:
+        return set()
+    counts = {low, high}
+    count = low
+    while count < high:
+        counts.add(count)
+        count += max(1, count // 8 if count >= _FINE else 1)
+    return counts

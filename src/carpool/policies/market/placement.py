@@ -1,0 +1,124 @@
+"""Placement of chosen options on devices: largest first, near the previous devices and on one node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from carpool.core.draft import Draft
+from carpool.core.model import Allocation, Job, Share
+from carpool.core.placement import Runs, consolidated, emptiest, merge_runs, pooled
+from carpool.policies.estimator_queries import own_batch
+from carpool.policies.market.colocation_groups import ColocationGroup, ColocationGroups
+from carpool.policies.market.knapsack import NONE, InputPlan
+from carpool.policies.market.menu import Menu, rate_when_spread, shape_of
+from carpool.policies.market.policy_memory import Offer
+
+
+def place_all(draft: Draft, menu: Menu, parties: ColocationGroups, choice: InputPlan) -> None:
+    """Let every party have the offer chosen for it, or the best that can be had instead."""
+    movers: list[tuple[int, int]] = []
+    stays = choice == parties.stays_at
+    for place in np.flatnonzero(~stays | (choice != NONE)).tolist():  # who waits and goes on waiting is left out
+        if stays[place]:
+            _tune(draft, menu, parties.rows(place))
+            continue
+        for row in parties.rows(place):
+            draft.release(menu.jobs[row])
+        if choice[place] != NONE:
+            movers.append((place, int(choice[place])))
+    movers.sort(key=lambda mover: (-menu.offers[mover[1]].width, -parties.values[mover], mover[0]))
+    for place, option in movers:
+        _place_or_next_best(draft, menu, parties[place], option)
+
+
+def _place_or_next_best(draft: Draft, menu: Menu, party: ColocationGroup, wanted: int) -> None:
+    """Seat a party as wanted, on as few nodes as possible; else the best of what is left."""
+    if _place_group(draft, menu, party, wanted, apart=False):
+        return
+    free, offers, values = draft.occupancy.free_devices, menu.offers, party.values
+    able: list[int] = np.flatnonzero(values > 0.0).tolist()
+    fits = [option for option in able if all(free.get(kind, 0) >= count for kind, count in offers[option].groups)]
+    for option in sorted(fits, key=lambda option: -values[option]):
+        slower = _rate_apart(draft, menu, party, option)
+        smaller = max([values[other] for other in fits if offers[other].width < offers[option].width], default=0.0)
+        apart = values[option] * slower >= smaller
+        if _place_group(draft, menu, party, option, apart=apart) or (
+            apart and _place_group(draft, menu, party, option, apart=False)
+        ):
+            return
+
+
+def _rate_apart(draft: Draft, menu: Menu, party: ColocationGroup, option: int) -> float:
+    """Which part of its rate a party keeps when it has to be on more nodes than it needs."""
+    row = party.rows[0]
+    return float(rate_when_spread(draft.view, menu.jobs[row], menu.offers[option]).rate / menu.rates[row, option])
+
+
+def _place_group(draft: Draft, menu: Menu, party: ColocationGroup, option: int, *, apart: bool) -> bool:
+    """Give the devices of an offer to all of a party; False, with nothing changed, if they cannot be had so."""
+    first = max(party.rows, key=lambda row: menu.held[row] == option)
+    job, offer = menu.jobs[first], menu.offers[option]
+    runs = _find(draft, job, offer, apart=apart)
+    if runs is None:
+        return False
+    batches = party.batches.get(option) or [int(menu.batches[row, option]) for row in party.rows]
+    for row, batch in zip(party.rows, batches, strict=True):
+        member = menu.jobs[row]
+        fraction = member.lane[0] if member.lane else party.fraction
+        draft.assign(member, Allocation(tuple([Share(run, fraction) for run in runs]), batch))
+    _tune(draft, menu, party.rows)
+    return True
+
+
+def _tune(draft: Draft, menu: Menu, rows: Sequence[int]) -> None:
+    """Give a job by itself the batch size that is best where it sits, if its batch may be tuned."""
+    if len(rows) > 1:
+        return
+    row = rows[0]
+    job = menu.jobs[row]
+    held = draft.holding(job)
+    if held is None or not (held.batch_size or job.spec.batch_range):
+        return
+    has = held.batch_size or own_batch(draft.view.estimates, job.spec)
+    shape = shape_of(menu.cluster, held)
+    if menu.is_tight(held, shape):
+        batch = int(menu.batches[row, menu.offers.index(shape)])
+    else:
+        batch = rate_when_spread(draft.view, job, shape).batch_size
+    if batch and batch != has:
+        draft.assign(job, held._replace(batch_size=batch))
+
+
+def _find(draft: Draft, job: Job, offer: Offer, *, apart: bool) -> Runs | None:
+    """Free devices: where the job was, on one node, or, if it may be, on several."""
+    free = draft.occupancy
+    if any(free.free_devices.get(kind, 0) < count for kind, count in offer.groups):
+        return None
+    if len(offer.groups) > 1:
+        return merge_runs([run for kind, count in offer.groups for run in pooled(free, kind, count) or ()])
+    kind, count = offer.groups[0]
+    runs = _near(draft, job, offer) or consolidated(free, kind, count)
+    return emptiest(free, kind, count) if runs is None and apart else runs
+
+
+def _near(draft: Draft, job: Job, offer: Offer) -> Runs | None:
+    """On the node where the job has most devices now, its own ones first, if that node has room for all."""
+    held, cluster = job.desired, draft.view.cluster
+    kind, count = offer.groups[0]
+    if held is None or count > cluster.node_size[kind]:
+        return None
+    mine: dict[int, list[int]] = {}
+    for device in held.devices():
+        node, bank = cluster.spot(device)
+        if bank.kind == kind and draft.occupancy.free_mask(node.id) >> (device - node.devices.start) & 1:
+            mine.setdefault(node.id, []).append(device)
+    for node_id in sorted(mine, key=lambda node_id: (-len(mine[node_id]), node_id)):
+        node, own = cluster.nodes[node_id], mine[node_id][:count]
+        mask, first = draft.occupancy.free_mask(node_id), node.devices.start
+        free = [d for bank in node.banks if bank.kind == kind for d in bank.devices if mask >> (d - first) & 1]
+        if len(free) >= count:
+            others = [device for device in free if device not in own]
+            return merge_runs([range(device, device + 1) for device in own + others[: count - len(own)]])
+    return None

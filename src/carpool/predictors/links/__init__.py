@@ -1,0 +1,1 @@
+"""Throughput over network links: fabric, transfers, step-time model, fit and estimators."""

@@ -1,0 +1,135 @@
+"""Network fabric: links between devices, nodes and switches, and the routes over them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from carpool.core.errors import InputError
+from carpool.core.model import Kind
+from carpool.core.topology import Cluster
+
+NETWORK = "network"  # links between nodes, where a cluster declares none
+
+
+class FabricLink(NamedTuple):
+    """A link as data see it: two ends and a kind. Links of one kind are taken to be equally fast, each way."""
+
+    ends: tuple[str, str]
+    kind: str
+
+
+class Hop(NamedTuple):
+    """One link of a route, in one direction."""
+
+    wire: int  # number in the fabric
+    is_forward: bool  # from the first end to the second
+
+
+Route = tuple[Hop, ...]
+Tree = dict[str, tuple[str, Hop] | None]  # the end before each end that can be reached, and the link between them
+Groups = tuple[tuple[Kind, int], ...]  # as in a placement
+
+
+class Fabric:
+    """Devices, nodes and switches joined by links. Speeds are not part of it: those are learned, by kind of link.
+
+    A device is called by its number; any other end has a name of its own. Data take the route of the fewest links,
+    the one listed first on ties.
+    """
+
+    def __init__(self, wires: Iterable[FabricLink]) -> None:
+        self.wires = tuple(wires)
+        self.kinds = tuple(dict.fromkeys(wire.kind for wire in self.wires))  # of link, in order of first appearance
+        self._beside: dict[str, list[tuple[str, Hop]]] = {}
+        for number, wire in enumerate(self.wires):
+            one, other = wire.ends
+            self._beside.setdefault(one, []).append((other, Hop(number, is_forward=True)))
+            self._beside.setdefault(other, []).append((one, Hop(number, is_forward=False)))
+        self._routes: dict[tuple[str, str], Route] = {}
+        self._searches: dict[str, tuple[Tree, deque[str]]] = {}
+        self._hosts: dict[int, str] = {}
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Fabric:
+        """What a cluster says of itself: a bus from each device to its node, by the device's kind, and a network.
+
+        Declared links join the nodes they name, each a kind of its own, since each may be as fast as it likes; nodes
+        that no link names are joined by a switch.
+        """
+        wires: list[FabricLink] = []
+        for node in cluster.nodes:
+            for bank in node.banks:
+                wires += [FabricLink((str(device), node.name), f"bus of {bank.kind}") for device in bank.devices]
+        linked = {end for link in cluster.links for end in link.ends}
+        wires += [FabricLink(link.ends, f"link {link.ends[0]}-{link.ends[1]}") for link in cluster.links]
+        lone = [node.name for node in cluster.nodes if node.name not in linked]
+        if lone and linked:
+            lone.append(min(linked))  # so that all can be reached
+        wires += [FabricLink((name, "switch"), NETWORK) for name in lone] if len(lone) > 1 else []
+        return cls(wires)
+
+    def route(self, start: str, end: str) -> Route:
+        """The links from one end to another; none when they are the same."""
+        found = self._routes.get((start, end))
+        if found is None:
+            found = self._routes[start, end] = self._search(start, end)
+        return found
+
+    def host(self, device: int) -> str:
+        """The nearest end of a device that is no device: where its input comes from."""
+        found = self._hosts.get(device)
+        if found is None:
+            found = self._hosts[device] = next(
+                (name for name, _ in self._beside.get(str(device), ()) if not name.isdigit()), str(device)
+            )
+        return found
+
+    def in_order(self, devices: Sequence[int]) -> list[int]:
+        """Devices so that each is near the next: from the lowest on, always the nearest that is left."""
+        left = sorted(devices)
+        order = left[:1]
+        del left[:1]
+        while left:
+            nearest = min(left, key=lambda device: (len(self.route(str(order[-1]), str(device))), device))
+            left.remove(nearest)
+            order.append(nearest)
+        return order
+
+    def _search(self, start: str, end: str) -> Route:
+        """Breadth first from the start, going on where the last search from there stopped."""
+        came, edge = self._searches.setdefault(start, ({start: None}, deque([start])))
+        while edge and end not in came:
+            here = edge.popleft()
+            for there, hop in self._beside.get(here, ()):
+                if there not in came:
+                    came[there] = here, hop
+                    edge.append(there)
+        if end not in came:
+            raise InputError(f"no link leads from {start!r} to {end!r}", way_out="Join them in the cluster's links.")
+        hops: list[Hop] = []
+        step = came[end]
+        while step is not None:
+            hops.append(step[1])
+            step = came[step[0]]
+        return tuple(reversed(hops))
+
+
+def representative_devices(cluster: Cluster, groups: Groups) -> tuple[int, ...] | None:
+    """Devices that stand for a placement: each group on the first node that has it, unlike kinds perhaps on one.
+
+    None where the cluster has no such place.
+    """
+    used: set[tuple[int, Kind]] = set()
+    found: list[int] = []
+    for kind, count in sorted(groups, key=lambda group: -group[1]):
+        for node in cluster.nodes:
+            mine = [device for bank in node.banks if bank.kind == kind for device in bank.devices]
+            if len(mine) >= count and (node.id, kind) not in used:
+                used.add((node.id, kind))
+                found += mine[:count]
+                break
+        else:
+            return None
+    return tuple(sorted(found))

@@ -1,0 +1,1 @@
+"""Learning progress: loss curves, gradient noise scale and goodput."""

@@ -1,0 +1,130 @@
+"""Step time and memory of a training on one device as functions of its batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from carpool.core.estimates import Estimate
+
+_UNSEEN_TIME = 0.3  # relative error assumed where two points or fewer say nothing about it
+
+
+@dataclass(slots=True)
+class StepTime:
+    """T = a + b·m seconds for a step over m samples: what every step costs, and every sample.
+
+    Fitted by least squares of relative errors, neither a nor b below 0. With one point all is per sample. With the
+    gradient noise scale φ the batch of the highest goodput is √(a·φ/b).
+    """
+
+    fixed_s_: float = 0.0  # a
+    per_sample_s_: float = 0.0  # b
+    error_: float = inf  # relative, root mean square
+
+    def fit(self, batches: Sequence[float], seconds: Sequence[float]) -> StepTime:
+        """To measured points."""
+        sizes, times = np.asarray(batches, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
+        assert times.min() > 0.0, "steps take time"
+        if len(set(batches)) == 1:
+            self.fixed_s_, self.per_sample_s_ = 0.0, float(times.mean()) / float(batches[0])
+        else:
+            scale = float(sizes.max())
+            columns = np.stack([np.ones(len(sizes)), sizes / scale], axis=1)
+            (fixed, slope), _ = nnls(columns / times[:, None], np.ones(len(sizes)))
+            self.fixed_s_, self.per_sample_s_ = float(fixed), float(slope) / scale
+        if len(set(batches)) < 3:
+            self.error_ = _UNSEEN_TIME
+            return self
+        errors = (self.fixed_s_ + self.per_sample_s_ * sizes) / times - 1.0
+        self.error_ = sqrt(float(errors @ errors) / (len(sizes) - 2))
+        return self
+
+    def predict(self, batch: float) -> Estimate:
+        """Seconds of a step."""
+        mean = self.fixed_s_ + self.per_sample_s_ * batch
+        return Estimate(mean, mean * self.error_)
+
+
+Floats = NDArray[np.float64]
+
+_TERMS = 4
+_UNSEEN_MEMORY = 0.05  # relative error assumed where too few points are known to tell
+
+
+@dataclass(slots=True)
+class MemoryModel:
+    """bytes = c0 + c1·m + c2·m² + c3·m³ for m samples on the device, no coefficient below 0.
+
+    The cubic is that of IADeep's memory constraint; weights, optimizer and data are c0, activations c1, attention over
+    a batch-sized set c2. With no negative coefficient it never falls, so the largest batch that fits is well defined,
+    and it cannot dive between or beyond the points. Errors count relative to the bytes.
+
+    `margin_` is learned from errors: by how much a process took more than the model says when that point was left out
+    of the fit, at worst, and no less than twice the usual error.
+    """
+
+    least_margin: float = 0.02
+    coefficients_: Floats = field(default_factory=lambda: np.zeros(_TERMS))
+    error_: float = inf  # relative, root mean square over points left out one by one
+    margin_: float = inf
+
+    def fit(self, batches: Sequence[float], num_bytes: Sequence[float]) -> MemoryModel:
+        """To measured points, each of which has its own batch size."""
+        sizes, taken = np.asarray(batches, dtype=np.float64), np.asarray(num_bytes, dtype=np.float64)
+        assert taken.min() > 0.0, "a process takes memory"
+        self.coefficients_ = _coefficients(sizes, taken)
+        errors = taken / _left_out(sizes, taken) - 1.0 if len(sizes) > 2 else np.array([_UNSEEN_MEMORY])
+        self.error_ = sqrt(float(np.mean(errors**2)))
+        self.margin_ = max(self.least_margin, float(errors.max()), 2.0 * self.error_)
+        return self
+
+    def predict(self, batch: float) -> Estimate:
+        """Bytes at the highest point of a step."""
+        mean = float(_cubic(self.coefficients_, np.array([batch]))[0])
+        return Estimate(mean, mean * self.error_)
+
+    def bound(self, batch: float) -> float:
+        """Bytes that a process with this batch should be given: the prediction and the margin."""
+        return self.predict(batch).mean * (1.0 + self.margin_)
+
+    def largest(self, capacity_bytes: float) -> int:
+        """The largest batch whose bound fits; 0 where none does."""
+        if self.bound(1) > capacity_bytes:
+            return 0
+        low, high = 1, 2
+        while self.bound(high) <= capacity_bytes and high < 1 << 40:
+            low, high = high, high * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.bound(middle) <= capacity_bytes else (low, middle)
+        return low
+
+
+def _coefficients(sizes: Floats, taken: Floats) -> Floats:
+    """Least squares of relative errors without negative coefficients; sizes are scaled, or cubes drown the rest."""
+    scale = float(sizes.max())
+    powers = np.vander(sizes / scale, _TERMS, increasing=True)[:, : min(_TERMS, len(sizes))]
+    found = np.zeros(_TERMS)
+    found[: powers.shape[1]], _ = nnls(powers / taken[:, None], np.ones(len(sizes)))
+    return found / scale ** np.arange(_TERMS)
+
+
+def _left_out(sizes: Floats, taken: Floats) -> Floats:
+    """Each point as predicted from the others."""
+    places = np.arange(len(sizes))
+    return np.array(
+        [
+            _cubic(_coefficients(sizes[places != place], taken[places != place]), sizes[place : place + 1])[0]
+            for place in places
+        ]
+    )
+
+
+def _cubic(coefficients: Floats, sizes: Floats) -> Floats:
+    return np.asarray(np.vander(sizes, _TERMS, increasing=True) @ coefficients)

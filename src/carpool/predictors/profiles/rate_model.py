@@ -1,0 +1,185 @@
+"""Rate model of a profile: measured rates first, then fitted, then scaled to the placement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from statistics import median
+from typing import NamedTuple
+
+from carpool.core.estimates import Estimate
+from carpool.core.model import JobSpec, Kind
+from carpool.core.topology import Placement
+from carpool.predictors.profiles.batch_models import MemoryModel, StepTime
+from carpool.predictors.profiles.profile import Measurement, Profile, measurement_key, short_entry
+
+_SERIAL = 0.1  # part of a step that more devices do not shorten, until measured: rate(n) = n / (1 + 0.1·(n − 1))
+_MEASURED, _SCALED, _DOUBTFUL = 0.05, 0.25, 0.5  # least relative spread of what is believed on such grounds
+
+
+class RateBelief(NamedTuple):
+    """Steps per second, and on what grounds they are believed."""
+
+    rate: Estimate
+    basis: str  # "measured", "fitted" or "scaled", and what there is to doubt
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRateModel:
+    """Answers from one profile.
+
+    A setting that was measured is answered by the measurement. Another batch size on one device follows T = a + b·m.
+    More devices speed it up as they did at the widest setting measured (Amdahl), a share as the nearest shares did,
+    a neighbour as it did when the two were measured together, one that never was as those that were; without any
+    measurement as a tenth serial, as proportional to the share, and as slowed only where shares sum past one.
+    """
+
+    profile: Profile
+    doubt: str = ""  # why it may not hold here: another file, another machine
+    exact: bool = False
+    _steps: Mapping[str, StepTime] = field(default_factory=dict, repr=False)
+    _held: MemoryModel | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, profile: Profile, *, doubt: str = "", exact: bool = False) -> ProfileRateModel:
+        """With the models fitted."""
+        fitted = {kind: model for kind in profile.kinds if (model := _step_time(profile, kind)) is not None}
+        held = next(filter(None, map(profile.held, profile.kinds)), None)
+        return cls(profile, doubt, exact, fitted, held)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of which something is known."""
+        return tuple(self._steps)
+
+    def knows(self, placement: Placement) -> bool:
+        """Whether every kind in it was measured."""
+        return all(kind in self._steps for kind in placement.kinds)
+
+    def total_steps(self, spec: JobSpec) -> float | None:
+        """The whole length of a job; None where only a target ends it, or where it may have changed since."""
+        total = None if self.doubt else self.profile.total_steps(spec.batch_size)
+        return None if total is None else float(total)
+
+    def memory(self, spec: JobSpec) -> int:
+        """Bytes that each of a job's devices should have for it, the margin included; 0: unknown."""
+        if self._held is None:
+            return 0
+        return int(self._held.bound((spec.batch_size or self.profile.batch_size) / spec.devices))
+
+    def rate(self, placement: Placement, batch_size: int = 0) -> RateBelief | None:
+        """Steps per second there; None where a kind in it was never measured. `batch_size`: where it names none."""
+        if not self.knows(placement):
+            return None
+        batch = placement.batch_size or batch_size or self.profile.batch_size
+        mean, basis, spread = self._measured(placement, batch) or self._derived(placement, batch)
+        if self.doubt:
+            basis, spread = f"{basis}, {self.doubt}", max(spread, _DOUBTFUL)
+        return RateBelief(Estimate(mean, mean * spread), basis)
+
+    def _measured(self, placement: Placement, batch: int) -> tuple[float, str, float] | None:
+        """What was seen in just this setting, beside nobody or beside one."""
+        if len(placement.groups) > 1 or len(placement.neighbours) > 1:
+            return None
+        (kind, count), *_ = placement.groups
+        beside = short_entry(placement.neighbours[0].spec.model) if placement.neighbours else ""
+        seen = self._seen(kind, count, placement.fraction, batch, exact=self.exact, beside=beside)
+        if seen is None or seen.step_s is None:
+            return None
+        spread = (seen.step_spread_s or 0.0) / seen.step_s / max(1, seen.steps) ** 0.5
+        return 1.0 / seen.step_s, "measured", max(_MEASURED, spread)
+
+    def _derived(self, placement: Placement, batch: int) -> tuple[float, str, float]:
+        """What was seen alone, or follows from it, and what neighbours leave of it."""
+        lonely = replace(placement, neighbours=(), beside=0.0)
+        mean, basis, spread = self._measured(lonely, batch) or self._alone(lonely, batch)
+        beside = self._beside(placement)
+        return (mean, basis, spread) if beside == 1.0 else (mean * beside, "scaled", max(spread, _SCALED))
+
+    # ---------------------------------------------------------------------------------------------------------- alone
+    def _alone(self, placement: Placement, batch: int) -> tuple[float, str, float]:
+        """On devices where it was never seen."""
+        count = placement.num_devices
+        serial = self._serial()
+        rate, error = 0.0, 0.0
+        for kind, number in placement.groups:
+            step = self._steps[kind].predict(batch)
+            rate += number * self._share(kind, placement.fraction) / step.mean
+            error = max(error, step.std / step.mean)
+        if self.exact:
+            rate /= next(filter(None, map(self.profile.exact_price, self.profile.kinds)), 1.0)
+        rate /= 1.0 + serial * (count - 1)
+        plain = count == 1 and placement.fraction == 1.0
+        basis = "fitted" if plain and not self.exact else "scaled"
+        return rate, basis, max(error, _MEASURED if basis == "fitted" else _SCALED)
+
+    def _serial(self) -> float:
+        """The part of a step that more devices do not shorten, from the widest setting measured."""
+        wide = [each for each in self.profile.measurements if each.devices > 1 and each.step_s and not each.beside]
+        for each in sorted(wide, key=lambda each: -each.devices):
+            alone = self._seen(each.kind, 1, each.share, each.batch_size, exact=each.exact)
+            if alone is not None and alone.step_s is not None and each.step_s is not None:
+                speedup = alone.step_s / each.step_s
+                return max(0.0, (each.devices / speedup - 1.0) / (each.devices - 1))
+        return _SERIAL
+
+    def _share(self, kind: str, fraction: float) -> float:
+        """Speed with a share of a device over that with the whole, between the nearest shares measured."""
+        if fraction == 1.0:
+            return 1.0
+        points = {0.0: 0.0, 1.0: 1.0}
+        for each in self.profile.measurements:
+            if each.kind == kind and each.share < 1.0 and each.devices == 1 and each.step_s:
+                whole = self._seen(kind, 1, 1.0, each.batch_size, exact=each.exact)
+                if whole is not None and whole.step_s is not None:
+                    least = points.get(each.share, each.share if each.beside else 0.0)  # alone it is no slower
+                    points[each.share] = min(1.0, max(least, whole.step_s / each.step_s))
+        low = max(share for share in points if share <= fraction)
+        high = min(share for share in points if share >= fraction)
+        portion = 0.0 if low == high else (fraction - low) / (high - low)
+        return points[low] + portion * (points[high] - points[low])
+
+    # --------------------------------------------------------------------------------------------------------- beside
+    def _beside(self, placement: Placement) -> float:
+        """What neighbours leave of the rate."""
+        if not placement.neighbours:
+            return 1.0
+        known = sorted({each.beside for each in self.profile.measurements if each.beside and each.step_s})
+        pairs = {entry: self._pair(entry) for entry in known}
+        usual = median(pairs.values()) if pairs else 1.0
+        models = [short_entry(neighbour.spec.model) for neighbour in placement.neighbours]
+        left = prod(pairs.get(model, usual) for model in models)
+        return left if pairs.keys() >= set(models) else min(left, 1.0 / max(1.0, placement.load))
+
+    def _pair(self, entry: str) -> float:
+        """Rate beside another training over the rate with the same share alone; the median of what was measured."""
+        ratios = []
+        for each in self.profile.measurements:
+            if each.beside == entry and each.step_s:
+                there = Placement(((Kind(each.kind), each.devices),), each.share, each.batch_size)
+                alone, *_ = self._measured(there, each.batch_size) or self._alone(there, each.batch_size)
+                ratios.append(1.0 / (each.step_s * alone))
+        return min(1.0, median(ratios))
+
+    def _seen(
+        self, kind: str, count: int, share: float, batch: int, *, exact: bool, beside: str = ""
+    ) -> Measurement | None:
+        wanted = (kind, count, batch, share, exact, beside)
+        found = (
+            each for each in self.profile.measurements if measurement_key(each) == wanted and each.step_s is not None
+        )
+        return next(found, None)
+
+
+def _step_time(profile: Profile, kind: str) -> StepTime | None:
+    """T = a + b·m on one device: default mode, else exact mode, else several devices or shares, else beside others."""
+    found = profile.step_time(kind) or profile.step_time(kind, exact=True)
+    if found is not None:
+        return found
+    seen = [each for each in profile.measurements if each.kind == kind and each.step_s is not None]
+    for each in sorted(seen, key=lambda each: bool(each.beside)):
+        assert each.step_s is not None
+        alone_s = each.step_s * each.share * each.devices / (1.0 + _SERIAL * (each.devices - 1))
+        return StepTime().fit([each.batch_size], [alone_s])
+    return None

@@ -1,0 +1,1 @@
+"""Throughput of trainings that share devices: measured co-location and interference models."""

@@ -1,0 +1,1 @@
+"""Bindings to the operating system, the NVIDIA driver and private torch APIs."""

@@ -1,0 +1,1 @@
+"""Batches: sample order, datasets, prefetching and transfer to the device."""

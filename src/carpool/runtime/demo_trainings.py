@@ -1,0 +1,100 @@
+"""Entries of ``carpool demo``: four small trainings on bundled or synthetic data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from carpool.runtime.data.datasets import Split, accuracy, digits, synthetic
+from carpool.runtime.engine.stop_criteria import Stop
+from carpool.runtime.engine.training import Training
+
+
+def mlp(epochs: int = 25) -> Training:
+    """A perceptron of three layers reads handwritten digits."""
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return _training(model, optimizer, digits(), 32, epochs)
+
+
+def cnn(epochs: int = 12) -> Training:
+    """Two convolutions and dropout read the same digits."""
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Dropout(0.25), nn.Linear(1024, 10)),
+    )
+    return _training(model, torch.optim.Adam(model.parameters(), lr=1e-3), digits(), 32, epochs)
+
+
+def resnet(epochs: int = 6) -> Training:
+    """A residual network with batch normalisation sorts made-up colour images."""
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
+        *(Residual(16, 16), Residual(16, 32), Residual(32, 64)),
+        *(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(64, 10)),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    return _training(model, optimizer, synthetic((3, 16, 16), size=1024), 32, epochs)
+
+
+def transformer(epochs: int = 10) -> Training:
+    """A small transformer reads digits row by row."""
+    model = RowReader(width=64, depth=2)
+    return _training(model, torch.optim.AdamW(model.parameters(), lr=1e-3), digits(), 32, epochs)
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a short cut; halves the picture when it widens."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__()
+        stride = 1 if inside == outside else 2
+        self.first = nn.Conv2d(inside, outside, 3, stride, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outside)
+        self.second = nn.Conv2d(outside, outside, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outside)
+        self.short_cut = nn.Identity() if stride == 1 else nn.Conv2d(inside, outside, 1, stride, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images with `outside` channels."""
+        hidden = functional.relu(self.first_norm(self.first(images)))
+        return functional.relu(self.second_norm(self.second(hidden)) + self.short_cut(images))
+
+
+class RowReader(nn.Module):
+    """Takes the rows of a picture as a sequence."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, width)
+        self.place = nn.Parameter(torch.zeros(8, width))
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.1, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """A score for each of ten classes."""
+        rows = self.embed(images.squeeze(1)) + self.place
+        return torch.as_tensor(self.head(self.layers(rows).mean(1)))
+
+
+def _training(
+    model: nn.Module, optimizer: torch.optim.Optimizer, data: Split, batch_size: int, epochs: int
+) -> Training:
+    return Training(
+        model=model,
+        optimizer=optimizer,
+        dataset=data.train,
+        loss=_cross_entropy,
+        batch_size=batch_size,
+        stop=Stop(epochs=epochs),
+        evaluate=lambda model: {"accuracy": accuracy(model, data.test)},
+        evaluate_every=epochs,
+    )
+
+
+def _cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1])

@@ -1,0 +1,1 @@
+"""Executor: the process on a machine that launches jobs and carries out the scheduler's orders."""

@@ -1,0 +1,1 @@
+"""CUDA graphs of a training step: capture, verify against eager execution, replay."""

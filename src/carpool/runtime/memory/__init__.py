@@ -1,0 +1,1 @@
+"""Device memory under a cap: which jobs stay on a device and which are swapped out."""

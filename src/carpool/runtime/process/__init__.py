@@ -1,0 +1,1 @@
+"""Worker processes: fork server, worker pools, channels, the worker protocol, start and cleanup."""

@@ -1,0 +1,198 @@
+"""CUDA warm-up: initializes the context and loads common kernels before a process has a job.
+
+On a GPU that is most of a start: CUDA's context, the libraries behind matrix products, convolutions and attention, and
+the kernels that nearly every training uses, which are loaded when they are used first. So a tiny training of each sort
+is made, one step of it, and thrown away. What it leaves behind is the context, and no memory of torch's.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+from carpool.runtime.compat.nvml import Nvml
+from carpool.runtime.compat.process_lifetime import set_process_name
+from carpool.runtime.data.datasets import TensorData
+from carpool.runtime.engine.determinism import enable_determinism
+from carpool.runtime.engine.stop_criteria import Stop
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.engine.training import Training
+from carpool.runtime.errors import LeaveRequested
+from carpool.runtime.process.channel import Channel, Heartbeat, Received
+from carpool.runtime.process.protocol import Leave, Prewarm, Prewarmed
+from carpool.runtime.state.digest import fingerprint
+from carpool.runtime.worker.error_classifier import broke_message, is_process_lost
+
+_WORDS, _LENGTH, _WIDTH = 256, 16, 64
+
+
+def wait_for_job(channel: Channel, warm: Prewarm) -> Received:
+    """Warm up, say so, and wait: for the job's `Begin`, or for the end."""
+    Heartbeat(channel, warm.heartbeat_s).start()
+    set_process_name("carpool-seat")
+    if warm.cores:
+        os.sched_setaffinity(0, warm.cores)
+    os.environ.update(warm.environment)
+    began = time.perf_counter()
+    device = torch.device(warm.device)
+    try:
+        left_out = warm_up(device)
+    except Exception as error:
+        channel.send(broke_message(error, 0))
+        raise LeaveRequested from error
+    channel.send(Prewarmed(time.perf_counter() - began, _held_bytes(device), tuple(left_out)))
+    received = channel.receive()
+    assert received is not None, "without a timeout there is a message or an end"
+    if isinstance(received.message, Leave):
+        raise LeaveRequested
+    return received
+
+
+def warm_up(device: torch.device) -> list[str]:
+    """Use whatever a training is likely to use; what could not be used, in words: a job may not need it."""
+    enable_determinism()  # before CUDA starts
+    torch.zeros(1, device=device).add_(1).item()  # this has to work
+    left_out = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, work in _LIKELY.items():
+            try:
+                work(device)
+            except Exception as error:
+                if is_process_lost(error):
+                    raise
+                left_out.append(f"{name}: {type(error).__name__}: {error}"[:200])
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch._C._cuda_clearCublasWorkspaces()  # else they stay in the allocator for ever
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    return left_out
+
+
+def _try_out(training: Training, device: torch.device) -> None:
+    trainer = Trainer(training, device=device, graph=False)
+    for _ in trainer.steps():
+        pass
+    fingerprint(training.model)
+
+
+def _held_bytes(device: torch.device) -> int:
+    """Memory of the GPU that this process takes up."""
+    nvml = Nvml.open() if device.type == "cuda" else None
+    if nvml is None:
+        return 0
+    rows = [
+        row for place in range(nvml.count()) for row in (*(nvml.computing(place) or ()), *(nvml.clients(place) or ()))
+    ]
+    return max((row.memory_bytes for row in rows if row.pid == os.getpid()), default=0)
+
+
+# -- tiny trainings of each sort --------------------------------------------------------------------------------------
+
+
+def _batch(device: torch.device) -> int:
+    """Libraries choose kernels by size: on a GPU it is a usual one."""
+    return 128 if device.type == "cuda" else 4
+
+
+def _class_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
+    return cross_entropy(model(batch[0]), batch[1])
+
+
+def _conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    return [
+        nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+    ]
+
+
+def _pictures(batch: int, *, channels_last: bool = False) -> Training:
+    """Convolutions of the usual sizes, at the size of CIFAR's pictures."""
+    model = nn.Sequential(
+        *[*_conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)],
+        *[*_conv(64, 128, 3), *_conv(128, 128, 3, 2), *_conv(128, 128, 3, groups=128), *_conv(128, 256, 1)],
+        *[nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(256, 10)],
+    )
+    if channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Training(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        dataset=TensorData(torch.zeros(batch, 3, 32, 32), torch.zeros(batch, dtype=torch.int64)),
+        loss=_class_loss,
+        batch_size=batch,
+        stop=Stop(steps=1),
+    )
+
+
+class _Attention(nn.Module):
+    """A block of a transformer that says the next word, by torch's own attention or written out."""
+
+    def __init__(self, *, is_fused: bool) -> None:
+        super().__init__()
+        self.is_fused = is_fused
+        self.words = nn.Embedding(_WORDS, _WIDTH)
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.mix = nn.Linear(_WIDTH, 3 * _WIDTH)
+        self.body = nn.Sequential(
+            nn.Linear(_WIDTH, 4 * _WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * _WIDTH, _WORDS)
+        )
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Logits of the next words."""
+        mixed = self.mix(self.norm(self.words(numbers))).unflatten(-1, (3, 4, _WIDTH // 4)).permute(2, 0, 3, 1, 4)
+        if self.is_fused:
+            said = scaled_dot_product_attention(mixed[0], mixed[1], mixed[2], is_causal=True)
+        else:
+            places = torch.arange(numbers.shape[1], device=numbers.device)
+            scores = mixed[0] @ mixed[1].transpose(-1, -2) / math.sqrt(_WIDTH // 4)
+            scores = scores.masked_fill(places[None, :] > places[:, None], torch.finfo(scores.dtype).min)
+            said = self.body[2](scores.softmax(-1)) @ mixed[2]
+        logits: Tensor = self.body(said.transpose(1, 2).flatten(-2)).flatten(0, 1)
+        return logits
+
+
+def _word_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
+    return cross_entropy(model(batch[0]), batch[1].flatten())
+
+
+def _padded_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
+    said = batch[1].flatten()
+    total = cross_entropy(model(batch[0]), said, ignore_index=0, reduction="sum", label_smoothing=0.1)
+    return total, (said != 0).sum()
+
+
+def _sentences(batch: int, *, is_fused: bool) -> Training:
+    model = _Attention(is_fused=is_fused)
+    numbers = torch.ones(batch, _LENGTH, dtype=torch.int64)
+    adam = torch.optim.AdamW if is_fused else torch.optim.Adam
+    return Training(
+        model=model,
+        optimizer=adam(model.parameters(), lr=0.001),
+        dataset=TensorData(numbers, numbers),
+        loss=_word_loss if is_fused else _padded_loss,
+        batch_size=batch,
+        stop=Stop(steps=1),
+        clip_norm=1.0 if is_fused else None,
+    )
+
+
+# By the name that a failure is told with.
+_LIKELY: dict[str, Callable[[torch.device], object]] = {
+    "pictures": lambda device: _try_out(_pictures(_batch(device)), device),
+    "pictures, channels last": lambda device: _try_out(_pictures(_batch(device), channels_last=True), device),
+    "sentences": lambda device: _try_out(_sentences(_batch(device), is_fused=True), device),
+    "sentences, attention written out": lambda device: _try_out(_sentences(_batch(device), is_fused=False), device),
+}

@@ -1,0 +1,280 @@
+"""Fork server: a process with torch imported that forks workers in milliseconds.
+
+It is started by fork and exec (``python -m carpool.runtime.process.forkserver``), not by a plain fork of the executor: so it has
+none of the executor's descriptors, threads and event loop, can be started at any time, and the executor itself need not
+import torch. It has a single thread and never touches CUDA, which is what makes forking it safe. Every worker leads a
+session of its own and dies with the fork server; the fork server dies with the executor and takes along what workers started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from carpool.core.errors import CarpoolError
+from carpool.runtime.compat.allocator import hide_huge_pages, with_huge_pages
+from carpool.runtime.compat.process_lifetime import exit_with_parent, set_process_name, wait_for_exit
+from carpool.runtime.process.channel import AsyncChannel, Channel, Closed, close_all, pair
+from carpool.runtime.process.protocol import Alive, Exited, Fork, Forked, SendSignal
+
+_START_S = 120.0  # importing torch from a cold disk takes its time
+_STOP_S = 10.0
+# Libraries that would start threads of their own when imported; workers set their threads themselves.
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class ForkServerDied(CarpoolError):
+    """The fork server has ended, and all its workers with it."""
+
+
+class ForkServer:
+    """The executor's handle on its fork server.
+
+    ``on_exit`` is called in the loop with every worker that has ended; ``on_gone`` once if the fork server itself ends
+    without being asked to.
+    """
+
+    def __init__(
+        self,
+        on_exit: Callable[[Exited], object],
+        on_gone: Callable[[str], object] = lambda reason: None,
+    ) -> None:
+        self._on_exit = on_exit
+        self._on_gone = on_gone
+        self._forks: deque[asyncio.Future[int]] = deque()
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Start it and wait until it can fork."""
+        ours, theirs = pair()
+        with theirs:
+            program = [sys.executable, "-P", "-m", "carpool.runtime.process.forkserver"]
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - exec takes a millisecond, and no thread may be started
+                [*program, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=with_huge_pages(os.environ) | dict.fromkeys(_ONE_THREAD, "1"),
+                process_group=0,  # Ctrl-C in the terminal is the executor's business
+            )
+        self._channel = AsyncChannel(ours)
+        try:
+            await asyncio.wait_for(self._channel.receive(), _START_S)
+        except (Closed, TimeoutError) as error:
+            await self.stop()
+            raise ForkServerDied(f"the fork server did not start: {error}. What it said stands on stderr.") from error
+        self._listener = asyncio.create_task(self._listen())
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    async def fork(self, channel: socket.socket, log: int | None = None) -> int:
+        """Make a worker that serves this end of a channel (which may be closed here afterwards); its pid."""
+        if self._stopping or self._listener.done():
+            raise ForkServerDied("the fork server has ended")
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._forks.append(answer)
+        self._channel.send(Fork(), [channel.fileno()] if log is None else [channel.fileno(), log])
+        return await answer
+
+    def kill(self, pid: int, sign: signal.Signals = signal.SIGKILL) -> None:
+        """Send a worker a signal; nothing happens if it has ended."""
+        self._channel.send(SendSignal(pid, int(sign)))
+
+    async def stop(self) -> None:
+        """End it and all workers that are left; returns when they are gone."""
+        self._stopping = True
+        self._channel.close()
+        try:
+            await asyncio.wait_for(wait_for_exit(self._process), _STOP_S)
+        except TimeoutError:
+            self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(AttributeError):
+            await self._listener
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                match (await self._channel.receive()).message:
+                    case Forked(pid, error):
+                        _settle(self._forks.popleft(), pid, error)
+                        await asyncio.sleep(0)  # whoever asked hears of the worker before it hears of its end
+                    case Exited() as exited:
+                        self._on_exit(exited)
+        except Closed as error:
+            for answer in self._forks:
+                if not answer.done():
+                    answer.set_exception(ForkServerDied(f"the fork server has ended: {error}"))
+            if not self._stopping:
+                self._on_gone(str(error))
+
+
+def _settle(answer: asyncio.Future[int], pid: int, error: str) -> None:
+    if answer.cancelled():
+        return
+    if error:
+        answer.set_exception(CarpoolError(f"no worker could be forked: {error}"))
+    else:
+        answer.set_result(pid)
+
+
+# -------------------------------------------------------------------------------------------------- the process itself
+
+
+class _Server:
+    """Forks on request, reaps, reports; ends when the executor does."""
+
+    def __init__(self, channel: Channel, inbox: int) -> None:
+        self._channel = channel
+        self._inbox = inbox
+        self._workers: dict[int, int] = {}  # handle to pid
+        self._poll = select.poll()
+        self._poll.register(inbox, select.POLLIN)
+
+    def serve(self) -> None:
+        """Go on until the executor is gone."""
+        try:
+            while True:
+                for ready, _ in self._poll.poll():
+                    if ready == self._inbox:
+                        self._hear()
+                    else:
+                        self._bury(ready)
+        except Closed:
+            pass
+        finally:
+            for handle, pid in self._workers.items():
+                _kill_family(pid)
+                os.waitpid(pid, 0)
+                os.close(handle)
+
+    def _hear(self) -> None:
+        while self._channel.poll():
+            received = self._channel.receive()
+            assert received is not None
+            match received.message:
+                case Fork():
+                    self._fork(received.fds)
+                case SendSignal(pid, sign):
+                    if pid in self._workers.values():
+                        os.kill(pid, sign)
+
+    def _fork(self, fds: tuple[int, ...]) -> None:
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the child has a handler of its own
+        try:
+            pid = os.fork()
+            if not pid:
+                os._exit(self._become_worker(parent, fds))
+        except OSError as error:
+            self._channel.send(Forked(0, error.strerror or str(error)))
+            return
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            close_all(fds)
+        handle = os.pidfd_open(pid)
+        self._workers[handle] = pid
+        self._poll.register(handle, select.POLLIN)
+        self._channel.send(Forked(pid))
+
+    def _bury(self, handle: int) -> None:
+        pid = self._workers.pop(handle)
+        self._poll.unregister(handle)
+        os.close(handle)
+        _kill_family(pid)  # while its number cannot be anybody else's yet
+        _, status = os.waitpid(pid, 0)
+        self._channel.send(Exited(pid, os.waitstatus_to_exitcode(status)))
+
+    def _become_worker(self, parent: int, fds: tuple[int, ...]) -> int:
+        """In the child: shed what is the fork server's, and work."""
+        try:
+            exit_with_parent(parent)
+            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            if len(fds) > 1:
+                os.dup2(fds[1], 1)
+                os.dup2(fds[1], 2)
+            self._channel.close()  # also takes its number from the socket, which must not close another's later
+            _close_all_but(fds[0])
+            from carpool.runtime.process.worker_main import main as work
+
+            return work(Channel(socket.socket(fileno=fds[0])))
+        except BaseException:  # noqa: BLE001 - nothing may climb into the fork server's own frames
+            traceback.print_exc()
+            return 1
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+
+def _kill_family(pid: int) -> None:
+    """Kill a worker and what it started and left in its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)  # it may not have come to lead a group of its own yet
+
+
+def _close_all_but(kept: int) -> None:
+    for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if fd > 2 and fd != kept:
+            with contextlib.suppress(OSError):  # the one that the listing itself had open
+                os.close(fd)
+
+
+def _warm_up() -> None:
+    """Import all that workers need, without ever computing (that would start threads) or touching CUDA."""
+    import torch
+
+    importlib.import_module("carpool.runtime.process.worker_main")
+    # The first optimizer a process builds imports some 800 modules of torch.
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    assert threads == 1, f"the fork server has {threads} threads and must not fork"
+    for name in _ONE_THREAD:
+        del os.environ[name]
+    hide_huge_pages(os.environ)
+
+
+def main() -> NoReturn:
+    """``python -m carpool.runtime.process.forkserver FD PARENT``: serve the executor at the other end of FD."""
+    exit_with_parent(int(sys.argv[2]), signal.SIGTERM)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    set_process_name("carpool-forksrv")
+    end = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(end.fileno(), False)
+    channel = Channel(end)
+    _warm_up()
+    gc.freeze()  # workers share these pages; a collection would write to all of them
+    with contextlib.suppress(Closed):  # whoever started it may be gone already; the server sees that too
+        channel.send(Alive())
+    try:
+        _Server(channel, end.fileno()).serve()
+    except Exception:  # noqa: BLE001 - told, and then the end
+        traceback.print_exc()
+        os._exit(1)
+    finally:
+        os._exit(0)  # taking torch apart takes seconds
+
+
+if __name__ == "__main__":
+    main()

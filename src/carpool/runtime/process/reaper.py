@@ -1,0 +1,103 @@
+"""Reaper: runs one command and kills all its processes when it ends or the executor dies.
+
+``python -m carpool.runtime.process.reaper FD PARENT GRACE_S CORES -- COMMAND …``: FD is closed by the executor's death at the
+latest, and then everything is killed at once. SIGTERM is passed on to the command, with a kill after the grace. The
+guard adopts whatever the command's processes leave behind (it is their sub-reaper) and kills that too. Its exit code is
+the command's; a command that died by a signal makes it die by the same. The socket that CARPOOL_CHANNEL names is handed
+on to the command, for `carpool.session`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from carpool.runtime.compat.process_lifetime import exit_with_parent, set_process_name
+
+_PR_SET_CHILD_SUBREAPER = 36
+NOT_STARTED = 127
+
+
+def main() -> int:
+    """Guard the command in the arguments."""
+    fd, parent, grace_s, cores = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    command = sys.argv[6:]
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wake, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker)
+    for sign in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(sign, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    exit_with_parent(parent, signal.SIGTERM)
+    set_process_name("carpool-guard")
+    os.set_inheritable(fd, False)
+    if cores:
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    me = os.getpid()
+    channel = int(os.environ["CARPOOL_CHANNEL"]) if "CARPOOL_CHANNEL" in os.environ else None
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=[channel] if channel is not None else [],
+            preexec_fn=lambda: exit_with_parent(me),  # noqa: PLW1509 - there is one thread
+        )
+    except OSError as error:
+        print(f"carpool: {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201 - this is the job's log
+        return NOT_STARTED
+    if channel is not None:
+        os.close(channel)
+    status = _watch(child, fd, wake, grace_s)
+    _kill_all()
+    if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(-status, signal.SIG_DFL) if -status not in {signal.SIGKILL, signal.SIGSTOP} else None
+        os.kill(me, -status)
+    return status
+
+
+def _watch(child: subprocess.Popen[bytes], fd: int, wake: int, grace_s: float) -> int:
+    """Wait until the command has ended, by itself or by us."""
+    deadline: float | None = None
+    while child.poll() is None:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([fd, wake], [], [], left)
+        if fd in ready or left == 0.0:
+            _kill_all()
+            return child.wait()
+        signs = os.read(wake, 64) if wake in ready else b""
+        if signal.SIGTERM in signs and deadline is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGTERM)
+            deadline = time.monotonic() + grace_s
+    return child.returncode
+
+
+def _kill_all() -> None:
+    """Kill every descendant; those of killed ones come to us, so that the loop ends only when there is none."""
+    while children := _children():
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    named = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+    return [int(pid) for pid in named.split()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Profiler: measures throughput, memory and gradient noise of a training in worker processes."""

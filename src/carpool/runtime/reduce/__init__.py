@@ -1,0 +1,1 @@
+"""Gradient reduction across the ranks of a job: shard tree, shared-memory and process-group reducers."""

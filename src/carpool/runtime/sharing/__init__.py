@@ -1,0 +1,1 @@
+"""GPU sharing: MPS lanes, time slicing and detection of foreign processes."""

@@ -1,0 +1,186 @@
+"""MPS daemon: starts, queries and stops NVIDIA's Multi-Process Service for one executor.
+
+The control daemon is a child under a guard (guard.py), so that it and its server end with the executor, whatever ends
+it. Its pipes and logs lie in a private folder with a short name (the pipes are sockets, whose paths have room for 108
+bytes), never where a daemon of the machine's owner would look. Percentages are caps that bind when a client starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from carpool.core.errors import CarpoolError
+from carpool.runtime.compat.process_lifetime import wait_for_exit
+
+CONTROL = "nvidia-cuda-mps-control"
+PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+# The daemon numbers the GPUs it may see anew for its clients, which would then choose by that variable once more: it
+# sees all of them, and every process of ours the ones that are ours.
+_FROM_OUTSIDE = (_PIPES, _LOGS, PERCENTAGE, "CUDA_VISIBLE_DEVICES")
+_START_S = 10.0
+_QUIT_S = 5.0
+_GRACE_S = 2.0
+_numbers = itertools.count(1)
+
+
+class MpsUnavailable(CarpoolError):
+    """There is no service: the reason, for people."""
+
+
+def find_control() -> str:
+    """The control program; `MpsUnavailable` where there is none, or somebody else's service is in use."""
+    if os.environ.get(_PIPES):
+        raise MpsUnavailable(
+            f"{_PIPES} is set: a service from outside is in use, and its shares are not ours to choose"
+        )
+    found = shutil.which(CONTROL)
+    if found is None:
+        raise MpsUnavailable(f"{CONTROL} is not on the PATH (it comes with NVIDIA's driver)")
+    return found
+
+
+def is_mps_error(error: str) -> bool:
+    """Whether an error, in the driver's words, is one of what stands between a client and its GPU."""
+    return "MPS" in error
+
+
+class MpsDaemon:
+    """One control daemon and its folder."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root or Path(tempfile.gettempdir()) / f"carpool-mps-{os.getuid()}"
+        self.folder = self._root / f"{os.getpid()}.{next(_numbers)}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline: int | None = None
+        self._control = ""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the daemon runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def environment(self, percent: int) -> dict[str, str]:
+        """What makes a process a client with at most so many percent of the GPU's multiprocessors."""
+        return {**self._places(), PERCENTAGE: str(percent)}
+
+    async def start(self) -> None:
+        """Start the daemon and wait until clients can come; `MpsUnavailable` if it does not come up."""
+        self._control = find_control()
+        self._make_folder()
+        theirs, self._lifeline = os.pipe()
+        log = os.open(self.folder / "control.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - exec takes a millisecond
+                [
+                    *(sys.executable, "-P", "-m", "carpool.runtime.process.reaper", str(theirs), str(os.getpid())),
+                    *(str(_GRACE_S), "", "--", self._control, "-f"),
+                ],
+                pass_fds=[theirs],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+                process_group=0,
+            )
+        finally:
+            os.close(theirs)
+            os.close(log)
+        if not await self._is_listening():
+            said = (self.folder / "control.log").read_text(errors="replace").strip()[-300:]
+            await self.quit()
+            raise MpsUnavailable(f"{CONTROL} did not come up: {said or f'no answer within {_START_S:.0f} s'}")
+
+    async def quit(self) -> None:
+        """End the daemon: politely, and then whatever is left of it."""
+        if self.is_alive:
+            with contextlib.suppress(OSError, TimeoutError):
+                await asyncio.wait_for(self._say("quit"), _QUIT_S)
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+        if self._process is not None:
+            await wait_for_exit(self._process)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._root.rmdir()  # the last one turns off the light
+
+    def _make_folder(self) -> None:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._root.stat().st_uid != os.getuid():
+            raise MpsUnavailable(f"{self._root} belongs to somebody else")
+        clear_stale(self._root)
+        for name in ("p", "l"):
+            (self.folder / name).mkdir(mode=0o700, parents=True)
+
+    def _places(self) -> dict[str, str]:
+        return {_PIPES: str(self.folder / "p"), _LOGS: str(self.folder / "l")}
+
+    def _environment(self) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name not in _FROM_OUTSIDE} | self._places()
+
+    async def _is_listening(self) -> bool:
+        """Whether its socket appears in time."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _START_S
+        while self.is_alive and loop.time() < deadline:
+            if (self.folder / "p" / "control").exists():
+                return True
+            await asyncio.sleep(0.01)
+        return False
+
+    async def _say(self, words: str) -> None:
+        speaker = subprocess.Popen(  # noqa: ASYNC220 - as above
+            [self._control],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=self._environment(),
+        )
+        assert speaker.stdin is not None
+        try:
+            speaker.stdin.write(f"{words}\n".encode())
+            speaker.stdin.close()
+            await wait_for_exit(speaker)
+        finally:
+            if speaker.poll() is None:
+                speaker.kill()
+                speaker.wait()
+
+
+def clear_stale(root: Path) -> list[int]:
+    """End what executors left behind that could not even be guarded, and remove their folders; the pids ended."""
+    ended = []
+    for folder in root.iterdir() if root.is_dir() else []:
+        owner = folder.name.partition(".")[0]
+        if not owner.isdecimal() or Path(f"/proc/{owner}").exists():
+            continue
+        for pid in _served_from(folder):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                ended.append(pid)
+        shutil.rmtree(folder, ignore_errors=True)
+    return ended
+
+
+def _served_from(folder: Path) -> list[int]:
+    """Daemons and servers whose pipes lie in a folder."""
+    wanted = f"{_PIPES}={folder / 'p'}".encode()
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):
+            is_ours = (process / "comm").read_text().startswith(CONTROL[:11])
+            if is_ours and wanted in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return found

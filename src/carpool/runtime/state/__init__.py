@@ -1,0 +1,1 @@
+"""Training state outside the device: checkpoints on disk and mirrors in shared memory."""

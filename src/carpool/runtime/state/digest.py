@@ -1,0 +1,79 @@
+"""Model digest: a hash that is equal for models whose state is bitwise equal."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from carpool.core.errors import InputError
+
+_SMALL_BYTES = 1 << 20  # that are taken as they are
+_COLUMNS = 4096
+
+
+def digest(model: nn.Module) -> str:
+    """Sha256 over ``state_dict()`` sorted by key; buffers count, the optimizer does not.
+
+    Each entry is its name, a zero byte, dtype (``float32``), shape (``(10, 64)``) and its bytes, contiguous and
+    little-endian.
+    """
+    total = hashlib.sha256()
+    for name, value in _entries(model):
+        total.update(_header(name, value))
+        total.update(tensor_bytes(value))
+    return total.hexdigest()
+
+
+@torch.no_grad()
+def fingerprint(model: nn.Module) -> str:
+    """Like `digest`, but of sums where tensors are large: several times as fast, and on a GPU nothing is brought over.
+
+    The bytes of a tensor are laid out as 64-bit numbers in rows of 4096; the sums of all rows and of all columns,
+    modulo 2⁶⁴, do not depend on who adds in which order, and differ where elements have changed or changed places. It
+    tells apart what chance makes unlike; it is no proof against intent.
+    """
+    total = hashlib.sha256()
+    for name, value in _entries(model):
+        total.update(_header(name, value))
+        for piece in _sums(value) if value.nbytes > _SMALL_BYTES else (value,):
+            total.update(tensor_bytes(piece))
+    return total.hexdigest()
+
+
+def _entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, value in sorted(model.state_dict().items()):
+        if not isinstance(value, Tensor):
+            raise InputError(f"{name!r} in the model's state_dict is a {type(value).__name__}, not a tensor")
+        yield name, value
+
+
+def _header(name: str, value: Tensor) -> bytes:
+    kind = str(value.dtype).removeprefix("torch.")
+    return f"{name}\0{kind}{tuple(value.shape)}".encode()
+
+
+def _sums(value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of columns and of rows, and what is left over of the bytes."""
+    raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    if raw.storage_offset() % 8:
+        raw = raw.clone()
+    end = raw.numel() // (8 * _COLUMNS) * 8 * _COLUMNS
+    table = raw[:end].view(torch.int64).view(-1, _COLUMNS)
+    if table.is_cuda:
+        return table.sum(0), table.sum(1), raw[end:]
+    numbers = table.numpy()  # one thread of NumPy's is as quick as several of torch's that wait for each other
+    return torch.from_numpy(numbers.sum(0)), torch.from_numpy(numbers.sum(1)), raw[end:]
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The elements of a tensor, contiguous and little-endian."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    raw = flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+    if sys.byteorder == "big":
+        width = flat.element_size() // (2 if flat.is_complex() else 1)
+        raw = raw.view(-1, width).flip(1).contiguous().view(-1)
+    return raw.numpy().data

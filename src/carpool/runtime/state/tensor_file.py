@@ -1,0 +1,160 @@
+"""Tensor file: plain values and tensors, checksummed, versioned and free of code.
+
+    "CARPOOL1"  8 bytes
+    length of the header, 8 bytes, little-endian
+    header: JSON {"schema", "tree", "tensors": [[dtype, shape, offset], …]}
+    tensors: little-endian bytes, each at a multiple of 64
+    sha256 of all before it, 32 bytes
+
+Values that JSON has no word for are lists whose first item names them: ``["tensor", 3]``, ``["tuple", […]]``.
+Pickle is not used, because loading a pickle runs whatever code it names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from carpool.runtime.errors import CheckpointError
+from carpool.runtime.state.digest import tensor_bytes
+
+SCHEMA = 1
+_MAGIC = b"CARPOOL1"
+_HEAD = struct.Struct("<8sQ")
+_ALIGN = 64
+_DIGEST_BYTES = 32
+_MAPPINGS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
+_ROWS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
+
+
+class StateParts(NamedTuple):
+    """A value taken apart: its header, and the tensors whose bytes follow it. Nothing but the tensors is live."""
+
+    header: bytes
+    tensors: list[Tensor]
+
+    @classmethod
+    def of(cls, value: Any) -> StateParts:
+        """The parts of a value."""
+        tensors: list[Tensor] = []
+        tree = _encode(value, "", tensors)
+        rows, offset = [], 0
+        for tensor in tensors:
+            rows.append([str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset])
+            offset += _padded(tensor.numel() * tensor.element_size())
+        header = json.dumps({"schema": SCHEMA, "tree": tree, "tensors": rows}).encode()
+        return cls(header + b" " * (_padded(len(header) + _HEAD.size) - len(header) - _HEAD.size), tensors)
+
+    def unchecked(self) -> Iterator[bytes | memoryview]:
+        """The file, chunk by chunk, with zeros for its checksum."""
+        yield from self._chunks()
+        yield bytes(_DIGEST_BYTES)
+
+    def checked(self) -> Iterator[bytes | memoryview]:
+        """The file, chunk by chunk."""
+        total = hashlib.sha256()
+        for chunk in self._chunks():
+            total.update(chunk)
+            yield chunk
+        yield total.digest()
+
+    def _chunks(self) -> Iterator[bytes | memoryview]:
+        yield _HEAD.pack(_MAGIC, len(self.header))
+        yield self.header
+        for tensor in self.tensors:
+            raw = tensor_bytes(tensor)
+            yield raw
+            yield bytes(_padded(len(raw)) - len(raw))
+
+
+def pack(value: Any) -> Iterator[bytes | memoryview]:
+    """The file that holds a value, chunk by chunk."""
+    return StateParts.of(value).checked()
+
+
+def unpack(content: bytes | bytearray | memoryview, where: str, *, checked: bool = True) -> Any:
+    """The value that a file holds; ``where`` names the file in errors."""
+    if len(content) < _HEAD.size + _DIGEST_BYTES:
+        raise CheckpointError(f"{where}: {len(content)} bytes are no checkpoint; it was cut off")
+    view = memoryview(content)
+    magic, length = _HEAD.unpack_from(view)
+    if magic != _MAGIC:
+        raise CheckpointError(f"{where}: not a checkpoint of carpool; it begins with {magic!r}")
+    body = view[:-_DIGEST_BYTES]
+    if checked and hashlib.sha256(body).digest() != view[-_DIGEST_BYTES:]:
+        raise CheckpointError(f"{where}: the checksum does not match; the file is damaged or was cut off")
+    header = json.loads(bytes(body[_HEAD.size : _HEAD.size + length]))
+    if header["schema"] != SCHEMA:
+        raise CheckpointError(
+            f"{where}: written with schema {header['schema']}; this version of carpool reads {SCHEMA}. Update carpool."
+        )
+    data = body[_HEAD.size + length :]
+    return _decode(header["tree"], [_tensor(row, data) for row in header["tensors"]])
+
+
+def _tensor(row: list[Any], data: memoryview) -> Tensor:
+    name, shape, offset = row
+    dtype = getattr(torch, name)
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    raw = bytearray(data[offset : offset + count * dtype.itemsize])
+    return torch.frombuffer(raw, dtype=dtype).reshape(shape)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def _encode(value: Any, path: str, tensors: list[Tensor]) -> Any:
+    if value is None or type(value) in {bool, int, float, str}:
+        return value
+    if isinstance(value, Tensor):
+        tensors.append(value.detach())
+        return ["tensor", len(tensors) - 1]
+    if isinstance(value, np.generic):
+        return _encode(value.item(), path, tensors)
+    if isinstance(value, np.ndarray):
+        return ["array", _encode(torch.from_numpy(np.ascontiguousarray(value)), path, tensors)]
+    if isinstance(value, torch.dtype):
+        return ["dtype", str(value).removeprefix("torch.")]
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
+    if isinstance(value, Mapping):
+        kind = type(value).__name__
+        items = [[_encode(k, path, tensors), _encode(v, f"{path}.{k}", tensors)] for k, v in value.items()]
+        return [kind if kind in _MAPPINGS else "dict", items]
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        kind = type(value).__name__
+        rows = [_encode(item, f"{path}[{index}]", tensors) for index, item in enumerate(value)]
+        return [kind if kind in _ROWS else "tuple" if isinstance(value, tuple) else "list", rows]
+    raise CheckpointError(
+        f"{path.removeprefix('.') or 'the state'} is a {type(value).__name__}; checkpoints hold tensors, numbers, "
+        "strings, lists and dicts. Let its state_dict() return only those."
+    )
+
+
+def _decode(value: Any, tensors: list[Tensor]) -> Any:
+    if not isinstance(value, list):
+        return value
+    kind, content = value
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "array":
+        return _decode(content, tensors).numpy()
+    if kind == "dtype":
+        return getattr(torch, content)
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    if kind in _MAPPINGS:
+        return _MAPPINGS[kind]({_decode(key, tensors): _decode(item, tensors) for key, item in content})
+    return _ROWS[kind]([_decode(item, tensors) for item in content])

@@ -1,0 +1,1 @@
+"""Daemon: the scheduling loop, its bootstrap and crash recovery, and its background tasks."""

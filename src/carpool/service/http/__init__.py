@@ -1,0 +1,1 @@
+"""HTTP server: FastAPI routes, authentication, request limits, event streams and metrics."""

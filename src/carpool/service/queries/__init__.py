@@ -1,0 +1,1 @@
+"""Read side of the daemon: views, event log, allocation history and forecasts."""

@@ -1,0 +1,183 @@
+"""Accept log: an append-only file of checksummed, chained lines; the second copy of the journal.
+
+SQLite drops a damaged part of its write-ahead log, and all that follows it, without a word. This log is written in the
+same commit. A line is ``CRC PREV NUMBER BODY``: the checksum covers the rest of the line, PREV is the checksum of the
+line before, so a line that was altered, cut, moved or left out is seen as such, and every other line is still good.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+_FORM = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9]+) (.+)", re.DOTALL)
+_BEGIN = re.compile(rb"[0-9a-f]{8} ([0-9a-f]{8}) [0-9]+ \{")
+_START = 0  # what the first line gives as the checksum before it
+
+
+class LogLine(NamedTuple):
+    """One accepted thing: its number, its text, its checksum and the one before it."""
+
+    number: int
+    body: str
+    crc: int
+    before: int
+
+    @classmethod
+    def after(cls, before: int, number: int, body: str) -> LogLine:
+        """The line that follows one with the checksum `before`."""
+        return cls(number, body, checksum(before, number, body), before)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the checksum fits."""
+        return self.crc == checksum(self.before, self.number, self.body)
+
+
+class CorruptRegion(NamedTuple):
+    """What stands in a log and is no sound line."""
+
+    after: int  # number of the sound line before it; -1 where there is none
+    text: bytes
+
+
+class LogContents(NamedTuple):
+    """What a log holds."""
+
+    lines: Mapping[int, LogLine]  # that are sound, by number
+    damaged: tuple[CorruptRegion, ...]
+    cut: bool  # whether the file ends in the middle of a line
+    is_ended: bool  # whether more lines can be added to it
+
+
+def checksum(before: int, number: int, body: str) -> int:
+    """CRC-32 over the chain so far and this line."""
+    return crc32(f"{before:08x} {number} {body}".encode("ascii"))
+
+
+def read_log(content: bytes) -> LogContents:
+    """The sound lines of a log, and what else is in it."""
+    lines: dict[int, LogLine] = {}
+    damaged: list[CorruptRegion] = []
+    last = -1
+    *pieces, rest = content.split(b"\n")
+    *ended, tail = _parted(rest)
+    parts = [*(part for piece in pieces for part in _parted(piece)), *ended]
+    for piece in parts:
+        line = parse_line(piece)
+        if line is None:
+            damaged.append(CorruptRegion(last, piece))
+        else:
+            lines[line.number] = line
+            last = line.number
+    line = parse_line(tail) or parse_line(tail[:-1])  # it may be whole but for its end
+    if line is not None:
+        lines[line.number] = line
+    return LogContents(
+        lines, tuple(damaged), cut=bool(tail) and line is None, is_ended=not tail and len(parts) == len(pieces)
+    )
+
+
+def _parted(piece: bytes) -> list[bytes]:
+    """A piece, or the lines in it where the ends of some were altered: the line behind knows the checksum of each."""
+    parts = []
+    while (found := next((each for each in _BEGIN.finditer(piece, 1) if each[1] == piece[:8]), None)) is not None:
+        parts.append(piece[: found.start() - 1])
+        piece = piece[found.start() :]
+    return [*parts, piece]
+
+
+def parse_line(piece: bytes) -> LogLine | None:
+    """The line that a piece of a log is; None where its form or its checksum does not fit."""
+    found = _FORM.fullmatch(piece)
+    if found is None or not piece.isascii():
+        return None
+    crc, before, number, body = (part.decode("ascii") for part in found.groups())
+    line = LogLine(int(number), body, int(crc, 16), int(before, 16))
+    return line if line.is_sound else None
+
+
+class AcceptLog:
+    """The log as it is written: lines are on the disk when `add` returns, or, where that fails, not in it at all."""
+
+    def __init__(self, stream: FileIO, last_crc: int) -> None:
+        self._stream = stream
+        self._size = stream.seek(0, os.SEEK_END)
+        self.last_crc = last_crc
+
+    @classmethod
+    def write_anew(cls, path: Path, lines: Iterable[LogLine]) -> AcceptLog:
+        """A log that holds exactly these lines, in the place of whatever was there; that stays where this fails."""
+        fresh = path.with_suffix(".new")
+        written = list(lines)
+        stream = FileIO(fresh, "ab")
+        try:
+            stream.truncate(0)
+            _write_all(stream, b"".join(map(_text, written)))
+            os.fsync(stream.fileno())
+            fresh.replace(path)
+        except BaseException:
+            stream.close()
+            fresh.unlink(missing_ok=True)  # it takes room that others need
+            raise
+        fsync_folder(path.parent)
+        return cls(stream, written[-1].crc if written else _START)
+
+    @classmethod
+    def extend(cls, path: Path, last_crc: int) -> AcceptLog:
+        """Go on with a log that is sound to its end, which is a line with this checksum."""
+        return cls(FileIO(path, "ab"), last_crc)
+
+    def add(self, lines: Sequence[LogLine]) -> None:
+        """Write lines that follow the last one; they are on the disk when this returns."""
+        size, last_crc = self._size, self.last_crc
+        text = b"".join(map(_text, lines))
+        try:
+            for line in lines:
+                assert line.before == self.last_crc, "every line vouches for the one before it"
+                self.last_crc = line.crc
+            self._size += _write_all(self._stream, text)
+            os.fdatasync(self._stream.fileno())
+        except BaseException:
+            self.rewind(size, last_crc)
+            raise
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """Where `rewind` may come back to: the size, and the last checksum."""
+        return self._size, self.last_crc
+
+    def rewind(self, size: int, last_crc: int) -> None:
+        """Take back what was added since the log ended here."""
+        os.ftruncate(self._stream.fileno(), size)
+        self._size, self.last_crc = size, last_crc
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._stream.close()
+
+
+def _write_all(stream: FileIO, text: bytes) -> int:
+    """All of it, in as many calls as it takes: a full disk may take a part."""
+    written = 0
+    while written < len(text):
+        written += stream.write(text[written:])
+    return written
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make new names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _text(line: LogLine) -> bytes:
+    return f"{line.crc:08x} {line.before:08x} {line.number} {line.body}\n".encode("ascii")

@@ -1,0 +1,187 @@
+"""Integrity check of a store: reads both copies, sets aside an unreadable database, reports lost records."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from carpool.core.errors import JournalError
+from carpool.core.model import JobId
+from carpool.service.store.accept_log import LogContents, LogLine, fsync_folder, read_log
+from carpool.service.store.database import MIGRATIONS, Database
+
+_BEFORE = re.compile(rb'\{"before":(\[[^\]]*\])')
+_QUOTED = re.compile(rb'"([A-Za-z0-9][\w.\-]*)"')
+_NAME = re.compile(rb'"JobSubmitted","spec":\{"id":"([A-Za-z0-9][\w.\-]*)"|"([A-Za-z0-9][\w.\-]*)":\{"program":')
+
+
+class LostRecord(NamedTuple):
+    """A record that neither copy has any more; the jobs that were submitted in it, as far as they can be told."""
+
+    number: int
+    jobs: tuple[JobId, ...]
+
+
+class IntegrityReport(NamedTuple):
+    """What was found amiss when a store was opened, and what was done about it."""
+
+    from_log: tuple[int, ...] = ()  # records the database had lost
+    from_database: tuple[int, ...] = ()  # records the log had lost
+    lost: tuple[LostRecord, ...] = ()
+    set_aside: Path | None = None  # a database that could not be read
+    cut: bool = False  # the log ended in the middle of a line, which was never acknowledged
+    header_lost: bool = False
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing that was acknowledged is gone."""
+        return not self.lost and not self.header_lost
+
+    def tell(self) -> tuple[str, ...]:
+        """Each finding as a sentence; none where all was as it should be."""
+        told = []
+        if self.set_aside is not None:
+            told.append(f"The database could not be read; it was set aside as {self.set_aside.name} and built anew.")
+        if self.from_log:
+            told.append(f"Records {_runs(self.from_log)} were missing in the database; the log had them.")
+        if self.from_database:
+            told.append(f"Records {_runs(self.from_database)} were damaged in the log; the database had them.")
+        if self.cut:
+            told.append("The log ended in the middle of a line; it was never acknowledged and is dropped.")
+        if self.header_lost:
+            told.append("What the journal is about was lost; the settings of this start take its place.")
+        for number, jobs in self.lost:
+            names = " and ".join(repr(str(job)) for job in jobs) if jobs else "no job that can be named"
+            told.append(f"Record {number} is lost: damaged in the log and in the database. It accepted {names}.")
+        return tuple(told)
+
+
+def find_lost_records(lines: Mapping[int, LogLine], first: int, reading: LogContents) -> tuple[LostRecord, ...]:
+    """Every record from `first` on that neither copy has, with its jobs: the line after it names them, or its remains.
+
+    `lines` are those of both copies together. Behind the last of them a loss shows only by its remains in the log.
+    """
+    last = max(lines)
+    gone = [number for number in range(max(1, first), last) if number not in lines]
+    logged = max(reading.lines, default=-1)
+    behind = [remains for remains in reading.damaged if remains.after == logged]
+    gone += range(last + 1, last + 1 + len(behind[max(0, last - logged) :]))
+    return tuple(LostRecord(number, _jobs_of(number, lines, reading)) for number in gone)
+
+
+def _jobs_of(number: int, lines: Mapping[int, LogLine], reading: LogContents) -> tuple[JobId, ...]:
+    """The jobs that a lost record accepted: the line behind it knows, or what can be read of both is told."""
+    if number + 1 in lines:
+        return accepted_before(lines[number + 1])
+    own, behind = _remains(reading, number), _BEFORE.search(_remains(reading, number + 1))
+    names = [found[1] or found[2] for found in _NAME.finditer(own)]  # each stands there twice
+    names += [] if behind is None else _QUOTED.findall(behind[1])
+    return tuple(JobId(name.decode("ascii")) for name in dict.fromkeys(names))
+
+
+def accepted_before(line: LogLine) -> tuple[JobId, ...]:
+    """The jobs that the line before this one accepted."""
+    return tuple(map(JobId, json.loads(line.body).get("before", ())))
+
+
+def _remains(reading: LogContents, number: int) -> bytes:
+    """What is left of a line in the log, found by where it stands: behind the sound line before it."""
+    before = max((sound for sound in reading.lines if sound < number), default=-1)
+    texts = [remains.text for remains in reading.damaged if remains.after == before]
+    place = number - before - 1
+    return texts[place] if place < len(texts) else b""
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Ascending numbers as text: 3, 5–9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
+_FARTHEST = 1000  # a higher version is damage: there will never be so many
+
+
+class StoreContents(NamedTuple):
+    """Everything that is there."""
+
+    database: Database  # one to go on with
+    rows: Mapping[int, LogLine]  # sound ones of the database
+    reading: LogContents  # of the log
+    set_aside: Path | None  # a database that could not be read
+
+    @property
+    def lines(self) -> dict[int, LogLine]:
+        """All sound lines, by number."""
+        return {**self.rows, **self.reading.lines}
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was there."""
+        return not self.lines and not self.reading.damaged and self.set_aside is None
+
+
+def read_store(path: Path, log: Path) -> StoreContents:
+    """Look at the database and the log of a store; JournalError where a newer version of carpool wrote it."""
+    reading = read_log(log.read_bytes() if log.is_file() else b"")
+    database, rows, set_aside = _open_database(path, reading)
+    return StoreContents(database, rows, reading, set_aside)
+
+
+def _open_database(path: Path, reading: LogContents) -> tuple[Database, dict[int, LogLine], Path | None]:
+    """The database and its sound lines; a damaged one is set aside and a new one begun with what could be read."""
+    rows: dict[int, LogLine] = {}
+    try:
+        database = Database(path)
+        try:
+            if _is_readable(database, reading, rows):
+                return database, rows, None
+        except BaseException:
+            database.close()
+            raise
+        database.close()
+    except (sqlite3.Error, UnicodeDecodeError):  # the latter where SQLite quotes damage in its own error
+        pass
+    aside = _set_aside(path)
+    database = Database(path)
+    database.add(rows.values())
+    return database, rows, aside
+
+
+def _is_readable(database: Database, reading: LogContents, rows: dict[int, LogLine]) -> bool:
+    """Read the sound lines into `rows`; whether the database is one to go on with."""
+    _refuse_newer(database, reading)
+    for line in database.lines():
+        if line.is_sound:
+            rows[line.number] = line
+    return database.version <= len(MIGRATIONS) and database.is_sound and not database.is_locked_by_damage
+
+
+def _refuse_newer(database: Database, reading: LogContents) -> None:
+    """JournalError for a store of a newer carpool, unless the log says that the number in the database is damage."""
+    logged = json.loads(reading.lines[0].body).get("store", 0) if 0 in reading.lines else database.version
+    if len(MIGRATIONS) < min(database.version, logged) <= _FARTHEST:
+        raise JournalError(
+            f"the store is of version {database.version}, this carpool reads up to {len(MIGRATIONS)}. "
+            "Start the newer carpool, or restore an older backup."
+        )
+
+
+def _set_aside(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    for suffix in ("", "-wal", "-shm"):
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.replace(aside.with_name(aside.name + suffix))
+    fsync_folder(path.parent)
+    return aside

@@ -1,0 +1,41 @@
+"""What a job's account says while facts about it come in, late ones too."""
+
+from carpool.backends.job_accounting import JobAccount, JobAccounting
+from carpool.core.messages import Change, Fact, JobPaused, JobResumed, JobSubmitted, Planned, ProgressReported, Record
+from carpool.core.model import Allocation, JobId, JobSpec
+
+JOB = JobId("a")
+
+
+def kept(*records: Record) -> JobAccount:
+    """The account of a job that got a device at once, after these records."""
+    ledger = JobAccounting()
+    given = Planned("it is the only one", (Change(JOB, Allocation.of(0)),))
+    for record in (Record(0.0, [JobSubmitted(JobSpec(JOB))], given), *records):
+        ledger.record(record)
+    return ledger.accounts[JOB]
+
+
+def progress(done: float) -> Fact:
+    return ProgressReported(JOB, generation=1, done=done, rate=30.0)
+
+
+def test_a_running_job_has_the_rate_that_was_reported() -> None:
+    account = kept(Record(1.0, [progress(30.0)]))
+    assert (account.done, account.rate) == (30.0, 30.0)
+
+
+def test_a_report_that_comes_after_a_job_was_taken_off_gives_it_no_rate() -> None:
+    taken = Planned("another goes first", (Change(JOB, None),))
+    account = kept(Record(1.0, [progress(30.0)]), Record(2.0, [], taken), Record(2.1, [progress(61.0)]))
+    assert (account.done, account.rate) == (61.0, 0.0)
+
+
+def test_a_report_that_comes_after_a_pause_gives_no_rate_either() -> None:
+    account = kept(Record(1.0, [JobPaused(JOB)]), Record(1.1, [progress(31.0)]))
+    assert (account.done, account.rate) == (31.0, 0.0)
+
+
+def test_the_story_tells_of_pauses() -> None:
+    account = kept(Record(1.0, [JobPaused(JOB)]), Record(5.0, [JobResumed(JOB)]))
+    assert account.story == [(1.0, "was paused by its user"), (5.0, "was resumed by its user")]

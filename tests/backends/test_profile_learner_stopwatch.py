@@ -1,0 +1,141 @@
+"""What a run shows of its jobs, added up from records alone."""
+
+import pytest
+
+from carpool.backends.profile_learner import StepSetting, StepTimeObserver, StepTimes
+from carpool.core.messages import (
+    AssignApplied,
+    Change,
+    Fact,
+    JobFinished,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    Planned,
+    ProgressReported,
+    Record,
+)
+from carpool.core.model import Allocation, JobId, JobSpec, Kind, NodeId
+from carpool.core.topology import Cluster, Placement
+from carpool.predictors.profiles.profile import Costs
+
+A, B = JobId("a"), JobId("b")
+ONE = Placement(((Kind("cpu1"), 1),))
+
+
+def submitted(job: JobId) -> Fact:
+    return JobSubmitted(JobSpec(job, model=f"{job}.py:main"))
+
+
+def report(job: JobId, done: float) -> Fact:
+    return ProgressReported(job, 1, done, 1.0)
+
+
+class Story:
+    """Records in the hands of a stopwatch."""
+
+    def __init__(self) -> None:
+        self.watch = StepTimeObserver(Cluster.build([(1, 2, "cpu1")]))
+        self.at(0.0, submitted(A), submitted(B))
+
+    def at(self, at: float, *facts: Fact, **given: Allocation | None) -> None:
+        changes = tuple(Change(JobId(job), allocation) for job, allocation in given.items())
+        self.watch.record(Record(at, facts, Planned("", changes, (1.0,) * len(changes)) if changes else None))
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+def test_the_cost_of_a_start_and_an_end_is_what_steps_do_not_take(story: Story) -> None:
+    story.at(1.0, a=Allocation.of(0))
+    story.at(1.5, AssignApplied(A, 1, 0.0))
+    story.at(4.0, report(A, 1.0))
+    story.at(6.0, report(A, 21.0))
+    story.at(7.0, report(A, 31.0))
+    story.watch.ended(A, 36)
+    story.at(8.0, JobFinished(A, 1))
+    (timed,) = story.watch.timed(A).values()
+    assert (timed.steps, timed.step_s) == pytest.approx((30.0, 0.1))
+    start_s, resize_s, end_s = story.watch.costs(A)
+    assert (start_s, end_s) == pytest.approx((2.9, 0.5))
+    assert resize_s is None
+
+
+def test_a_job_that_moves_loses_only_the_time_in_which_it_made_no_steps(story: Story) -> None:
+    story.at(0.0, a=Allocation.of(0))
+    story.at(1.0, AssignApplied(A, 1, 0.0), report(A, 1.0))
+    story.at(2.0, report(A, 2.0))
+    story.at(2.0, a=Allocation.of(0, 1))
+    story.at(5.0, AssignApplied(A, 2, 4.0))  # it went on for two steps of a second
+    story.at(6.5, report(A, 5.0))  # and this one takes half a second
+    story.at(7.0, report(A, 6.0))
+    story.at(7.0, a=Allocation.of(0, 1, fraction=0.5))  # the same devices: no move
+    story.at(9.0, report(A, 7.0))
+    assert story.watch.costs(A) == Costs(0.0, 2.0, None)
+    two = Placement(((Kind("cpu1"), 2),))
+    assert {setting: timed.seconds for setting, timed in story.watch.timed(A).items()} == {
+        StepSetting(ONE): 1.0,
+        StepSetting(two): 0.5,
+    }
+
+
+def test_what_runs_beside_another_is_kept_apart_and_no_interval_spans_the_change(story: Story) -> None:
+    half = Allocation.of(0, fraction=0.5)
+    story.at(0.0, a=half)
+    for at in (1.0, 2.0):
+        story.at(at, report(A, at))
+    story.at(2.5, b=half)
+    for at, done in ((3.0, 2.7), (4.0, 3.2), (5.0, 3.7)):
+        story.at(at, report(A, done))
+    shared = Placement(((Kind("cpu1"), 1),), 0.5)
+    timed = story.watch.timed(A)
+    assert timed[StepSetting(shared)].seconds == 1.0
+    beside = timed[StepSetting(shared, ("b.py:main",))]
+    assert (beside.seconds, beside.step_s) == pytest.approx((2.0, 2.0))
+
+
+def test_while_one_is_measured_alone_nothing_is_learned_of_those_that_stand_still(story: Story) -> None:
+    half = Allocation.of(0, fraction=0.5)
+    story.at(0.0, a=half, b=half)
+    story.at(1.0, report(A, 1.0), report(B, 1.0))
+    story.at(4.0, ProgressReported(A, 1, 9.0, 4.0, alone=True))
+    story.at(5.0, report(A, 10.0), report(B, 2.0))
+    story.at(6.0, report(A, 11.0), report(B, 3.0))
+    assert [timed.seconds for timed in story.watch.timed(A).values()] == [2.0]
+    assert [timed.seconds for timed in story.watch.timed(B).values()] == [1.0]
+
+
+def test_a_lost_node_ends_what_ran_there_and_a_new_one_can_be_used(story: Story) -> None:
+    story.at(0.0, a=Allocation.of(0))
+    story.at(1.0, report(A, 1.0))
+    story.at(2.0, NodeLost(NodeId(0)), NodeJoined("again", (("cpu2", 1, 0),)))
+    story.at(3.0, a=Allocation.of(2))
+    story.at(4.0, report(A, 2.0))
+    story.at(5.0, report(A, 3.0))
+    assert [setting.placement.groups for setting in story.watch.timed(A)] == [((Kind("cpu2"), 1),)]
+
+
+def test_the_spread_is_that_of_single_steps() -> None:
+    timed = StepTimes()
+    timed.add(4, 4.0)
+    assert timed.spread_s == 0.0
+    timed.add(4, 8.0)
+    assert (timed.step_s, timed.spread_s) == pytest.approx((1.5, 2.0**0.5))
+
+
+def test_nothing_is_known_of_a_job_that_never_ran(story: Story) -> None:
+    assert story.watch.timed(B) == {}
+    assert story.watch.costs(JobId("c")) == Costs()
+
+
+def test_of_a_job_that_ends_before_its_second_report_the_last_steps_count(story: Story) -> None:
+    story.at(0.0, a=Allocation.of(0))
+    story.at(1.0, AssignApplied(A, 1, 0.0), report(A, 1.0))
+    story.watch.ended(A, 11)
+    story.at(3.0, JobFinished(A, 1))
+    (timed,) = story.watch.timed(A).values()
+    assert (timed.steps, timed.seconds) == (10.0, 2.0)
+    assert story.watch.costs(A).start_s == pytest.approx(0.8)
+    assert story.watch.costs(A).end_s is None

@@ -1,0 +1,59 @@
+"""The pages behind the daemon's door: who is not signed in is shown where to, and pages elsewhere cannot act."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
+
+from carpool.cli.support.serve_app import where
+from carpool.dashboard.routes import mount
+from carpool.service.config import read_settings
+from carpool.service.http.auth_middleware import principal_of
+from carpool.service.transport import listen_tcp
+from tests.support.http_rig import BASE, GENEROUS, open_http
+
+PAGE = {"Accept": "text/html"}
+
+
+def test_pages_are_behind_the_door(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with open_http(tmp_path) as at:
+            app: Any = at.app
+            mount(app, at.desk.clerk, principal_of, streams=app.state.streams)
+            await at["ada"].post("/v1/jobs", json=at.body("a"))
+            browser = at["nobody"]
+            away = await browser.get("/jobs", headers=PAGE)
+            assert (away.status_code, away.headers["location"]) == (303, "/sign-in?next=/jobs")
+            assert (await browser.get("/jobs?panel=jobs")).status_code == 401, "not a panel that says so"
+            token = at["ada"].headers["Authorization"].removeprefix("Bearer ")
+            await browser.post("/sign-in", data={"token": token}, headers={"Origin": BASE})
+            shown = await browser.get("/jobs", headers=PAGE)
+            assert (shown.status_code, 'href="/jobs/a"' in shown.text) == (200, True)
+            forged = await browser.post("/wish/cancel", data={"job": "a"}, headers={"Origin": "http://evil.example"})
+            assert forged.status_code == 403
+            assert (await at["ada"].get("/v1/jobs/a")).json()["phase"] == "running"
+
+    asyncio.run(play())
+
+
+def test_pages_that_follow_count_as_streams(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with open_http(tmp_path, limits=replace(GENEROUS, streams=0)) as at:
+            app: Any = at.app
+            mount(app, at.desk.clerk, principal_of, streams=app.state.streams)
+            refused = await at["ada"].get("/dashboard/events")
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+
+    asyncio.run(play())
+
+
+def test_where_it_listens_is_said_with_what_that_takes(tmp_path: Path) -> None:
+    settings = read_settings({"HOME": str(tmp_path), "CARPOOL_HOST": "0.0.0.0"})
+    assert where(settings, None) == f"unix:{settings.socket}"
+    with listen_tcp("127.0.0.1", 0) as tcp:
+        assert "every request needs a token, and what is sent is not encrypted" in where(settings, tcp)

@@ -1,0 +1,65 @@
+"""The verb demo: simulated, and the real one on a pretended machine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from carpool.backends.local import ExecutorPort
+from carpool.cli.main import run
+from carpool.cli.verbs.demo_runs import JOBS, demo_jobs, show_live_demo
+from carpool.core.model import JobId
+from carpool.jobs.devices import LocalDevice, parse_devices
+from carpool.runtime.executor.reports import Outcome, Report
+from tests.support.fake_executor import FakeExecutor
+
+TWO = parse_devices("cpu:2", cores=(0, 1), gpus=())
+
+
+def test_the_simulated_one_leaves_a_page_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo", "--simulated", "--out", str(tmp_path / "shown"), "--jobs", "60"]) == 0
+    assert {path.name for path in (tmp_path / "shown").iterdir()} == {"demo.csv", "demo.html", "demo.svg"}
+    printed = capsys.readouterr().out
+    assert "60/60" in printed
+
+
+async def start(devices: Sequence[LocalDevice], state: Path) -> ExecutorPort:
+    return FakeExecutor(dict.fromkeys(JOBS, 10), at_once=True)
+
+
+def test_the_real_one_compares_and_leaves_timelines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):  # a second demo takes the place of the first
+        assert show_live_demo(tmp_path, TWO, start, quiet=True) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("identical, bit for bit") == 8
+    assert "one after another" in printed
+    svg = (tmp_path / "demo.svg").read_text(encoding="utf-8")
+    assert all(word in svg for word in ("one after another", "shared", "cpu:1", *JOBS))
+    assert "shared" in (tmp_path / "demo.html").read_text(encoding="utf-8")
+
+
+class Careless(FakeExecutor):
+    """Trains one job to other weights."""
+
+    def say(self, report: Report) -> None:
+        if isinstance(report, Outcome) and report.job == "cnn":
+            report = Outcome(JobId("cnn"), 10, 1, 0.1, {}, "another digest")
+        super().say(report)
+
+
+def test_other_weights_are_told_and_are_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def first_well(devices: Sequence[LocalDevice], state: Path) -> ExecutorPort:
+        kind = FakeExecutor if state.name == "one-after-another" else Careless
+        return kind(dict.fromkeys(JOBS, 10), at_once=True)
+
+    assert show_live_demo(tmp_path, TWO, first_well, quiet=True) == 1
+    assert capsys.readouterr().out.count("DIFFERENT") == 1
+
+
+@pytest.mark.parametrize(("devices", "shards", "widest"), [(1, 2, 1), (2, 2, 2), (3, 4, 3), (4, 4, 4), (16, 8, 8)])
+def test_jobs_may_use_what_their_shards_allow(devices: int, shards: int, widest: int) -> None:
+    for rigid in (True, False):
+        for spec, program in demo_jobs(devices, rigid=rigid):
+            assert program.shards == shards
+            assert (spec.narrowest, spec.widest) == (widest if rigid else 1, widest)
+    assert [spec.after for spec, _ in demo_jobs(devices, rigid=True)] == [(), ("mlp",), ("cnn",), ("resnet",)]

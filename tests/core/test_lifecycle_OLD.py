@@ -1,0 +1,212 @@
+"""What users change at run time is folded, obeyed, told and recovered; and another policy takes over what it finds."""
+
+from __future__ import annotations
+
+import json
+from math import nan
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.backends.job_accounting import JobAccounting
+from carpool.core.errors import InputError, UnknownName
+from carpool.core.job_history import job_history
+from carpool.core.journal import record_from_json, record_to_json
+from carpool.core.messages import (
+    Assign,
+    Fact,
+    JobCancelled,
+    JobFinished,
+    JobSubmitted,
+    LimitsChanged,
+    PolicyChanged,
+    Record,
+    Release,
+    WeightChanged,
+)
+from carpool.core.metrics import Metrics
+from carpool.core.model import Allocation, JobId, JobSpec, Phase
+from carpool.core.scheduler import Scheduler
+from carpool.core.state.state_snapshot import StateSnapshot, snapshot_from_json, snapshot_to_json
+from carpool.core.topology import Cluster
+from carpool.policies.registry import parse_policy
+from carpool.service.queries.allocation_history import AllocationHistory
+from carpool.testing.rig import FakeBackend, check_books
+
+CLUSTER = Cluster.build([(1, 4, "V100")])
+A, B, C = JobId("a"), JobId("b"), JobId("c")
+
+
+class Desk:
+    """A scheduler that can change its policy, its records, and a backend that answers at once."""
+
+    def __init__(self, policy: str = "wsrtf") -> None:
+        self.records: list[Record] = []
+        self.metrics, self.ledger, self.spans = Metrics(CLUSTER), JobAccounting(), AllocationHistory(CLUSTER)
+        self.backend = FakeBackend(answers_at_once=True)
+        followers = (self, self.metrics, self.ledger, self.spans)
+        self.scheduler = Scheduler(CLUSTER, parse_policy(policy), observers=followers, find_policy=parse_policy)
+
+    def record(self, record: Record) -> None:
+        self.records.append(record)
+
+    def say(self, at: float, *facts: Fact) -> list[Any]:
+        orders: list[Any] = self.scheduler.handle(at, facts)
+        answers = self.backend.apply(at, orders)
+        if answers:
+            self.scheduler.handle(at, answers)
+        check_books(self.scheduler)
+        return orders
+
+    def holds(self, job: JobId) -> Allocation | None:
+        return self.scheduler.jobs[job].desired
+
+
+def stands(scheduler: Scheduler) -> StateSnapshot:
+    """Where everything stands, but for when a policy was last asked that had nothing to say: no record tells."""
+    return scheduler.balance()._replace(planned_at=None, wake_at=None)
+
+
+def spec(job: JobId, devices: int = 4, work: float = 100.0, **fields: Any) -> JobSubmitted:
+    return JobSubmitted(JobSpec(job, devices, work, **fields))
+
+
+def test_a_heavier_job_comes_first_from_then_on() -> None:
+    desk = Desk("wsrtf")
+    desk.say(0.0, spec(A), spec(B, work=110.0))
+    assert desk.holds(A) is not None
+    desk.say(1.0, WeightChanged(B, 5.0))
+    assert (desk.holds(A), desk.scheduler.jobs[B].spec.weight) == (None, 5.0)
+    assert desk.holds(B) is not None
+    assert desk.ledger.accounts[B].spec.weight == 5.0
+    desk.say(50.0, JobFinished(B, desk.scheduler.jobs[B].generation))
+    assert list(desk.metrics.weights) == [5.0]
+    assert "was given weight 5 by its user" in [words for _, words in job_history(desk.records, B)]
+
+
+def test_who_holds_more_than_it_may_leaves_and_gets_what_it_may() -> None:
+    desk = Desk("elastic")
+    desk.say(0.0, spec(A, 1, min_devices=1, max_devices=4))
+    before = desk.scheduler.jobs[A]
+    assert before.desired == Allocation.of(0, 1, 2, 3)
+    orders = desk.say(1.0, LimitsChanged(A, 1, 2))
+    assert orders == [Release(A, before.generation + 1), Assign(A, Allocation.of(0, 1), before.generation + 2)]
+    assert (desk.scheduler.jobs[A].spec.narrowest, desk.scheduler.jobs[A].spec.widest) == (1, 2)
+    told = [words for _, words in job_history(desk.records, A)]
+    assert "may have 1 to 2 devices from now on, says its user" in told
+
+
+def test_who_no_longer_fits_waits_and_everybody_who_follows_knows() -> None:
+    desk = Desk("fifo")
+    desk.say(0.0, spec(A, 2), spec(B, 2))
+    desk.say(1.0, LimitsChanged(A, 3, 4))
+    assert desk.scheduler.jobs[A].phase is Phase.WAITING
+    assert desk.scheduler.jobs[A].spec.devices == 3
+    account = desk.ledger.accounts[A]
+    assert (account.phase, account.held, account.held_s) == (Phase.WAITING, None, 1.0)
+    assert [span.until for span in desk.spans.between(0.0, 9.0) if span.job == A] == [1.0, 1.0]
+    assert desk.metrics.device_s == 2.0
+    desk.say(2.0, JobFinished(B, desk.scheduler.jobs[B].generation))
+    assert desk.holds(A) == Allocation.of(0, 1, 2)
+
+
+def test_who_holds_what_it_still_may_stays() -> None:
+    desk = Desk("fifo")
+    desk.say(0.0, spec(A, 2))
+    assert desk.say(1.0, LimitsChanged(A, 1, 2)) == []
+    assert desk.holds(A) == Allocation.of(0, 1)
+
+
+@pytest.mark.parametrize(
+    "fact", [WeightChanged(A, 0.0), WeightChanged(A, nan), LimitsChanged(A, 0, 2), LimitsChanged(A, 3, 2)]
+)
+def test_what_no_job_can_have_is_refused_and_changes_nothing(fact: Fact) -> None:
+    desk = Desk("fifo")
+    desk.say(0.0, spec(A, 2))
+    num_records = len(desk.records)
+    with pytest.raises(InputError):
+        desk.say(1.0, fact)
+    assert len(desk.records) == num_records
+
+
+def test_a_change_to_a_job_that_is_over_is_ignored() -> None:
+    desk = Desk("fifo")
+    desk.say(0.0, spec(A), JobCancelled(A))
+    desk.say(1.0, WeightChanged(A, 2.0), LimitsChanged(A, 1, 1))
+    assert desk.records[-1].ignored == [WeightChanged(A, 2.0), LimitsChanged(A, 1, 1)]
+
+
+def test_another_policy_decides_from_then_on() -> None:
+    desk = Desk("fifo")
+    desk.say(0.0, spec(A, 4, 100.0), spec(B, 4, 50.0), spec(C, 4, 10.0))
+    desk.say(1.0, PolicyChanged("srtf"))
+    assert desk.holds(C) is not None, "the shortest"
+    assert desk.scheduler.policy_text == "srtf"
+    assert type(desk.scheduler.policy) is type(parse_policy("srtf"))
+    desk.say(2.0, PolicyChanged("fifo"))
+    assert desk.holds(C) is not None, "fifo moves nobody"
+    desk.say(3.0, JobFinished(C, desk.scheduler.jobs[C].generation))
+    assert desk.holds(A) is not None, "and goes by arrival again"
+
+
+def test_a_policy_that_shares_nothing_may_follow_one_that_does() -> None:
+    desk = Desk("mps-equal:slots=2")
+    desk.say(0.0, *[spec(JobId(f"j{n}"), 1) for n in range(8)])
+    assert desk.scheduler.num_running == 8
+    desk.say(1.0, PolicyChanged("fifo"))
+    assert (desk.scheduler.num_running, desk.scheduler.num_waiting) == (4, 4), "whole devices from then on"
+    again = Scheduler(CLUSTER, parse_policy("fifo"))
+    again.recover(desk.records)
+    assert stands(again) == stands(desk.scheduler)
+    opened = Scheduler(CLUSTER, parse_policy("fifo"))
+    opened.reopen(snapshot_from_json(json.loads(json.dumps(snapshot_to_json(desk.scheduler.balance())))))
+    assert stands(opened) == stands(desk.scheduler)
+
+
+def test_a_policy_that_there_is_not_is_refused() -> None:
+    desk = Desk("fifo")
+    with pytest.raises(UnknownName):
+        desk.say(0.0, PolicyChanged("fivo"))
+    with pytest.raises(InputError, match="cannot take the place"):
+        Scheduler(CLUSTER, parse_policy("fifo")).handle(0.0, [PolicyChanged("srtf")])
+
+
+JOBS = st.sampled_from([A, B, C])
+HAPPENINGS = st.one_of(
+    st.builds(lambda job, devices, work: ("submit", job, devices, work), JOBS, st.integers(1, 4), st.integers(1, 50)),
+    st.builds(WeightChanged, JOBS, st.sampled_from([0.5, 1.0, 4.0])),
+    st.builds(
+        lambda job, least, more: LimitsChanged(job, least, least + more), JOBS, st.integers(1, 4), st.integers(0, 3)
+    ),
+    st.sampled_from(["fifo", "srtf", "wsrtf", "las", "mps-equal", "elastic"]).map(PolicyChanged),
+    JOBS.map(JobCancelled),
+)
+
+
+@given(st.lists(HAPPENINGS, max_size=14), st.integers(0, 13))
+def test_recovery_asks_no_policy_and_comes_to_the_same(happenings: list[Any], cut: int) -> None:
+    desk = Desk("fifo")
+    balance, behind = None, 0
+    for at, what in enumerate(happenings):
+        if isinstance(what, tuple):
+            _, job, devices, work = what
+            if job in desk.scheduler.jobs or desk.scheduler.outcome(job) is not None:
+                continue
+            what = spec(job, devices, float(work))
+        desk.say(float(at), what)
+        if at == cut:
+            balance, behind = desk.scheduler.balance(), len(desk.records)
+    policy = parse_policy(desk.scheduler.policy_text or "fifo")
+    records = [record_from_json(json.loads(json.dumps(record_to_json(record)))) for record in desk.records]
+    again = Scheduler(CLUSTER, policy)
+    again.recover(records)
+    check_books(again)
+    assert stands(again) == stands(desk.scheduler)
+    if balance is not None:
+        opened = Scheduler(CLUSTER, policy)
+        opened.reopen(balance)
+        opened.recover(records[behind:])
+        check_books(opened)
+        assert stands(opened)._replace(running=()) == stands(desk.scheduler)._replace(running=())

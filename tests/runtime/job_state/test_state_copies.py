@@ -1,0 +1,38 @@
+"""When a running job's state is mirrored."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from carpool.runtime.job_state.actions import Send
+from carpool.runtime.job_state.state_copies import StateCopies
+from carpool.runtime.job_state.types import JobOptions
+from carpool.runtime.process.protocol import Publish
+
+
+def times_of_mirrors(took_s: float, until: float) -> list[float]:
+    """When mirrors begin, if each takes so long."""
+    safe = StateCopies(JobOptions(mirror_s=2.0), ())
+    safe.begin(0.0)
+    found: list[float] = []
+    for tick in range(int(until * 10)):
+        at = tick / 10
+        if safe.is_publishing and at >= found[-1] + took_s:
+            safe.published(at, 1, tick)
+        actions = safe.due(at, tick + 1, 1)
+        if any(isinstance(action, Send) and isinstance(action.message, Publish) for action in actions):
+            found.append(at)
+    return found
+
+
+def test_small_states_are_mirrored_as_often_as_asked() -> None:
+    found = times_of_mirrors(0.0, 20.0)  # the clock ticks every tenth, so each seems to take one
+    assert all(later - earlier <= 2.7 for earlier, later in pairwise(found))
+    assert len(found) >= 7
+
+
+def test_large_states_are_mirrored_less_often_so_that_the_job_gets_on() -> None:
+    first, second, third = times_of_mirrors(0.8, 50.0)
+    assert first == 2.0
+    assert second - first > 15.0
+    assert third - second > 15.0

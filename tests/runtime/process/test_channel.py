@@ -1,0 +1,232 @@
+"""Messages arrive whole, in order and with their descriptors, however the bytes come."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.runtime.process.channel import AsyncChannel, Channel, Closed, ProtocolError, close_all, encode, pair
+from carpool.runtime.process.protocol import Alive, Contributed, Grant, Message, WorkerFailed
+from carpool.runtime.process.shared_memory import new_memory_file
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def ends() -> Any:
+    one, other = pair()
+    with one, other:
+        yield one, other
+
+
+def content(fd: int) -> bytes:
+    text = os.pread(fd, 100, 0)
+    os.close(fd)
+    return text
+
+
+def memory(text: bytes) -> int:
+    fd = new_memory_file("test")
+    os.pwrite(fd, text, 0)
+    return fd
+
+
+def within(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(work, PATIENCE_S))
+
+
+def test_descriptors_stay_with_their_messages(ends: Any) -> None:
+    one, other = Channel(ends[0]), Channel(ends[1])
+    first, second, third = memory(b"first"), memory(b"second"), memory(b"third")
+    one.send(Alive())
+    one.send(Grant(1), [first])
+    one.send(Grant(2))
+    one.send(Grant(3), [second, third])
+    close_all([first, second, third])
+    said = [other.receive(PATIENCE_S) for _ in range(4)]
+    found = [(each.message, [content(fd) for fd in each.fds]) for each in said if each]
+    assert found == [(Alive(), []), (Grant(1), [b"first"]), (Grant(2), []), (Grant(3), [b"second", b"third"])]
+
+
+def test_received_descriptors_are_not_inherited(ends: Any) -> None:
+    one, other = Channel(ends[0]), Channel(ends[1])
+    fd = memory(b"")
+    one.send(Alive(), [fd])
+    received = other.receive(PATIENCE_S)
+    assert received is not None
+    assert not os.get_inheritable(received.fds[0])
+    close_all([fd, *received.fds])
+
+
+@given(st.lists(st.integers(0, 200_000), min_size=1, max_size=6), st.integers(1, 5000))
+def test_lines_may_come_in_any_pieces(lengths: list[int], cut: int) -> None:
+    messages: list[Message] = [WorkerFailed("user", "x" * length, step) for step, length in enumerate(lengths)]
+    data = b"".join(map(encode, messages))
+    with_pieces = [data[at : at + cut * 37] for at in range(0, len(data), cut * 37)]
+    raw, end = pair()
+    with raw, end:
+        channel = Channel(end)
+        sender = threading.Thread(target=lambda: deque(map(raw.sendall, with_pieces)))
+        sender.start()
+        received = [channel.receive(PATIENCE_S) for _ in messages]
+        sender.join()
+    assert [each.message for each in received if each] == messages
+
+
+def test_nothing_there_is_seen_at_once_and_waited_for_in_vain(ends: Any) -> None:
+    one, other = Channel(ends[0]), Channel(ends[1])
+    assert not other.poll()
+    assert other.receive(0.0) is None
+    one.send(Alive())
+    one.send(Alive())
+    assert other.poll()
+    other.receive(PATIENCE_S)
+    assert other.poll(), "the second message was read together with the first and must not be forgotten"
+    other.receive(PATIENCE_S)
+    assert not other.poll()
+
+
+def test_half_a_line_is_no_message(ends: Any) -> None:
+    other = Channel(ends[1])
+    ends[0].sendall(encode(Alive())[:5])
+    assert other.receive(0.01) is None
+    ends[0].sendall(encode(Alive())[5:])
+    received = other.receive(PATIENCE_S)
+    assert received is not None
+    assert received.message == Alive()
+
+
+def test_the_end_comes_after_what_was_said_before_it(ends: Any) -> None:
+    one, other = Channel(ends[0]), Channel(ends[1])
+    one.send(Grant(7))
+    one.close()
+    assert other.poll()
+    received = other.receive(PATIENCE_S)
+    assert received is not None
+    assert received.message == Grant(7)
+    assert other.poll()
+    with pytest.raises(Closed):
+        other.receive(PATIENCE_S)
+    with pytest.raises(Closed):
+        other.send(Alive())
+
+
+def test_what_is_no_message_is_refused(ends: Any) -> None:
+    other = Channel(ends[1])
+    ends[0].sendall(b"{}\n")
+    with pytest.raises(ProtocolError):
+        other.receive(PATIENCE_S)
+    ends[0].sendall(b'1 {"say":"Alive"}\n')
+    with pytest.raises(ProtocolError, match="1 descriptors belong"):
+        other.receive(PATIENCE_S)
+
+
+def test_threads_may_send_side_by_side(ends: Any) -> None:
+    one, other = Channel(ends[0]), Channel(ends[1])
+    long = "x" * 50_000
+
+    def say(kind: str) -> None:
+        for step in range(20):
+            one.send(WorkerFailed(kind, long, step))
+
+    threads = [threading.Thread(target=say, args=(kind,)) for kind in "abc"]
+    for thread in threads:
+        thread.start()
+    heard = [other.receive(PATIENCE_S) for _ in range(60)]
+    for thread in threads:
+        thread.join()
+    steps: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    for received in heard:
+        assert received is not None
+        assert isinstance(received.message, WorkerFailed)
+        steps[received.message.kind].append(received.message.step)
+    assert steps == {kind: list(range(20)) for kind in "abc"}
+
+
+def test_an_executor_sends_without_waiting_and_may_close_its_descriptors_at_once() -> None:
+    async def work() -> None:
+        ours, theirs = pair()
+        channel = AsyncChannel(ours)
+        for number in range(100):  # far more than the socket holds
+            fd = memory(b"%d" % number)
+            channel.send(WorkerFailed("user", "x" * 10_000, number), [fd])
+            os.close(fd)
+        reader = Channel(theirs)
+        for number in range(100):
+            received = await asyncio.to_thread(reader.receive, PATIENCE_S)
+            assert received is not None
+            assert isinstance(received.message, WorkerFailed)
+            assert (received.message.step, content(received.fds[0])) == (number, b"%d" % number)
+        reader.close()
+        with pytest.raises(Closed):
+            await channel.receive()
+        channel.send(Alive())  # to nobody
+        channel.close()
+
+    within(work())
+
+
+@pytest.mark.parametrize("end_first", [True, False])
+def test_an_executor_hears_messages_and_then_the_end(end_first: bool) -> None:
+    async def work() -> list[Message]:
+        ours, theirs = pair()
+        channel, worker = AsyncChannel(ours), Channel(theirs)
+        fd = memory(b"beside")
+        waiting = asyncio.create_task(channel.receive())
+        await asyncio.sleep(0)
+        worker.send(Contributed(1, 2, 0.25, 36))
+        heard = [(await waiting).message]
+        worker.send(Alive(), [fd])
+        if end_first:
+            worker.close()
+        received = await channel.receive()
+        heard.append(received.message)
+        assert content(received.fds[0]) == b"beside"
+        worker.close()
+        with pytest.raises(Closed):
+            await channel.receive()
+        channel.close()
+        channel.close()
+        os.close(fd)
+        return heard
+
+    assert within(work()) == [Contributed(1, 2, 0.25, 36), Alive()]
+
+
+def test_closing_ends_a_wait() -> None:
+    async def work() -> None:
+        ours, theirs = pair()
+        with theirs:
+            channel = AsyncChannel(ours)
+            waiting = asyncio.create_task(channel.receive())
+            await asyncio.sleep(0)
+            channel.close()
+            with pytest.raises(Closed):
+                await waiting
+
+    within(work())
+
+
+@pytest.mark.parametrize("make", [Channel, lambda end: end], ids=["channel", "socket"])
+def test_descriptors_that_nobody_took_are_closed(make: Callable[[socket.socket], Any]) -> None:
+    one, other = pair()
+    reader, writer = os.pipe()
+    Channel(one).send(Alive())
+    Channel(one).send(Grant(1), [writer])
+    os.close(writer)
+    held = make(other)
+    if isinstance(held, Channel):
+        held.receive(PATIENCE_S)  # reads both
+    held.close()
+    one.close()
+    assert os.read(reader, 1) == b"", "somebody still holds the other end of the pipe"
+    os.close(reader)

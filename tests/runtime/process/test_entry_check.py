@@ -1,0 +1,132 @@
+"""Entries are called before anything starts: what they raise, return and print, and what takes too long."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from carpool.core.model import JobId, JobSpec
+from carpool.jobs.job_file import ListedJob
+from carpool.jobs.program import Program
+from carpool.runtime.process.entry_check import EntryCheckResult, EntryChecks, call_entries
+
+ENTRIES = """
+import os, sys
+import torch
+from carpool import Stop, Training
+from carpool.runtime.data.datasets import synthetic
+
+
+def net(batch=16, norm=False):
+    print("printed by an entry")
+    data = synthetic((8,), classes=4, size=64)
+    layers = [torch.nn.Linear(8, 4), *([torch.nn.BatchNorm1d(4)] if norm else [])]
+    model = torch.nn.Sequential(*layers)
+    return Training(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        dataset=data.train,
+        loss=lambda model, batch: model(batch[0]).sum(),
+        batch_size=batch,
+        stop=Stop(steps=1),
+    )
+
+
+def raises():
+    raise ValueError("no such thing")
+
+
+def leaves():
+    sys.exit("not today")
+
+
+def wants():
+    assert os.environ["WANTED"] == "here" and os.getcwd() == os.environ["THERE"]
+    return net()
+
+
+def leaves_somebody():
+    import subprocess
+    started = subprocess.Popen(["sleep", "321"])
+    open("somebody", "w").write(str(started.pid))
+    return net()
+
+
+def dies():
+    os._exit(1)
+
+
+def waits():
+    import signal
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with entries."""
+    (tmp_path / "train.py").write_text(ENTRIES, encoding="utf-8")
+    return tmp_path
+
+
+def tried(folder: Path, patience_s: float = 60.0, **programs: Program) -> EntryCheckResult:
+    """What comes of the entries of some jobs."""
+    jobs = [ListedJob(JobSpec(JobId(name)), program) for name, program in programs.items()]
+    return asyncio.run(call_entries(jobs, patience_s))
+
+
+def program(folder: Path, name: str = "net", **more: object) -> Program:
+    return Program(entry=f"train.py:{name}", folder=str(folder), **more)  # type: ignore[arg-type]
+
+
+def is_asleep(pid: str) -> bool:
+    try:
+        return b"sleep" in (Path("/proc") / pid / "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_what_is_wrong_is_told_of_each_job_and_nothing_is_printed(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = tried(
+        folder,
+        fine=program(folder),
+        raises=program(folder, "raises"),
+        leaves=program(folder, "leaves"),
+        large=program(folder, args={"batch": 100}),
+        larger=program(folder, batch_size=200),
+        parted=program(folder, args={"norm": True}, exact=True, shards=16),
+        wants=program(folder, "wants", environment={"WANTED": "here", "THERE": str(folder)}),
+        somebody=program(folder, "leaves_somebody"),
+        shell=Program(command=("false",)),
+    )
+    assert found.untried == ()
+    assert found.problems.keys() == {"raises", "leaves", "large", "larger", "parted"}
+    words = {str(job): problem for job, problem in found.problems.items()}
+    assert words["raises"] == "train.py:raises: raised ValueError: no such thing (train.py, line 24)"
+    assert "not today" in words["leaves"]
+    assert "batch_size is 100; the data holds 64 samples" in words["large"]
+    assert words["larger"] == "batch size 200; the data holds 64 samples. Set batch to less."
+    assert "shards" in words["parted"]
+    assert capfd.readouterr() == ("", "")
+    somebody, until = (folder / "somebody").read_text(encoding="ascii"), time.monotonic() + 30.0
+    while is_asleep(somebody):
+        assert time.monotonic() < until, "what an entry starts goes with it"
+        os.sched_yield()
+
+
+def test_further_jobs_of_an_entry_wait_for_one_of_each_and_are_called_only_early(folder: Path) -> None:
+    first, second, other = program(folder), program(folder, args={"batch": 8}), program(folder, "raises")
+    calls = EntryChecks({"a": first, "b": second, "c": other, "d": second})
+    assert [calls.next(is_early=False) for _ in range(3)] == [("a", first), ("c", other), None]
+    assert [calls.next(is_early=True) for _ in range(3)] == [("b", second), ("d", second), None]
+
+
+def test_who_dies_or_takes_too_long_is_left_to_its_job(folder: Path) -> None:
+    found = tried(folder, 3.0, dies=program(folder, "dies"), waits=program(folder, "waits"))
+    assert (found.problems, found.untried) == ({}, ("dies", "waits"))
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+    assert not [pid for pid in children if Path(f"/proc/{pid}/comm").read_text().startswith("carpool-check")]

@@ -1,0 +1,127 @@
+"""The reducer between nodes, with real processes: the bits of one process, and a new epoch when a peer is killed."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+from multiprocessing.context import ForkServerContext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+from torch.nn.functional import cross_entropy
+
+import carpool
+from carpool.runtime.data.datasets import TensorData
+from carpool.runtime.engine.trainer import Trainer
+from carpool.runtime.reduce.process_group_reducer import PeerLost, ProcessGroupReducer, open_group
+from carpool.runtime.reduce.shm_layout import Owners
+from carpool.runtime.state.digest import digest
+
+PATIENCE_S = 60.0
+STEPS = 5
+DIES_AT = 2  # steps done when the last rank is killed
+
+
+def trainer(*, exact: bool) -> Trainer:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+    training = carpool.Training(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        dataset=TensorData(torch.randn(100, 6), torch.randint(0, 3, (100,))),
+        loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
+        batch_size=36,
+        stop=carpool.Stop(steps=STEPS),
+    )
+    return Trainer(training, exact=exact)
+
+
+def owned(sizes: tuple[int, ...]) -> Owners:
+    return tuple(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
+
+
+def member(rank: int, port: int, epochs: list[tuple[int, ...]], exact: bool, dies: bool, gone: Any, said: Any) -> None:
+    """One rank: makes steps until all are made, in the next epoch when a peer is lost; says what it has learned."""
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    trained = trainer(exact=exact)
+    losses = 0
+    for epoch, sizes in enumerate(epochs):
+        is_last = epoch == len(epochs) - 1
+        group = open_group(store, epoch, rank, len(sizes), timeout_s=PATIENCE_S)
+        told = (lambda: False) if is_last else gone.is_set
+        reducer = ProcessGroupReducer(group, rank, owned(sizes), trained.layout, exact=exact, interrupted=told)
+        try:
+            while not trained.stopped:
+                if dies and trained.cursor.step == DIES_AT:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                parts = () if exact else tuple(1 for _ in sizes)
+                step = trained.begin(parts)
+                reducer.write(step, trained.contribute(step, range(*owned(sizes)[rank])))
+                trained.advance(step, trained.apply(step, reducer.total(step)))
+        except PeerLost:
+            losses += 1
+        del reducer, group
+    said.put((rank, losses, digest(trained.training.model)))
+
+
+@pytest.fixture(scope="module")
+def context() -> ForkServerContext:
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(["torch._dynamo", "carpool.runtime.engine.trainer"])  # what every member would import
+    return made
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def learned(
+    context: ForkServerContext, store: TCPStore, epochs: list[tuple[int, ...]], *, exact: bool
+) -> list[tuple[int, int, str]]:
+    """What the surviving ranks say, by rank; with several epochs the last rank of the first one is killed."""
+    said, gone = context.SimpleQueue(), context.Event()
+    first, last = len(epochs[0]), len(epochs[-1])
+    members = [
+        context.Process(target=member, args=(rank, store.port, epochs, exact, rank >= last, gone, said), daemon=True)
+        for rank in range(first)
+    ]
+    for process in members:
+        process.start()
+    try:
+        for process in members[last:]:
+            process.join(PATIENCE_S)
+            assert process.exitcode == -signal.SIGKILL
+        gone.set()
+        for process in members[:last]:
+            process.join(PATIENCE_S)
+            assert process.exitcode == 0
+        return sorted(said.get() for _ in range(last))
+    finally:
+        for process in members:
+            process.kill()
+
+
+def alone(*, exact: bool) -> Trainer:
+    trained = trainer(exact=exact)
+    for _ in trained.steps():
+        pass
+    return trained
+
+
+def test_exact_mode_gives_the_bits_of_one_process_and_goes_on_when_a_peer_is_killed(
+    context: ForkServerContext, store: TCPStore
+) -> None:
+    expected = digest(alone(exact=True).training.model)
+    assert learned(context, store, [(3, 3, 2), (4, 4)], exact=True) == [(0, 1, expected), (1, 1, expected)]
+
+
+def test_default_mode_gives_all_ranks_the_same(context: ForkServerContext, store: TCPStore) -> None:
+    (_, _, first), (_, _, second) = learned(context, store, [(1, 1)], exact=False)
+    assert first == second

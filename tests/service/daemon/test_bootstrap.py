@@ -1,0 +1,395 @@
+"""A daemon is killed again and again: its jobs end once, with the weights they would have had anyway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from carpool.backends.local import DurableExecutorPort
+from carpool.core.errors import InputError
+from carpool.core.messages import Fact, JobResumed, NodeLost, PolicyChanged, WeightChanged
+from carpool.core.model import JobId, Kind
+from carpool.core.topology import Placement
+from carpool.jobs.devices import parse_devices
+from carpool.jobs.job_file import ListedJob, read_jobs
+from carpool.runtime.executor.client import ExecutorOptions, ExecutorSocket
+from carpool.runtime.executor.job_folder import JobFolder
+from carpool.runtime.worker.entry_loader import load_training
+from carpool.service.auth import Principal, Role
+from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
+from carpool.service.service import SchedulerService
+from carpool.service.store.accept_log import LogLine
+from carpool.service.store.store import Store
+from carpool.testing.reference import plain_loop
+from tests.support.daemon_crash import (
+    SLOW_TRAINING,
+    CrashingDaemon,
+    check_journal,
+    kill_after,
+    outcomes,
+    read,
+    steps_made,
+)
+
+ENTRY = SLOW_TRAINING
+
+
+def write_jobs(folder: Path, count: int, **args: object) -> Path:
+    (folder / "jobs.py").write_text(ENTRY, encoding="utf-8")
+    lines = []
+    for number in range(count):
+        given = ", ".join(f"{key} = {value}" for key, value in {"seed": number, **args}.items())
+        lines.append(f'[[job]]\nname = "job-{number}"\nentry = "jobs.py:tiny"\nargs = {{ {given} }}\n')
+    path = folder / "jobs.toml"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> CrashingDaemon:
+    return CrashingDaemon(tmp_path / "state", write_jobs(tmp_path, 3), mark=f"house-{tmp_path}")
+
+
+def test_killed_and_started_again_all_jobs_end_once_and_no_step_is_made_twice(
+    victim: CrashingDaemon, tmp_path: Path
+) -> None:
+    chance = random.Random(5)
+    for _ in range(2):
+        assert kill_after(victim.start(), chance.randrange(4, 9))
+    assert not kill_after(victim.start(), 10**9)
+    assert victim.left_behind() == {}
+    entries = read(victim.state)
+    jobs = [JobId(f"job-{number}") for number in range(3)]
+    check_journal(entries, jobs)
+    assert max(entry.mark.epoch for entry in entries) == 3
+    assert len({entry.mark.life for entry in entries if entry.mark.life}) == 1, "one executor outlived all daemons"
+    found = outcomes(entries)
+    for number, job in enumerate(jobs):
+        training = load_training("jobs.py:tiny", {"seed": number, "step_s": 0.0}, folder=tmp_path)
+        assert found[job].digest == plain_loop(training).digest
+        assert steps_made(victim.state, job) == dict.fromkeys(range(1, 61), 1)
+
+
+PATIENCE_S = 90.0
+POLICY = """
+from dataclasses import dataclass
+from carpool.policies.baselines.nonpreemptive import Fifo
+
+
+@dataclass(frozen=True, slots=True)
+class Mine(Fifo):
+    pass
+"""
+ADMIN = Principal("root", Role.ADMIN)
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path, *, leave_running: bool = False, policy: str = "", devices: str = "cpu:2", days: float = 0.0
+) -> AsyncIterator[DaemonInstance]:
+    """A daemon at work, which is stopped in the end."""
+    options = ExecutorOptions(mirror_s=0.2, grace_s=0.5, tick_s=0.02, orphan_s=60.0)
+    house = DaemonInstance.open(
+        DaemonOptions(folder, tuple(parse_devices(devices)), "1", policy, "fifo", options, checkpoint_days=days)
+    )
+    try:
+        await house.start()
+        running = asyncio.create_task(house.run())
+        try:
+            yield house
+        finally:
+            house.stop(leave_running=leave_running)
+            await running
+    finally:
+        house.close()
+
+
+async def until(house: DaemonInstance, found: Callable[[], bool]) -> None:
+    """Follow the feed until something holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        async for _ in house.followers.chronicle.feed.listen(0):
+            if found():
+                return
+
+
+def steps(house: DaemonInstance, job: str) -> float:
+    return house.followers.ledger.accounts[JobId(job)].done
+
+
+def lives(state: Path) -> list[int]:
+    found = [entry.mark.life for entry in read(state) if entry.mark.life]
+    return list(dict.fromkeys(found))
+
+
+def test_executors_that_die_handovers_and_other_devices_change_no_weight(tmp_path: Path) -> None:
+    jobs = read_jobs(write_jobs(tmp_path, 3)).jobs
+    state, mine = tmp_path / "state", tmp_path / "mine.py"
+    mine.write_text(POLICY)
+
+    async def first() -> None:
+        async with opened(state, leave_running=True) as house:
+            with pytest.raises(InputError, match="another daemon is going on in it"):
+                DaemonInstance.open(house.setup)
+            await house.daemon.submit(jobs)
+            await until(house, lambda: steps(house, "job-0") >= 2)
+            os.kill(int((state / "executor" / "executor.pid").read_text()), signal.SIGKILL)
+            await house.daemon.wish(WeightChanged(JobId("job-2"), 3.0))
+            life = house.store.mark.life
+            await until(house, lambda: house.store.mark.life > life and steps(house, "job-0") >= 2)
+
+    async def second() -> None:
+        async with opened(state, leave_running=True, policy=f"{mine}:Mine") as house:
+            clerk = SchedulerService(house.premises, house.recovered.notes)
+            assert house.told == []
+            assert clerk.job(ADMIN, "job-2").weight == 3.0
+            assert clerk.summary(ADMIN).policy == f"{mine}:Mine"
+
+    async def third() -> None:
+        async with opened(state, devices="cpu:1") as house:
+            assert [words.split(" ")[:2] for words in house.told] == [["The", "policy"], ["The", "executor"]]
+            assert (house.policy_text, len(house.names)) == ("fifo", 1)
+            await until(house, lambda: not house.scheduler.jobs)
+            assert [view.what for view in SchedulerService(house.premises).jobs(ADMIN).jobs] == ["jobs.py:tiny"] * 3
+
+    asyncio.run(first())
+    assert len(lives(state)) == 2, "one was killed, another took its place"
+    asyncio.run(second())
+    assert len(lives(state)) == 2, "and was claimed by the next daemon"
+    mine.unlink()
+    asyncio.run(third())
+    assert len(lives(state)) == 3, "which left it to one with other devices"
+    entries = read(state)
+    check_journal(entries, [spec.id for spec, _ in jobs])
+    changes = [fact.policy for entry in entries for fact in entry.record.facts if isinstance(fact, PolicyChanged)]
+    assert changes == [f"{mine}:Mine", "fifo"]
+    found = outcomes(entries)
+    for number, (spec, _) in enumerate(jobs):
+        training = load_training("jobs.py:tiny", {"seed": number, "step_s": 0.0}, folder=tmp_path)
+        assert found[spec.id].digest == plain_loop(training).digest
+
+
+FAILS = """
+from dataclasses import dataclass
+from carpool.policies.baselines.nonpreemptive import Fifo
+
+
+@dataclass(frozen=True)
+class Mine(Fifo):
+    def plan(self, view):
+        if len(view.jobs) > 1:
+            raise LookupError("too many")
+        return super().plan(view)
+"""
+
+
+def test_a_policy_that_fails_ends_no_daemon_and_decides_for_none_that_comes_after(tmp_path: Path) -> None:
+    jobs = read_jobs(write_jobs(tmp_path, 3)).jobs
+    state, mine = tmp_path / "state", tmp_path / "mine.py"
+    mine.write_text(FAILS)
+    fault = "policy Mine failed: LookupError: too many (mine.py, line 10)"
+
+    async def first() -> None:
+        async with opened(state, leave_running=True, policy=f"{mine}:Mine") as house:
+            await house.daemon.submit(jobs[:1])
+            await until(house, lambda: steps(house, "job-0") >= 2)
+            assert house.policy_text == f"{mine}:Mine"
+            await house.daemon.submit(jobs[1:])
+            assert (house.policy_text, house.scheduler.policy_fault) == ("fifo", fault)
+            await until(house, lambda: steps(house, "job-1") >= 2)
+
+    async def second() -> None:
+        async with opened(state) as house:
+            assert house.told == []
+            assert (house.policy_text, house.scheduler.policy_fault) == ("fifo", fault)
+            await until(house, lambda: not house.scheduler.jobs)
+
+    asyncio.run(first())
+    asyncio.run(second())
+    assert len(lives(state)) == 1
+    entries = read(state)
+    check_journal(entries, [spec.id for spec, _ in jobs])
+    found = outcomes(entries)
+    for number, (spec, _) in enumerate(jobs):
+        training = load_training("jobs.py:tiny", {"seed": number, "step_s": 0.0}, folder=tmp_path)
+        assert found[spec.id].digest == plain_loop(training).digest
+        assert steps_made(state, spec.id) == dict.fromkeys(range(1, 61), 1)
+
+
+def test_a_daemon_that_died_while_it_replaced_an_executor_leaves_no_step_counted_twice(tmp_path: Path) -> None:
+    jobs = read_jobs(write_jobs(tmp_path, 1)).jobs
+    state = tmp_path / "state"
+
+    async def play() -> None:
+        async with opened(state, leave_running=True) as house:
+            await house.daemon.submit(jobs)
+            await until(house, lambda: steps(house, "job-0") >= 2)
+        await ExecutorSocket(state / "executor").evict()
+        died = DaemonInstance.open(house.setup)
+        try:
+            await (await died._started()).leave()  # it comes so far, and no further
+        finally:
+            died.close()
+        async with opened(state) as house:
+            assert house.told == []
+            await until(house, lambda: not house.scheduler.jobs)
+
+    asyncio.run(play())
+    assert len(lives(state)) == 2
+    entries = read(state)
+    check_journal(entries, [spec.id for spec, _ in jobs])
+    losses = [number for number, entry in enumerate(entries) if any(map(_is_loss, entry.record.facts))]
+    assert [entries[number].mark.life > entries[number - 1].mark.life for number in losses] == [True]
+
+
+def _is_loss(fact: object) -> bool:
+    return isinstance(fact, NodeLost)
+
+
+def test_what_was_learned_of_a_training_is_known_to_the_next_daemon(tmp_path: Path) -> None:
+    (job,) = read_jobs(write_jobs(tmp_path, 1)).jobs
+    state, one = tmp_path / "state", Placement(((Kind("cpu1"), 1),))
+
+    async def first() -> None:
+        async with opened(state) as house:
+            await house.daemon.submit([job])
+            await until(house, lambda: not house.scheduler.jobs)
+
+    asyncio.run(first())
+    again = ListedJob(replace(job.spec, id=JobId("again")), job.program)
+    house = DaemonInstance.open(DaemonOptions(state, tuple(parse_devices("cpu:2")), "1", "", "fifo"))
+    try:
+        house._knowledge.introduce([again])
+        believed = house.followers.live.first_belief(again.spec, one)
+        assert believed.basis.startswith("measured")
+        assert believed.rate.mean < 100.0, "a step sleeps for a hundredth of a second"
+        assert house.followers.live.total(again.spec.id) == 60.0
+    finally:
+        house.close()
+
+
+def test_an_executor_may_die_while_a_commit_is_under_way(tmp_path: Path) -> None:
+    jobs = read_jobs(write_jobs(tmp_path, 2)).jobs
+    state = tmp_path / "state"
+
+    async def play() -> None:
+        async with opened(state) as house:
+            await house.daemon.submit(jobs[:1])
+            await until(house, lambda: steps(house, "job-0") >= 2)
+            is_renewing, may_end = asyncio.Event(), threading.Event()
+            add, renew = house.store._database.add, house.daemon._host.renew
+            assert renew is not None
+
+            def add_slowly(lines: Iterable[LogLine]) -> None:
+                add(_held_back(lines, may_end))
+
+            async def renew_and_tell(reason: str) -> tuple[DurableExecutorPort, Sequence[Fact]]:
+                is_renewing.set()
+                return await renew(reason)
+
+            house.store._database.add = add_slowly  # type: ignore[method-assign]
+            house.daemon._host = replace(house.daemon._host, renew=renew_and_tell)
+            submitting = asyncio.create_task(house.daemon.submit(jobs[1:]))
+            os.kill(int((state / "executor" / "executor.pid").read_text()), signal.SIGKILL)
+            try:
+                await is_renewing.wait()
+            finally:
+                may_end.set()
+            await submitting
+            await until(house, lambda: not house.scheduler.jobs)
+
+    asyncio.run(play())
+    check_journal(read(state), [spec.id for spec, _ in jobs])
+
+
+def _held_back(lines: Iterable[LogLine], may_end: threading.Event) -> Iterator[LogLine]:
+    """Lines that are written within a transaction which ends only when it may."""
+    yield from lines
+    may_end.wait(PATIENCE_S)
+
+
+def test_who_listens_across_a_restart_is_told_what_was_missed_and_then_hears_on(tmp_path: Path) -> None:
+    setup = DaemonOptions(tmp_path, tuple(parse_devices("cpu:1")), "1", "", "fifo")
+
+    async def life(after: int | None) -> int:
+        house = DaemonInstance.open(setup)
+        try:
+            assert (await house._claim()).silence_s, "an executor that hangs is noticed"
+            feed = house.followers.chronicle.feed
+            for _ in range(3 if after is None else 1):
+                feed.add(0.0, "told", "a")
+            if after is not None:
+                feed.close()
+                assert [event.kind async for event in feed.listen(after)] == ["missed", "told"]
+            return feed.last
+        finally:
+            house.close()
+
+    asyncio.run(life(asyncio.run(life(None))))
+
+
+ADA = Principal("ada")
+COMMANDS = """
+[[job]]
+name = "short"
+command = ["sleep", "600"]
+
+[[job]]
+name = "long"
+command = ["sleep", "600"]
+"""
+
+
+def test_after_a_restart_behind_a_trimmed_journal_people_are_answered_as_before(tmp_path: Path) -> None:
+    state, path = tmp_path / "state", tmp_path / "jobs.toml"
+    path.write_text(COMMANDS, encoding="utf-8")
+    jobs = read_jobs(path).jobs
+
+    async def play() -> None:
+        async with opened(state, leave_running=True) as house:
+            clerk = SchedulerService(house.premises)
+            await clerk.submit(ADA, jobs)
+            await clerk.pause(ADA, "short")
+            await clerk.resume(ADA, "short")
+            await clerk.cancel(ADA, "short")
+        with closing(Store.open(state, DaemonInstance.header(house.setup))) as store:
+            store.forget_before(_resumed_in(store))
+        short, long = (_with_old_checkpoints(state, spec.id) for spec, _ in jobs)
+        async with opened(state, days=1.0) as house:
+            clerk, feed = SchedulerService(house.premises, house.recovered.notes), house.followers.chronicle.feed
+            assert [[line.job for line in decision.changes] for decision in clerk.decisions(ADMIN)] == [["short"]]
+            assert [line.job for line in clerk.decisions(ADA)[0].changes] == [""], "whose it was is forgotten"
+            assert [span.job for span in clerk.timeline(ADA, 0.0, 2e10)] == ["", "long"]
+            assert [view.id for view in clerk.jobs(ADA).jobs] == ["long"]
+            assert [each.name for each in clerk.job(ADA, "long").holds] == ["cpu:1"]
+            assert await clerk.submit(ADA, jobs[:1]) == ("short-2",)
+            await clerk.reweigh(ADA, "long", 2.0)
+            await until(house, lambda: not short.exists())
+            assert long.exists()
+            feed.close()
+            told = [event.kind async for event in clerk.events(ADA, 0) if event.job == "long"]
+            assert told == ["changed"]
+
+    asyncio.run(play())
+
+
+def _with_old_checkpoints(state: Path, job: JobId) -> Path:
+    folder = JobFolder(state, job).checkpoints
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder, (0.0, 0.0))
+    return folder
+
+
+def _resumed_in(store: Store) -> int:
+    [number] = [
+        entry.number for entry in store.entries() if any(isinstance(fact, JobResumed) for fact in entry.record.facts)
+    ]
+    return number

@@ -1,0 +1,394 @@
+"""Nobody is promised what the journal does not know, and a daemon that comes back goes on where it was."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from carpool.backends.local import ExecutorGone
+from carpool.core.errors import InputError
+from carpool.core.journal import Header
+from carpool.core.messages import Assign, Fact, JobCancelled, JobFinished, JobPaused, JobResumed, NodeJoined, NodeLost
+from carpool.core.model import JobId, JobSpec, NodeId, Phase
+from carpool.core.scheduler import Scheduler
+from carpool.core.topology import Cluster
+from carpool.jobs.job_file import ListedJob
+from carpool.jobs.program import Program
+from carpool.policies.baselines.nonpreemptive import Fifo
+from carpool.runtime.executor.reports import Facts, Outcome, Told
+from carpool.service.daemon.loop import CommitFailed, DaemonLoop, LoopHooks
+from carpool.service.store.store import Store
+from tests.support.fake_executor import FakeExecutor
+
+HEADER = Header("1", "fifo", Cluster.build([(1, 1, "cpu")]))
+
+
+def listed(name: str) -> ListedJob:
+    return ListedJob(JobSpec(JobId(name)), Program(entry="digits.py:mlp", args={"name": name}))
+
+
+async def inline(commit: Callable[[], None]) -> None:
+    """Virtual time does not wait for threads."""
+    commit()
+
+
+class House:
+    """A daemon with its store and its machine; each `opened` is a start after the last one was killed."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+
+    def opened(self, machine: FakeExecutor) -> tuple[DaemonLoop, Store, Scheduler]:
+        store = self._stack.enter_context(closing(Store.open(self._folder, HEADER)))
+        scheduler = Scheduler(HEADER.cluster, Fifo(), observers=(store,))
+        return DaemonLoop(scheduler, store, machine, machine, commit=inline), store, scheduler
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with ExitStack() as stack:
+        yield House(tmp_path, stack)
+
+
+def when_idle(machine: FakeExecutor, daemon: DaemonLoop, scheduler: Scheduler) -> None:
+    """Stop the daemon a while after all jobs are over."""
+
+    def look() -> None:
+        if scheduler.jobs:
+            machine.at(machine.now() + 5.0, look)
+        else:
+            daemon.stop()
+
+    machine.at(machine.now() + 5.0, look)
+
+
+def test_jobs_are_shown_before_anything_is_decided_about_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        machine = FakeExecutor({"a": 3})
+        with closing(Store.open(tmp_path, HEADER)) as store:
+            scheduler = Scheduler(HEADER.cluster, Fifo(), observers=(store,))
+            there: list[int] = []
+            daemon = DaemonLoop(
+                scheduler,
+                store,
+                machine,
+                machine,
+                LoopHooks(
+                    expect=lambda jobs: there.append(len(scheduler.jobs)),
+                    accept=lambda jobs: there.append(len(scheduler.jobs)),
+                ),
+                commit=inline,
+            )
+            when_idle(machine, daemon, scheduler)
+            running = asyncio.create_task(daemon.run())
+            await daemon.submit([listed("a")])
+            assert there == [0, 1]
+            await running
+
+    asyncio.run(main())
+
+
+def test_jobs_are_accepted_run_and_kept(house: House) -> None:
+    async def main() -> None:
+        machine = FakeExecutor({"a": 3, "b": 4})
+        daemon, store, scheduler = house.opened(machine)
+        when_idle(machine, daemon, scheduler)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a"), listed("b")])
+        assert [entry.details[JobId("a")]["program"]["entry"] for entry in store.entries() if entry.details] == [
+            "digits.py:mlp"
+        ]
+        assert machine.introduced == {"a": False}, "b waits, and costs the executor nothing"
+        await running
+        assert (scheduler.outcome(JobId("a")), scheduler.outcome(JobId("b"))) == (Phase.FINISHED, Phase.FINISHED)
+        assert machine.stopped == [True]
+        assert len(list(store.entries())) > 4
+
+    asyncio.run(main())
+
+
+def test_orders_wait_for_the_disk(house: House) -> None:
+    async def main() -> None:
+        machine = FakeExecutor({"a": 3})
+        committed: list[int] = []
+
+        async def watched(commit: Callable[[], None]) -> None:
+            assert not machine.orders or committed, "an order was carried out before its record was durable"
+            assert not machine.introduced or committed
+            commit()
+            committed.append(1)
+
+        daemon, _, scheduler = house.opened(machine)
+        daemon._run_commit = watched
+        when_idle(machine, daemon, scheduler)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a")])
+        assert committed
+        await running
+        assert isinstance(machine.orders[0], Assign)
+
+    asyncio.run(main())
+
+
+def test_who_goes_away_takes_no_answer_from_others(house: House) -> None:
+    async def main() -> None:
+        machine = FakeExecutor({"a": 3, "b": 3})
+        may_commit = asyncio.Event()
+
+        async def slow(commit: Callable[[], None]) -> None:
+            await may_commit.wait()
+            commit()
+
+        daemon, _, scheduler = house.opened(machine)
+        daemon._run_commit = slow
+        running = asyncio.create_task(daemon.run())
+        asked = [asyncio.create_task(daemon.submit([listed(name)])) for name in "ab"]
+        settling = asyncio.create_task(daemon.settle())
+        await asyncio.sleep(0)
+        settling.cancel()
+        asked[0].cancel()
+        await asyncio.sleep(0)
+        may_commit.set()
+        await asked[1]
+        when_idle(machine, daemon, scheduler)
+        await running
+        assert {scheduler.outcome(JobId(name)) for name in "ab"} == {Phase.FINISHED}
+
+    asyncio.run(main())
+
+
+def test_a_name_that_is_taken_is_refused_and_leaves_nothing(house: House) -> None:
+    async def main() -> None:
+        machine = FakeExecutor({"a": 3, "b": 1})
+        daemon, store, scheduler = house.opened(machine)
+        when_idle(machine, daemon, scheduler)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a")])
+        with pytest.raises(InputError, match="exists already"):
+            await daemon.submit([listed("b"), listed("a")])
+        await daemon.submit([listed("b")])
+        await running
+        submitted = [job for entry in store.entries() for job in entry.details]
+        assert submitted == ["a", "b"]
+
+    asyncio.run(main())
+
+
+def test_wishes_are_durable_when_they_are_answered(house: House) -> None:
+    async def main() -> None:
+        machine = FakeExecutor({"a": 100, "b": 2})
+        daemon, store, scheduler = house.opened(machine)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a"), listed("b")])
+        for wish in (JobPaused(JobId("a")), JobResumed(JobId("a")), JobCancelled(JobId("a"))):
+            await daemon.wish(wish)
+            assert wish in [fact for entry in store.entries() for fact in entry.record.facts]
+        when_idle(machine, daemon, scheduler)
+        await running
+        assert scheduler.outcome(JobId("a")) is Phase.CANCELLED
+        assert scheduler.outcome(JobId("b")) is Phase.FINISHED
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_kept_is_refused_and_the_daemon_ends(house: House) -> None:
+    async def main() -> None:
+        machine = FakeExecutor({"a": 3})
+        daemon, store, _ = house.opened(machine)
+
+        async def full(commit: Callable[[], None]) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        daemon._run_commit = full
+        running = asyncio.create_task(daemon.run())
+        with pytest.raises(CommitFailed, match="database or disk is full"):
+            await daemon.submit([listed("a")])
+        with pytest.raises(CommitFailed):
+            await running
+        with pytest.raises(CommitFailed, match="disk is full"):
+            await daemon.submit([listed("b")])
+        assert not machine.orders
+        assert not list(store.entries())
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_a_killed_daemon_goes_on_where_it_was(house: House, balanced: bool) -> None:
+    async def first(kept: dict[JobId, float]) -> None:
+        machine = FakeExecutor({"a": 10, "b": 10, "c": 10}, kept=kept)
+        daemon, _, _ = house.opened(machine)
+        machine.at(13.0, machine.report_progress)
+        machine.at(14.0, machine.die)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a"), listed("b"), listed("c")])
+        if balanced:
+            daemon.keep_balance()
+        with pytest.raises(ExecutorGone):
+            await running
+
+    async def second(kept: dict[JobId, float]) -> None:
+        machine = FakeExecutor({"b": 10, "c": 10}, start=20.0, kept=kept)
+        daemon, store, scheduler = house.opened(machine)
+        after = 0
+        programs: dict[str, Program] = {}
+        if store.balance is not None:
+            scheduler.reopen(store.balance.balance)
+            after = store.balance.number
+            programs = {job: Program(**detail["program"]) for job, detail in store.balance.details.items()}
+        assert (after > 0) == balanced
+        entries = list(store.entries(after))
+        scheduler.recover([entry.record for entry in entries])
+        for entry in entries:
+            programs |= {job: Program(**detail["program"]) for job, detail in entry.details.items()}
+        assert set(programs) == {"a", "b", "c"}
+        assert set(scheduler.jobs) == {"b", "c"}
+        daemon._programs |= {job: programs[job] for job in scheduler.jobs}
+        when_idle(machine, daemon, scheduler)
+        await daemon.run([NodeLost(NodeId(0)), NodeJoined("n0")])
+        assert {scheduler.outcome(JobId(job)) for job in "abc"} == {Phase.FINISHED}
+        assert machine.introduced == {"b": True, "c": True}
+        assert machine.now() == 40.0, "the three steps that b had reported were not done again"
+
+    kept: dict[JobId, float] = {}
+    asyncio.run(first(kept))
+    asyncio.run(second(kept))
+
+
+def test_reports_are_acknowledged_when_they_are_kept_and_ended_jobs_are_let_go(house: House) -> None:
+    async def main() -> None:
+        machine = FakeExecutor({"a": 3, "b": 2})
+        daemon, store, scheduler = house.opened(machine)
+        kept: list[int] = []
+
+        async def watched(commit: Callable[[], None]) -> None:
+            assert machine.acknowledged <= (kept[-1] if kept else 0), "acknowledged before it was on the disk"
+            commit()
+            kept.append(max((entry.mark.heard for entry in store.entries()), default=0))
+
+        daemon._run_commit = watched
+        when_idle(machine, daemon, scheduler)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a"), listed("b")])
+        await running
+        assert machine.forgotten == ["a", "b"]
+        assert machine.acknowledged == kept[-1] == machine.heard - 1, "all but the last word, that it is gone"
+        noted = [note.report["report"] for entry in store.entries() for note in entry.notes]
+        assert noted == ["Sized", "Outcome", "Sized", "Outcome"]
+
+    asyncio.run(main())
+
+
+def test_what_no_record_follows_is_kept_too(house: House) -> None:
+    async def main() -> None:
+        machine = FakeExecutor({"a": 100})
+        daemon, store, _ = house.opened(machine)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a")])
+        machine.at(1.0, lambda: machine.say(Told(JobId("a"), "something")))
+        machine.at(2.0, daemon.stop)
+        await running
+        daemon.tell(JobId("a"), "and something else")
+        await daemon._commit_once()
+        told = [note.report.get("words") for entry in store.entries() for note in entry.notes]
+        assert told == [None, "something", "and something else"]
+
+    asyncio.run(main())
+
+
+def test_how_a_job_ended_is_kept_with_the_fact_that_it_did_or_not_at_all(house: House) -> None:
+    async def main() -> None:
+        machine = FakeExecutor({"a": 100})
+        daemon, store, scheduler = house.opened(machine)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a")])
+        job = JobId("a")
+
+        def kinds() -> list[str]:
+            return [note.report["report"] for entry in store.entries() for note in entry.notes]
+
+        def look() -> None:
+            before.extend(kinds())
+            machine.say(Facts((JobFinished(job, scheduler.jobs[job].generation),)))
+
+        before: list[str] = []
+        machine.at(1.0, lambda: machine.say(Outcome(job, 3, 1, 0.5, {}, "digest", "reached its steps")))
+        machine.at(1.0, lambda: machine.say(Told(job, "its story")))
+        machine.at(2.0, look)  # much has been committed since
+        machine.at(3.0, daemon.stop)
+        await running
+        assert "Outcome" not in before
+        assert kinds()[-2:] == ["Outcome", "Told"]
+
+    asyncio.run(main())
+
+
+def test_an_executor_that_dies_is_replaced_and_its_jobs_go_on(house: House) -> None:
+    async def main() -> None:
+        kept: dict[JobId, float] = {}
+        machine = FakeExecutor({"a": 10}, kept=kept)
+        second = FakeExecutor({"a": 10, "b": 5}, start=6.0, kept=kept)
+        second.life = 2
+
+        async def renew(reason: str) -> tuple[FakeExecutor, list[Fact]]:
+            assert reason == "killed by signal 9"
+            machine.wait = second.wait  # type: ignore[method-assign]
+            machine.now = second.now  # type: ignore[method-assign]
+            return second, [NodeLost(NodeId(0)), NodeJoined("n0")]
+
+        daemon, store, scheduler = house.opened(machine)
+        daemon._host = LoopHooks(renew=renew)
+        machine.at(4.0, machine.report_progress)
+        machine.at(5.0, machine.die)
+        when_idle(second, daemon, scheduler)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a")])
+        await running
+        assert second.introduced == {"a": True}
+        assert second.proceeds == 1
+        assert scheduler.outcome(JobId("a")) is Phase.FINISHED
+        assert second.now() == 16.0, "the four steps that were reported were not done again; then it idles"
+        lives = [entry.mark.life for entry in store.entries()]
+        assert lives == sorted(lives)
+        assert set(lives) == {0, 1, 2}
+
+    asyncio.run(main())
+
+
+def test_left_running_the_executor_is_not_stopped(house: House) -> None:
+    async def main() -> None:
+        machine = FakeExecutor({"a": 100})
+        daemon, store, _ = house.opened(machine)
+        machine.at(3.0, lambda: daemon.stop(leave_running=True))
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed("a")])
+        await running
+        assert (machine.stopped, machine.is_left) == ([], True)
+        assert store.mark.heard == machine.heard
+
+    asyncio.run(main())
+
+
+def test_records_that_a_balance_stands_for_are_dropped_in_time(house: House) -> None:
+    async def main() -> None:
+        machine = FakeExecutor({f"j{number}": 1 for number in range(12)})
+        daemon, store, scheduler = house.opened(machine)
+        daemon._retain = 8
+        when_idle(machine, daemon, scheduler)
+        running = asyncio.create_task(daemon.run())
+        await daemon.submit([listed(f"j{number}") for number in range(12)])
+        await running
+        before = [entry.number for entry in store.entries()]
+        assert len(before) > 10
+        daemon.keep_balance()
+        assert [entry.number for entry in store.entries()] == before[-8:]
+        _, again, recovered = house.opened(machine)
+        assert again.balance is not None
+        recovered.reopen(again.balance.balance)
+        assert recovered.outcome(JobId("j0")) is Phase.FINISHED, "how jobs ended is in the balance"
+
+    asyncio.run(main())

@@ -1,0 +1,145 @@
+"""A daemon at work without a machine: a clerk with everything behind it, in time that passes only when told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from carpool.backends.job_accounting import JobAccounting
+from carpool.core.estimates import DeclaredEstimator
+from carpool.core.journal import Header
+from carpool.core.model import JobId, JobSpec
+from carpool.core.policy import Policy
+from carpool.core.scheduler import Scheduler
+from carpool.core.topology import Cluster
+from carpool.jobs.job_file import ListedJob
+from carpool.jobs.program import Program
+from carpool.policies.baselines.nonpreemptive import Fifo
+from carpool.policies.registry import parse_policy
+from carpool.runtime.executor.reports import Outcome, Report, Told
+from carpool.service.admission import Quotas
+from carpool.service.daemon.loop import Commit, DaemonLoop, LoopHooks
+from carpool.service.daemon.read_model import ReadModel
+from carpool.service.queries.allocation_history import AllocationHistory
+from carpool.service.queries.event_log import EventFeed, EventLog
+from carpool.service.queries.present import TimeBase
+from carpool.service.service import SchedulerService
+from carpool.service.store.store import Store
+from tests.support.daemon_task import at_work
+from tests.support.fake_executor import FakeExecutor
+
+CALENDAR = TimeBase(1_000_000.0)
+TWO_CORES = Cluster.build([(1, 2, "cpu")])
+_STEPS = 1000  # of a job of which nothing was said
+
+
+class ManualExecutor(FakeExecutor):
+    """A fake machine on which time stands still until somebody lets it pass."""
+
+    def __init__(self, steps: Mapping[str, int] | None = None, **options: Any) -> None:
+        super().__init__(defaultdict(lambda: _STEPS, steps or {}), **options)
+        self._moved = asyncio.Event()
+
+    def let_pass(self, seconds: float) -> None:
+        """Let so much time pass; jobs that come to their end report it."""
+        self._at += seconds
+        for job in [job for job in self._running if self._end_of(job) <= self._at]:
+            self._finish(job)
+        self._moved.set()
+
+    async def wait(self, tasks: set[asyncio.Task[Any]], until: float | None) -> None:
+        """Wait for a task, or for time to pass."""
+        moved = asyncio.ensure_future(self._moved.wait())
+        try:
+            await asyncio.wait({*tasks, moved}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            moved.cancel()
+        self._moved.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRig:
+    """A clerk and what it stands on."""
+
+    clerk: SchedulerService
+    machine: ManualExecutor
+    daemon: DaemonLoop
+    premises: ReadModel
+
+    async def settle(self, seconds: float = 0.0) -> None:
+        """Let everything happen that is on its way, then time pass, and what follows from that."""
+        for passing in (0.0, seconds):
+            self.machine.let_pass(passing)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            await self.daemon.settle()
+
+
+def listed(name: str, **fields: Any) -> ListedJob:
+    """A job as a job file would have it, of a file that nobody reads."""
+    return ListedJob(JobSpec(JobId(name), **fields), Program(entry=f"{name}.py:main"))
+
+
+async def at_once(commit: Callable[[], None]) -> None:
+    """Commit where one stands: quick and in order, for tests."""
+    commit()
+
+
+@asynccontextmanager
+async def open_service(
+    folder: Path,
+    *,
+    cluster: Cluster = TWO_CORES,
+    policy: Policy | None = None,
+    commit: Commit = at_once,
+    allowances: Quotas | None = None,
+    notes: Mapping[JobId, Mapping[str, Any]] | None = None,
+    **steps: int,
+) -> AsyncIterator[ServiceRig]:
+    """A clerk over a running daemon whose jobs need so many steps; it is instant 0 until time is let pass."""
+    machine = ManualExecutor(steps)
+    store = Store.open(folder / "store", Header("1", "fifo", cluster))
+    ledger, spans = JobAccounting(), AllocationHistory(cluster)
+    programs: dict[JobId, Program] = {}
+    chronicle = EventLog(EventFeed(), CALENDAR.unix)
+    observers = (store, ledger, spans, chronicle)
+    scheduler = Scheduler(
+        cluster, policy or Fifo(), observers=observers, find_policy=parse_policy, fallback="fifo:bypass=true"
+    )
+
+    def accept(jobs: Sequence[ListedJob]) -> None:
+        programs.update({spec.id: program for spec, program in jobs})
+
+    def take(at: float, report: Report) -> None:
+        match report:
+            case Told(job=job, words=words):
+                ledger.tell(at, job, words)
+            case Outcome():
+                ledger.close(report)
+        chronicle.hear(at, report)
+
+    daemon = DaemonLoop(scheduler, store, machine, machine, LoopHooks(accept=accept, take=take), commit=commit)
+    names = {device: f"cpu:{device}" for device in range(cluster.num_devices)}
+    premises = ReadModel(
+        daemon=daemon,
+        scheduler=scheduler,
+        ledger=ledger,
+        estimates=DeclaredEstimator(),
+        spans=spans,
+        chronicle=chronicle,
+        programs=programs,
+        total=lambda job: None,
+        state=folder,
+        names=names,
+        calendar=CALENDAR,
+        now=machine.now,
+        version="1",
+        policy=lambda: scheduler.policy_text or "fifo",
+    )
+    async with at_work(premises, store):
+        yield ServiceRig(SchedulerService(premises, notes, allowances), machine, daemon, premises)

@@ -1,0 +1,59 @@
+"""One executor that several runs borrow, so that torch is imported once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from carpool.backends.local import ExecutorPort
+from carpool.core.messages import Order
+from carpool.core.model import JobId
+from carpool.jobs.devices import LocalDevice
+from carpool.jobs.program import Program
+from carpool.runtime.executor.reports import Gone, Report
+
+
+class SharedExecutor:
+    """One executor for several runs, each of which believes that it stops it."""
+
+    def __init__(self, link: ExecutorPort) -> None:
+        self._link = link
+        self._hearing: asyncio.Task[Report] | None = None
+        self._over = asyncio.Event()
+
+    async def lend(self, devices: Sequence[LocalDevice], state: Path) -> SharedExecutor:
+        """To the next run, in place of an executor of its own."""
+        self._over = asyncio.Event()
+        return self
+
+    def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
+        """As it is."""
+        self._link.introduce(job, program, resume=resume)
+
+    def carry(self, orders: Sequence[Order]) -> None:
+        """As it is."""
+        self._link.carry(orders)
+
+    async def receive(self) -> Report:
+        """What the executor says, until it is given back."""
+        if self._hearing is None:
+            self._hearing = asyncio.create_task(self._link.receive())
+        over = asyncio.create_task(self._over.wait())
+        await asyncio.wait({self._hearing, over}, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        if not self._hearing.done():
+            return Gone("given back")
+        report = self._hearing.result()
+        self._hearing = None
+        return report
+
+    async def stop(self, *, checkpoint: bool) -> None:
+        """Give it back."""
+        self._over.set()
+
+    async def close(self) -> None:
+        """End the executor."""
+        await self._link.stop(checkpoint=False)
+        if self._hearing is not None:
+            await self._hearing
