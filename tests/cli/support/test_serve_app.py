@@ -24,7 +24,7 @@ def test_pages_are_behind_the_door(tmp_path: Path) -> None:
     async def play() -> None:
         async with open_http(tmp_path) as at:
             app: Any = at.app
-            mount(app, at.desk.clerk, principal_of, streams=app.state.streams)
+            mount(app, at.context.service, principal_of, streams=app.state.streams)
             await at["ada"].post("/v1/jobs", json=at.body("a"))
             browser = at["nobody"]
             away = await browser.get("/jobs", headers=PAGE)
@@ -45,7 +45,7 @@ def test_pages_that_follow_count_as_streams(tmp_path: Path) -> None:
     async def play() -> None:
         async with open_http(tmp_path, limits=replace(GENEROUS, streams=0)) as at:
             app: Any = at.app
-            mount(app, at.desk.clerk, principal_of, streams=app.state.streams)
+            mount(app, at.context.service, principal_of, streams=app.state.streams)
             refused = await at["ada"].get("/dashboard/events")
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
 

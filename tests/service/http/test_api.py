@@ -1,4 +1,4 @@
-"""The API asks the clerk, answers with its views, and tells what goes wrong as problems."""
+"""HTTP API: routes, problem responses, streams, metrics and the login page."""
 
 import asyncio
 import json
@@ -19,13 +19,13 @@ from tests.support.http_rig import BASE, HttpRig, open_http
 
 def play(folder: Path, scene: Callable[[HttpRig], Awaitable[None]], **options: Any) -> None:
     async def run() -> None:
-        async with open_http(folder, **options) as reception:
-            await scene(reception)
+        async with open_http(folder, **options) as rig:
+            await scene(rig)
 
     asyncio.run(run())
 
 
-def test_a_job_is_submitted_shown_paused_resumed_and_cancelled(tmp_path: Path) -> None:
+def test_submit_show_pause_resume_and_cancel_a_job(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         ada = at["ada"]
         made = await ada.post("/v1/jobs", json=at.body("a", "b"))
@@ -33,16 +33,17 @@ def test_a_job_is_submitted_shown_paused_resumed_and_cancelled(tmp_path: Path) -
         shown = (await ada.get("/v1/jobs/a")).json()
         assert (shown["user"], shown["phase"], shown["what"]) == ("ada", "running", "train.py:main")
         assert [each["name"] for each in shown["holds"]] == ["cpu:0"]
-        for wish, phase in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
-            changed = await ada.post(f"/v1/jobs/a/{wish}")
+        for action, phase in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+            changed = await ada.post(f"/v1/jobs/a/{action}")
             assert (changed.status_code, changed.json()["phase"]) == (200, phase)
         again = await ada.post("/v1/jobs/a/cancel")
-        assert (again.status_code, again.json()["detail"]) == (409, "job 'a' is cancelled, so it cannot be cancelled")
+        assert again.status_code == 409
+        assert "is cancelled" in again.json()["detail"]
 
     play(tmp_path, scene)
 
 
-def test_weight_limits_and_policy_are_changed_while_it_runs(tmp_path: Path) -> None:
+def test_change_weight_limits_and_policy(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         ada = at["ada"]
         await ada.post("/v1/jobs", json=at.body("a", max_devices=2))
@@ -88,7 +89,7 @@ class Hasty(Fifo):
 """
 
 
-def test_a_policy_that_fails_is_refused_at_once_and_replaced_later(tmp_path: Path) -> None:
+def test_a_failing_policy_is_refused_at_first_and_replaced_later(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         ada, root = at["ada"], at["root"]
         mine = at.folder / "mine.py"
@@ -104,11 +105,14 @@ def test_a_policy_that_fails_is_refused_at_once_and_replaced_later(tmp_path: Pat
         made = await at["ben"].post("/v1/jobs", json=at.body("secret"))
         assert (made.status_code, made.json()) == (201, {"jobs": ["secret"]})
         now = (await root.get("/v1/policy")).json()
-        fault = "policy Mine failed: LookupError: too many, such as secret (mine.py, line 12)"
-        assert now == {"policy": "fifo:bypass=true", "fault": fault}
+        fault = now["fault"]
+        assert now["policy"] == "fifo:bypass=true"
+        assert "LookupError: too many, such as secret (mine.py, line 12)" in fault
         assert (await root.get("/v1/summary")).json()["policy_fault"] == fault
-        assert (await root.get("/v1/jobs/a/why")).json()["why"].endswith(f"; fifo:bypass=true decides since {fault}")
-        assert (await ada.get("/v1/policy")).json()["fault"] == "the policy before failed", "the rest is ben's"
+        assert (await root.get("/v1/jobs/a/why")).json()["why"].endswith(fault)
+        redacted = (await ada.get("/v1/policy")).json()["fault"]
+        assert redacted
+        assert "secret" not in redacted
         assert (await ada.get("/v1/jobs/a")).json()["holds"] == before["holds"]
         assert (await at["ben"].get("/v1/jobs/secret")).json()["phase"] == "running"
 
@@ -133,7 +137,7 @@ def test_lists_are_filtered_and_paged(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
-def test_the_rest_is_answered(tmp_path: Path) -> None:
+def test_queries(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         ada = at["ada"]
         await ada.post("/v1/jobs", json=at.body("a", "b", "c"))
@@ -154,7 +158,7 @@ def test_the_rest_is_answered(tmp_path: Path) -> None:
         assert [each["residents"][0]["job"] for each in got["devices"]] == ["a", "b"]
         assert got["decisions"][0]["changes"][0]["job"] == "a"
         assert [span["job"] for span in got["timeline?since=0&until=2000000"]] == ["a", "b"]
-        assert "was submitted" in got["jobs/a/story"][0]["words"]
+        assert "submitted" in got["jobs/a/story"][0]["words"]
         assert got["jobs/c/why"]["why"]
         assert got["jobs/a/measurements"] == [
             {"at": 1_000_001.0, "step": 1, "loss": None, "steps_per_s": None, "metrics": {}}
@@ -165,26 +169,26 @@ def test_the_rest_is_answered(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
-def test_the_same_key_is_the_same_wish(tmp_path: Path) -> None:
+def test_requests_with_the_same_idempotency_key_submit_once(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         key = {"Idempotency-Key": "k1"}
         answers = [await at["ada"].post("/v1/jobs", json=at.body("a"), headers=key) for _ in range(2)]
         assert [each.json() for each in answers] == [{"jobs": ["a"]}] * 2
         other = await at["ada"].post("/v1/jobs", json=at.body("b"), headers=key)
         assert other.status_code == 422
-        assert "used for other jobs" in other.json()["detail"]
+        assert "'k1'" in other.json()["detail"]
 
     play(tmp_path, scene)
 
 
-def test_mistakes_are_told_as_problems(tmp_path: Path) -> None:
+def test_errors_are_problem_responses(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         ada = at["ada"]
         unknown_key = await ada.post("/v1/jobs", json=at.body("a", wieght=2.0))
-        wrong_kind = await ada.post("/v1/jobs", json=at.body("a", weight="heavy", environment={"KEY": ["secret"]}))
+        wrong_type = await ada.post("/v1/jobs", json=at.body("a", weight="heavy", environment={"KEY": ["secret"]}))
         too_wide = await ada.post("/v1/jobs", json=at.body("a", devices=9))
         answers = {
-            422: [unknown_key, wrong_kind, too_wide, await ada.post("/v1/jobs", content=b"{")],
+            422: [unknown_key, wrong_type, too_wide, await ada.post("/v1/jobs", content=b"{")],
             404: [await ada.get("/v1/jobs/none"), await ada.get("/v2/none")],
             405: [await ada.delete("/v1/jobs")],
             403: [await at["screen"].post("/v1/jobs", json=at.body("a"))],
@@ -194,10 +198,10 @@ def test_mistakes_are_told_as_problems(tmp_path: Path) -> None:
             for each in got:
                 assert (each.status_code, each.headers["content-type"]) == (status, "application/problem+json")
                 assert each.json()["status"] == status
-        assert "Did you mean weight?" in unknown_key.json()["way_out"]
-        assert "secret" not in wrong_kind.text
-        assert next(each["where"] for each in wrong_kind.json()["errors"]) == "body.job.0.environment.KEY.str"
-        assert too_wide.json()["detail"].startswith("job 'a' asks 9 devices; there are 2")
+        assert "weight" in unknown_key.json()["way_out"]
+        assert "secret" not in wrong_type.text
+        assert next(each["where"] for each in wrong_type.json()["errors"]) == "body.job.0.environment.KEY.str"
+        assert "9 devices" in too_wide.json()["detail"]
         assert answers[405][0].headers["allow"]
         assert answers[401][0].headers["www-authenticate"].startswith("Bearer")
         assert (await ada.get("/v1/jobs")).json()["total"] == 0
@@ -214,45 +218,45 @@ def events_of(text: str) -> list[tuple[int, dict[str, Any]]]:
     return found
 
 
-def test_events_are_streamed_and_taken_up_again(tmp_path: Path) -> None:
+def test_events_are_streamed_and_resumed(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         await at["ada"].post("/v1/jobs", json=at.body("a"))
         await at["ben"].post("/v1/jobs", json=at.body("b"))
         first = await at["ada"].get("/v1/events?after=0")
         assert first.headers["content-type"].startswith("text/event-stream")
-        heard = events_of(first.text)
-        assert [(event["kind"], event["job"]) for _, event in heard[:3]] == [
+        received = events_of(first.text)
+        assert [(event["kind"], event["job"]) for _, event in received[:3]] == [
             ("submitted", "a"),
             ("decision", ""),
             ("phase", "a"),
         ]
-        assert all(event["job"] in ("", "a") for _, event in heard)
-        again = await at["ada"].get("/v1/events?after=99", headers={"Last-Event-ID": str(heard[1][0])})
-        assert events_of(again.text) == heard[2:]
+        assert all(event["job"] in ("", "a") for _, event in received)
+        again = await at["ada"].get("/v1/events?after=99", headers={"Last-Event-ID": str(received[1][0])})
+        assert events_of(again.text) == received[2:]
 
     play(tmp_path, scene)
 
 
-def test_a_log_is_followed_until_the_job_is_over(tmp_path: Path) -> None:
+def test_a_log_is_followed_until_the_job_ends(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         await at["ada"].post("/v1/jobs", json=at.body("a"))
         folder = JobFolder(tmp_path / "state", "a").path
         folder.mkdir(parents=True)
         (folder / "log").write_text("one\ntwo\n", encoding="utf-8")
-        await at.office.settle(1000.0)
-        told = await at["ada"].get("/v1/jobs/a/log/follow?start=4")
-        assert told.text == "two\n"
+        await at.backend.settle(1000.0)
+        followed = await at["ada"].get("/v1/jobs/a/log/follow?start=4")
+        assert followed.text == "two\n"
         assert (await at["ben"].get("/v1/jobs/a/log/follow")).status_code == 404
 
     play(tmp_path, scene)
 
 
-def test_the_owner_needs_no_token_at_the_socket(tmp_path: Path) -> None:
+def test_the_owner_needs_no_token_on_the_socket(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         assert (await at["owner"].get("/v1/me")).json() == {"name": "owner", "role": "admin"}
         made = await at["owner"].post("/v1/jobs", json={**at.body("a"), "folder": str(tmp_path)})
-        assert made.status_code == 422  # there is no train.py, but the folder may be anywhere
-        assert "unknown entry file" in made.json()["detail"]
+        assert made.status_code == 422  # train.py is missing there, but the folder is allowed
+        assert "train.py" in made.json()["detail"]
 
     play(tmp_path, scene)
 
@@ -261,7 +265,7 @@ def test_job_tables_have_the_keys_of_job_files() -> None:
     assert set(JobTable.model_fields) == set(KEYS)
 
 
-def test_figures_are_for_those_who_see_everything(tmp_path: Path) -> None:
+def test_metrics_need_a_role_that_sees_all_jobs(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         await at["ada"].post("/v1/jobs", json=at.body("a", "b", "c"))
         await at["ada"].get("/v1/jobs/a")
@@ -280,7 +284,7 @@ def test_figures_are_for_those_who_see_everything(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
-def test_pages_are_signed_in_to_with_a_token(tmp_path: Path) -> None:
+def test_sign_in_and_out_with_a_token(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         nobody, ours = at["nobody"], {"Origin": BASE}
         token = at["ada"].headers["Authorization"].removeprefix("Bearer ")

@@ -1,4 +1,4 @@
-"""Hostile visitors, each with what becomes of them: nobody is let in who may not, and nobody acts for somebody else."""
+"""AuthMiddleware against hostile requests: tokens, hosts, origins, rates and security headers."""
 
 import asyncio
 from dataclasses import replace
@@ -16,7 +16,7 @@ from carpool.service.http.auth_middleware import COOKIE, origin_of
 from tests.support.http_rig import BASE, GENEROUS, PEOPLE, HttpRig, by_socket, client_of, open_http, withstand
 
 
-def test_a_wrong_token_lets_nobody_in(tmp_path: Path) -> None:
+def test_a_wrong_token_is_rejected(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         nobody = at["nobody"]
         for header in ["Bearer", "Bearer wrong", "Bearer carpool_", "Basic YTpi", "bearer \xff", "x"]:
@@ -30,34 +30,35 @@ def test_a_wrong_token_lets_nobody_in(tmp_path: Path) -> None:
     withstand(tmp_path, scene)
 
 
-def test_who_tries_many_tokens_has_to_wait(tmp_path: Path) -> None:
+def test_many_wrong_tokens_are_throttled(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         answers = [await at["nobody"].get("/v1/me", headers={"Authorization": f"Bearer {n}"}) for n in range(6)]
         assert [each.status_code for each in answers] == [401, 401, 401, 429, 429, 429]
         assert int(answers[-1].headers["retry-after"]) >= 1
         assert (await at["ada"].get("/v1/me")).status_code == 200
 
-    withstand(tmp_path, scene, limits=replace(GENEROUS, strangers_per_s=0.001, strangers_burst=3))
+    withstand(tmp_path, scene, limits=replace(GENEROUS, failed_logins_per_s=0.001, failed_logins_burst=3))
 
 
-def test_behind_a_proxy_everybody_waits_by_their_own_address(tmp_path: Path) -> None:
+def test_behind_a_proxy_throttling_is_by_client_address(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
-        async def tries(heard: str) -> int:
-            wrong = {"Authorization": "Bearer wrong", "X-Forwarded-For": heard}
+        async def attempt(forwarded: str) -> int:
+            wrong = {"Authorization": "Bearer wrong", "X-Forwarded-For": forwarded}
             return (await at["nobody"].get("/v1/me", headers=wrong)).status_code
 
-        assert [await tries("9.9.9.9") for _ in range(3)] == [401, 401, 429]
-        assert [await tries(f"{n}.0.0.1, 9.9.9.9") for n in range(2)] == [429, 429], (
-            "what a client makes up counts nothing"
-        )
-        assert await tries("8.8.8.8") == 401
+        assert [await attempt("9.9.9.9") for _ in range(3)] == [401, 401, 429]
+        assert [await attempt(f"{n}.0.0.1, 9.9.9.9") for n in range(2)] == [429, 429], "a forged address must not count"
+        assert await attempt("8.8.8.8") == 401
 
     withstand(
-        tmp_path, scene, limits=replace(GENEROUS, strangers_per_s=0.001, strangers_burst=2), proxies=("127.0.0.1",)
+        tmp_path,
+        scene,
+        limits=replace(GENEROUS, failed_logins_per_s=0.001, failed_logins_burst=2),
+        proxies=("127.0.0.1",),
     )
 
 
-def test_who_asks_too_often_has_to_wait_and_others_do_not(tmp_path: Path) -> None:
+def test_the_request_rate_is_limited_per_user(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         answers = [(await at["ada"].get("/v1/me")).status_code for _ in range(5)]
         assert answers == [200, 200, 200, 429, 429]
@@ -66,7 +67,7 @@ def test_who_asks_too_often_has_to_wait_and_others_do_not(tmp_path: Path) -> Non
     withstand(tmp_path, scene, limits=replace(GENEROUS, requests_per_s=0.001, burst=3))
 
 
-def test_a_removed_token_lets_nobody_in_any_more(tmp_path: Path) -> None:
+def test_a_removed_token_is_rejected(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         assert (await at["ada"].get("/v1/me")).status_code == 200
         AccessTokens(tmp_path / "tokens.json").remove("ada-1")
@@ -75,7 +76,7 @@ def test_a_removed_token_lets_nobody_in_any_more(tmp_path: Path) -> None:
     withstand(tmp_path, scene)
 
 
-def test_another_host_is_turned_away(tmp_path: Path) -> None:
+def test_an_unknown_host_is_rejected(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         for host in ["evil.example", "localhost.evil.example", "evil.example:7637", "", "127.0.0.1.", "[::2]:7637"]:
             assert (await at["ada"].get("/v1/jobs", headers={"Host": host})).status_code == 421, host
@@ -85,7 +86,7 @@ def test_another_host_is_turned_away(tmp_path: Path) -> None:
     withstand(tmp_path, scene)
 
 
-def test_a_page_elsewhere_cannot_act_for_who_is_signed_in(tmp_path: Path) -> None:
+def test_a_cross_site_request_with_a_cookie_is_rejected(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         token = at["ada"].headers["Authorization"].removeprefix("Bearer ")
         signed = {"Cookie": f"{COOKIE}={token}"}
@@ -95,17 +96,17 @@ def test_a_page_elsewhere_cannot_act_for_who_is_signed_in(tmp_path: Path) -> Non
             assert forged.status_code == 403, origin
         assert (await at["nobody"].get("/v1/me", headers=signed)).json()["name"] == "ada"
         own = await at["nobody"].post("/v1/jobs/none/cancel", headers=signed | {"Origin": BASE})
-        assert own.status_code == 404  # let in: there is no such job
+        assert own.status_code == 404  # authenticated; there is no such job
 
     withstand(tmp_path, scene)
 
 
-def test_behind_a_proxy_its_pages_act_and_no_others(tmp_path: Path) -> None:
+def test_only_pages_of_a_known_proxy_may_send_forms(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         token = at["ada"].headers["Authorization"].removeprefix("Bearer ")
         for host, origin, status in [
             ("carpool.lab", "https://carpool.lab", 303),
-            ("localhost:7637", "https://carpool.lab", 303),  # a proxy that does not pass the name on
+            ("localhost:7637", "https://carpool.lab", 303),  # a proxy that does not forward the Host header
             ("carpool.lab", "http://evil.example", 403),
             ("carpool.lab", "https://carpool.lab:8443", 403),
             ("localhost:7637", "https://localhost:7637", 403),
@@ -135,15 +136,15 @@ def test_behind_a_proxy_its_pages_act_and_no_others(tmp_path: Path) -> None:
         ("https://carpool.lab:x", ""),
     ],
 )
-def test_an_address_is_read_as_browsers_write_it(given: str, meant: str) -> None:
+def test_addresses_are_normalised_to_origins(given: str, meant: str) -> None:
     if meant:
         assert origin_of(given) == meant
     else:
-        with pytest.raises(InputError, match="public is"):
+        with pytest.raises(InputError, match="public"):
             origin_of(given)
 
 
-def test_another_user_at_the_socket_is_nobody(tmp_path: Path) -> None:
+def test_another_user_on_the_socket_needs_a_token(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         async with client_of(by_socket(at.app, 4712)) as other:
             assert (await other.get("/v1/me")).status_code == 401
@@ -152,13 +153,13 @@ def test_another_user_at_the_socket_is_nobody(tmp_path: Path) -> None:
     withstand(tmp_path, scene)
 
 
-def test_others_jobs_are_not_there(tmp_path: Path) -> None:
+def test_jobs_of_other_users_look_nonexistent(tmp_path: Path) -> None:
     async def run() -> None:
         async with open_http(tmp_path) as at:
             await at["ada"].post("/v1/jobs", json=at.body("a", environment={"KEY": "swordfish"}))
             paths = ["", "/story", "/why", "/measurements", "/log", "/log/follow"]
             missing = [await at["ben"].get(f"/v1/jobs/a{path}") for path in paths]
-            missing += [await at["ben"].post(f"/v1/jobs/a/{wish}") for wish in ("cancel", "pause", "resume")]
+            missing += [await at["ben"].post(f"/v1/jobs/a/{action}") for action in ("cancel", "pause", "resume")]
             assert {each.status_code for each in missing} == {404}
             unknown = await at["ben"].get("/v1/jobs/b")
             assert missing[0].json()["detail"] == unknown.json()["detail"].replace("'b'", "'a'")
@@ -172,7 +173,7 @@ def test_others_jobs_are_not_there(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_every_answer_forbids_framing_sniffing_and_foreign_scripts(tmp_path: Path) -> None:
+def test_every_response_has_security_headers(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         for answer in [
             await at["ada"].get("/v1/jobs"),
@@ -190,7 +191,7 @@ def test_every_answer_forbids_framing_sniffing_and_foreign_scripts(tmp_path: Pat
     withstand(tmp_path, scene)
 
 
-def test_one_person_has_so_many_streams_at_a_time(tmp_path: Path) -> None:
+def test_the_number_of_streams_is_limited_per_user(tmp_path: Path) -> None:
     async def scene(at: HttpRig) -> None:
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(at["ada"].get("/v1/events")) for _ in range(4)]
@@ -200,10 +201,10 @@ def test_one_person_has_so_many_streams_at_a_time(tmp_path: Path) -> None:
     withstand(tmp_path, scene, limits=replace(GENEROUS, streams=2))
 
 
-def test_the_token_file_is_its_owners_alone_and_holds_no_token(tmp_path: Path) -> None:
+def test_the_token_file_is_private_and_holds_only_hashes(tmp_path: Path) -> None:
     tokens = AccessTokens(tmp_path / "deep" / "tokens.json")
     secret = tokens.add(PEOPLE["ada"], 0.0)
     assert tokens.path.stat().st_mode & 0o777 == 0o600
     assert secret not in tokens.path.read_text(encoding="utf-8")
-    assert tokens.who(secret) == PEOPLE["ada"]
-    assert tokens.who(secret + "x") is tokens.who("") is None
+    assert tokens.authenticate(secret) == PEOPLE["ada"]
+    assert tokens.authenticate(secret + "x") is tokens.authenticate("") is None

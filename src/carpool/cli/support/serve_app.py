@@ -82,7 +82,7 @@ async def serve_api(
         proxies=tuple(settings["proxies"]),
         limits=limits,
         planner=WhatIfPlanner(clerk, house.setup.devices, lambda: house.policy_text, beliefs),
-        meters=meters,
+        metrics=meters,
     )
     app = make_app(desk)
     mount(app, clerk, principal_of, streams=app.state.streams, reports=settings.state / "reports")

@@ -20,55 +20,55 @@ from carpool.service.service import SchedulerService
 
 
 class Planner(Protocol):
-    """Says what would become of jobs if they were submitted now."""
+    """Forecasts jobs as if they were submitted now."""
 
-    async def foresee(self, who: Principal, jobs: Sequence[ListedJob]) -> Json:
-        """The plan, as ``carpool plan --json`` prints it; InputError where it cannot be told."""
+    async def plan(self, principal: Principal, jobs: Sequence[ListedJob]) -> Json:
+        """Return the forecast, as ``carpool plan --json`` prints it; InputError when it is not possible."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """Everything behind the API of one daemon."""
+    """Everything the API of one daemon needs."""
 
-    clerk: SchedulerService
+    service: SchedulerService
     tokens: AccessTokens
-    owner: Principal = field(default_factory=lambda: Principal("owner", Role.ADMIN))  # who runs the daemon
-    uid: int = -1  # the owner's; whoever has it and comes by the socket is the owner
+    owner: Principal = field(default_factory=lambda: Principal("owner", Role.ADMIN))  # the user who runs the daemon
+    uid: int = -1  # the owner's; a peer of the Unix socket with this user id is the owner
     roots: PathPolicy = field(default_factory=lambda: PathPolicy((Path.home(),)))
     hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
-    origins: tuple[str, ...] = ()  # by which a proxy before the daemon is known
-    proxies: tuple[str, ...] = ()  # addresses of proxies, who say where requests are from
+    origins: tuple[str, ...] = ()  # public addresses of reverse proxies
+    proxies: tuple[str, ...] = ()  # IP addresses of reverse proxies, whose X-Forwarded-For is trusted
     limits: Limits = field(default_factory=Limits)
     planner: Planner | None = None
-    meters: ServiceMetrics = field(default_factory=ServiceMetrics)
+    metrics: ServiceMetrics = field(default_factory=ServiceMetrics)
     is_ready: Callable[[], bool] = lambda: True
 
-    def roots_for(self, visitor: Caller) -> PathPolicy | None:
-        """Where somebody's jobs may be; the daemon's own user may do all that it may."""
-        return None if visitor.by is AuthMethod.SOCKET else self.roots
+    def roots_for(self, caller: Caller) -> PathPolicy | None:
+        """Return where the caller's jobs may be; None, anywhere, for the daemon's own user."""
+        return None if caller.method is AuthMethod.SOCKET else self.roots
 
 
-async def _desk(request: Request) -> ApiContext:
-    desk = request.app.state.desk
-    assert isinstance(desk, ApiContext)
-    return desk
+# Dependencies are coroutines because FastAPI runs plain functions in a thread.
+async def _context(request: Request) -> ApiContext:
+    context = request.app.state.context
+    assert isinstance(context, ApiContext)
+    return context
 
 
-async def _clerk(request: Request) -> SchedulerService:
-    return (await _desk(request)).clerk
+async def _service(request: Request) -> SchedulerService:
+    return (await _context(request)).service
 
 
-async def _visitor(request: Request) -> Caller:
+async def _caller(request: Request) -> Caller:
     return caller_of(request)
 
 
-async def _person(request: Request) -> Principal:
+async def _principal(request: Request) -> Principal:
     return principal_of(request)
 
 
-# Coroutines, although they wait for nothing: others would be sent to a thread.
-ContextDep = Annotated[ApiContext, Depends(_desk)]
-ServiceDep = Annotated[SchedulerService, Depends(_clerk)]
-CallerDep = Annotated[Caller, Depends(_visitor)]
-PrincipalDep = Annotated[Principal, Depends(_person)]
+ContextDep = Annotated[ApiContext, Depends(_context)]
+ServiceDep = Annotated[SchedulerService, Depends(_service)]
+CallerDep = Annotated[Caller, Depends(_caller)]
+PrincipalDep = Annotated[Principal, Depends(_principal)]
