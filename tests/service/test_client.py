@@ -33,7 +33,7 @@ def ada(served: Served) -> Iterator[carpool.Client]:
 
 
 def write_log(served: Served, job: str, text: str) -> None:
-    folder = JobFolder(served.rig.backend.model.state, job).path
+    folder = JobFolder(served.rig.backend.read_model.state, job).path
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "log").write_text(text, encoding="utf-8")
 
@@ -86,7 +86,7 @@ def test_refusals_say_why_and_what_to_do(served: Served, ada: carpool.Client) ->
     body = served.rig.body("a", devices=9)
     with pytest.raises(RequestDenied, match=r"^job 'a' asks 9 devices; there are 2. Lower devices or min_devices"):
         ada.submit(body, folder=body["folder"])
-    with carpool.Client(served.url) as nobody, pytest.raises(RequestDenied, match="takes a token"):
+    with carpool.Client(served.url) as nobody, pytest.raises(RequestDenied, match="token"):
         nobody.me()
     with pytest.raises(Unreachable, match=r"no daemon answers at unix:/nowhere.*carpool serve"):
         carpool.Client("unix:/nowhere").me()

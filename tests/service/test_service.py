@@ -217,7 +217,7 @@ def test_a_curve_skips_damaged_lines_and_is_read_in_another_thread(tmp_path: Pat
             rows = [json.dumps({"at_s": n, "step": n}).encode() + b"\n" for n in (0, 9)]
             (folder / "metrics.jsonl").write_bytes(b"".join([rows[0], *damaged, rows[1]]))
             time_base = ThreadRecorder(1_000_000.0)
-            service = SchedulerService(replace(rig.model, calendar=time_base))
+            service = SchedulerService(replace(rig.read_model, calendar=time_base))
             assert [point.step for point in await service.measurements(ADA, "a")] == [0, 9]
             assert threading.get_ident() not in time_base.threads
 
@@ -236,7 +236,7 @@ def test_users_get_no_events_of_other_users_jobs(tmp_path: Path) -> None:
                 received[who.name] = []
                 async for event in stream:
                     received[who.name].append(f"{event.kind} {event.job}".strip())
-                    if event.number == rig.model.chronicle.feed.last or len(received[who.name]) == 4:
+                    if event.number == rig.read_model.chronicle.feed.last or len(received[who.name]) == 4:
                         break
             assert received["ada"] == ["submitted a", "decision", "phase a", "decision"]
             assert received["screen"] == ["submitted a", "decision", "phase a", "submitted b"]
@@ -320,13 +320,11 @@ def test_foreign_processes_are_shown_with_device_and_node(tmp_path: Path) -> Non
     async def play() -> None:
         async with open_service(tmp_path) as rig:
             service = rig.service
-            await rig.daemon.wish(
-                OutsidersSeen(DeviceId(1), (ForeignProcess(7, "ben", "python", 5),), keeps_free=False)
-            )
+            await rig.loop.wish(OutsidersSeen(DeviceId(1), (ForeignProcess(7, "ben", "python", 5),), keeps_free=False))
             (node,) = service.nodes(BEN)
             assert node.outsiders == (ForeignProcessView("cpu:1", 7, "ben", "python", 5, False),)
             assert [device.outsiders for device in service.devices(BEN)] == [(), node.outsiders]
-            await rig.daemon.wish(OutsidersSeen(DeviceId(1)))
+            await rig.loop.wish(OutsidersSeen(DeviceId(1)))
             assert service.nodes(BEN)[0].outsiders == ()
 
     asyncio.run(play())

@@ -77,7 +77,7 @@ def test_the_limit_is_checked_before_anything_is_computed(tmp_path: Path) -> Non
     async def play() -> None:
         async with open_service(tmp_path) as rig:
             await rig.service.submit(ADA, [listed(f"j{number}") for number in range(MAX_JOBS)])
-            service = SchedulerService(replace(rig.model, estimates=Unused()))
+            service = SchedulerService(replace(rig.read_model, estimates=Unused()))
             with pytest.raises(InputError, match=f"{MAX_JOBS} queued and 1 new"):
                 await WhatIfPlanner(service, [], lambda: "fifo", lambda jobs: {}).plan(ADA, [listed("a")])
 

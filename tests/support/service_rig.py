@@ -68,8 +68,8 @@ class ServiceRig:
 
     service: SchedulerService
     executor: ManualExecutor
-    daemon: DaemonLoop
-    model: ReadModel
+    loop: DaemonLoop
+    read_model: ReadModel
 
     async def settle(self, seconds: float = 0.0) -> None:
         """Process all pending events, advance the clock, and process what follows."""
@@ -77,7 +77,7 @@ class ServiceRig:
             self.executor.advance(passing)
             for _ in range(20):
                 await asyncio.sleep(0)
-            await self.daemon.settle()
+            await self.loop.settle()
 
 
 def listed(name: str, **fields: Any) -> ListedJob:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from carpool.core.constraints.priorities import PRIORITIES, priority_name
@@ -111,21 +111,22 @@ class JobNames:
     def _free_array(self, array: str, jobs: Sequence[ListedJob]) -> str:
         """Return the array's name, numbered if needed, under which the names of all its jobs are free."""
         members = [spec for spec, _ in jobs if array and spec.array == array]
-        for number in count(1):
-            name = array if number == 1 else f"{array}.{number}"  # with a hyphen it could equal one of its own jobs
-            if not any(map(self._is_taken, (JobId(name), *(_name_in_array(spec, name) for spec in members)))):
-                return name
-        raise AssertionError("unreachable")
+
+        def is_free(name: str) -> bool:
+            return not any(map(self._is_taken, (JobId(name), *(_name_in_array(spec, name) for spec in members))))
+
+        # With a hyphen a numbered name could equal one of its own jobs.
+        return next(filter(is_free, chain([array], (f"{array}.{number}" for number in count(2)))))
 
     def _free_name(self, name: JobId, used: Container[JobId]) -> JobId:
-        if not self._is_taken(name) and name not in used:
+        def is_free(name: JobId) -> bool:
+            return not self._is_taken(name) and name not in used
+
+        if is_free(name):
             return name
-        for number in count(self._last_number.get(name, 1) + 1):
-            numbered = JobId(f"{name}-{number}")
-            if not self._is_taken(numbered) and numbered not in used:
-                self._last_number[name] = number
-                return numbered
-        raise AssertionError("unreachable")
+        numbers = count(self._last_number.get(name, 1) + 1)
+        self._last_number[name] = number = next(n for n in numbers if is_free(JobId(f"{name}-{n}")))
+        return JobId(f"{name}-{number}")
 
 
 def _name_in_array(spec: JobSpec, array: str) -> JobId:

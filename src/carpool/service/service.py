@@ -239,17 +239,16 @@ class SchedulerService:
 
     async def measurements(self, principal: Principal, job: str, *, most: int = _MAX_POINTS) -> list[MeasurementView]:
         """Return a job's loss, rate and metrics over time; the file is read in a thread, because it may be long."""
-        path = self.folder(principal, job) / "metrics.jsonl"
+        path = self._folder(self._account(principal, job)) / "metrics.jsonl"
         return await asyncio.to_thread(read_curve, path, self._model.calendar, most)
 
     def log(self, principal: Principal, job: str, start: int = 0, *, most: int = _LOG_CHUNK) -> LogChunk:
         """Return a part of a job's log; a negative start counts from its end."""
         account = self._account(principal, job)
-        return read_log(self.folder(principal, job) / "log", start, most, is_over=account.phase.is_over)
+        return read_log(self._folder(account) / "log", start, most, is_over=account.phase.is_over)
 
-    def folder(self, principal: Principal, job: str) -> Path:
-        """Return the folder of a job's checkpoints, log and metrics."""
-        return JobFolder(self._model.state, self._account(principal, job).spec.id).path
+    def _folder(self, account: JobAccount) -> Path:
+        return JobFolder(self._model.state, account.spec.id).path
 
     # -------------------------------------------------------------------------------------------------------- cluster
     def now(self) -> float:

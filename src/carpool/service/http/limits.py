@@ -38,31 +38,15 @@ class Limits:
     connections: int = 512
 
 
-@dataclass(slots=True)
-class TokenBucket:
-    """Allows `burst` requests at once and `per_s` sustained."""
-
-    per_s: float
-    burst: float
-    level: float
-    at: float
-
-    def take(self, at: float) -> float:
-        """Take a token and return 0; or return the seconds until one is available."""
-        self.level = min(self.burst, self.level + max(0.0, at - self.at) * self.per_s)
-        self.at = max(self.at, at)
-        if self.level >= 1.0:
-            self.level -= 1.0
-            return 0.0
-        return (1.0 - self.level) / self.per_s
-
-
 class TokenBuckets:
-    """One bucket per name; the least recently used is dropped when there are too many."""
+    """One token bucket per name: allows `burst` requests at once and `per_s` sustained.
+
+    The least recently used bucket is dropped when there are too many.
+    """
 
     def __init__(self, per_s: float, burst: float, max_buckets: int = 10_000) -> None:
         self._per_s, self._burst, self._max_buckets = per_s, burst, max_buckets
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # name: tokens at a time
 
     def check(self, name: str, at: float, problem: str) -> None:
         """Take a token of `name`; RequestRejected (429) when there is none."""
@@ -72,13 +56,13 @@ class TokenBuckets:
 
     def take(self, name: str, at: float) -> float:
         """Take a token of `name` and return 0; or return the seconds until one is available."""
-        bucket = self._buckets.get(name)
-        if bucket is None:
-            bucket = self._buckets[name] = TokenBucket(self._per_s, self._burst, self._burst, at)
-            if len(self._buckets) > self._max_buckets:
-                self._buckets.popitem(last=False)
-        self._buckets.move_to_end(name)
-        return bucket.take(at)
+        level, since = self._buckets.pop(name, (self._burst, at))
+        level = min(self._burst, level + max(0.0, at - since) * self._per_s)
+        is_granted = level >= 1.0
+        self._buckets[name] = (level - 1.0 if is_granted else level), max(since, at)
+        if len(self._buckets) > self._max_buckets:
+            self._buckets.popitem(last=False)
+        return 0.0 if is_granted else (1.0 - level) / self._per_s
 
 
 class LoginThrottle:
@@ -127,7 +111,6 @@ class BodyLimitMiddleware:
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http" or scope["method"] not in _METHODS_WITH_BODY:
             await self._app(scope, receive, send)
             return

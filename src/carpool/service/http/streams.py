@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from math import isfinite
 from typing import Annotated, Any
@@ -38,22 +38,20 @@ class Streams:
 
     def events(self, principal: Principal, after: int | None) -> StreamingResponse:
         """Stream the visible events with a number above `after`; only new ones when it is None."""
-        return self.open(principal, lambda: self._events(principal, after), "text/event-stream")
+        return self.open(principal, self._events(principal, after), "text/event-stream")
 
     def log(self, principal: Principal, job: str, start: int) -> StreamingResponse:
         """Stream a job's log from a byte on until the job ends."""
         self._service.log(principal, job, start, most=4)  # raises NotFound before the response starts
-        return self.open(principal, lambda: self._follow(principal, job, start), "text/plain; charset=utf-8")
+        return self.open(principal, self._follow(principal, job, start), "text/plain; charset=utf-8")
 
-    def open(
-        self, principal: Principal, source: Callable[[], AsyncGenerator[bytes, None]], media_type: str
-    ) -> StreamingResponse:
-        """Stream from a source; RequestRejected (429) when the user has too many streams open."""
+    def open(self, principal: Principal, chunks: AsyncGenerator[bytes, None], media_type: str) -> StreamingResponse:
+        """Stream the chunks; RequestRejected (429) when the user has too many streams open."""
         name, limit = principal.name, self._limits.streams
         if self._open[name] >= limit:
             text = f"{name!r} has {self._open[name]} streams open; the limit is {limit}. Close one first."
             raise RequestRejected(429, text, headers={"Retry-After": "5"})
-        return _CountedStream(self._open, name, source(), media_type)
+        return _CountedStream(self._open, name, chunks, media_type)
 
     async def _events(self, principal: Principal, after: int | None) -> AsyncGenerator[bytes, None]:
         """Yield batches of events, and a comment as heartbeat while there are none."""
