@@ -19,7 +19,7 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
 
 from carpool.service.http.limits import json_depth
-from tests.support.http_rig import BASE, GENEROUS, HttpRig, withstand
+from tests.support.http_rig import BASE, LAX_LIMITS, HttpRig, run_hostile
 
 JSON = {"Content-Type": "application/json"}
 
@@ -34,14 +34,14 @@ def test_a_large_body_is_rejected_before_it_is_read(tmp_path: Path) -> None:
             sent += 1 << 16
             yield b" " * (1 << 16)
 
-    async def scene(at: HttpRig) -> None:
-        announced = await at["ada"].post("/v1/jobs", content=b" " * ((1 << 20) + 1))
-        chunked = await at["ada"].post("/v1/jobs", content=endless())
+    async def scenario(rig: HttpRig) -> None:
+        announced = await rig["ada"].post("/v1/jobs", content=b" " * ((1 << 20) + 1))
+        chunked = await rig["ada"].post("/v1/jobs", content=endless())
         assert [announced.status_code, chunked.status_code] == [413, 413]
         assert "1048576" in chunked.json()["detail"]
         assert sent <= 2 << 20
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)
 
 
 def test_a_slow_body_times_out(tmp_path: Path) -> None:
@@ -51,37 +51,37 @@ def test_a_slow_body_times_out(tmp_path: Path) -> None:
         yield b"{"
         await never.wait()
 
-    async def scene(at: HttpRig) -> None:
-        answer = await at["ada"].post("/v1/jobs", content=slow())
+    async def scenario(rig: HttpRig) -> None:
+        answer = await rig["ada"].post("/v1/jobs", content=slow())
         assert (answer.status_code, answer.headers["connection"]) == (408, "close")
 
-    withstand(tmp_path, scene, limits=replace(GENEROUS, body_s=0.05))
+    run_hostile(tmp_path, scenario, limits=replace(LAX_LIMITS, body_s=0.05))
 
 
 @pytest.mark.parametrize(
     "body", [b"[" * 100_000, b'{"a":' * 50_000, b'{"job": [{"args": ' + b"[" * 40 + b"]" * 40 + b"}]}"]
 )
 def test_deep_json_is_rejected(tmp_path: Path, body: bytes) -> None:
-    async def scene(at: HttpRig) -> None:
-        answer = await at["ada"].post("/v1/jobs", content=body, headers=JSON)
+    async def scenario(rig: HttpRig) -> None:
+        answer = await rig["ada"].post("/v1/jobs", content=body, headers=JSON)
         assert answer.status_code == 400
         assert "the limit is 32" in answer.json()["detail"]
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32-le"])
 def test_depth_cannot_be_hidden_in_another_encoding(tmp_path: Path, encoding: str) -> None:
-    async def scene(at: HttpRig) -> None:
+    async def scenario(rig: HttpRig) -> None:
         text = json.dumps(
-            at.body("\u2200", args={"lr": "DEEP"}), ensure_ascii=False
+            rig.body("\u2200", args={"lr": "DEEP"}), ensure_ascii=False
         )  # one of its UTF-16 bytes is a quote
         body = text.replace('"DEEP"', "[" * 40 + "]" * 40).encode(encoding)
-        answer = await at["ada"].post("/v1/jobs", content=body, headers=JSON)
+        answer = await rig["ada"].post("/v1/jobs", content=body, headers=JSON)
         assert answer.status_code == 400
         assert "UTF-8" in answer.json()["detail"]
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)
 
 
 @given(st.recursive(st.text() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
@@ -95,12 +95,12 @@ def test_json_depth_is_that_of_the_value(value: object) -> None:
 
 @pytest.mark.parametrize("body", [b'"' + b'\\"' * (1 << 19), b'"\\' * (1 << 19), b'"' * (1 << 20), b"\\" * (1 << 20)])
 def test_unterminated_strings_are_scanned_in_linear_time(tmp_path: Path, body: bytes) -> None:
-    async def scene(at: HttpRig) -> None:
-        answer = await at["nobody"].post("/sign-in", content=body[: 1 << 20], headers={"Origin": BASE})
+    async def scenario(rig: HttpRig) -> None:
+        answer = await rig["nobody"].post("/sign-in", content=body[: 1 << 20], headers={"Origin": BASE})
         assert answer.status_code == 401
 
     with within_cpu_s(20):  # takes 0.01 s; a quadratic scan would take an hour
-        withstand(tmp_path, scene)
+        run_hostile(tmp_path, scenario)
 
 
 @contextmanager
@@ -174,24 +174,24 @@ INVALID_DEFAULTS: list[dict[str, Any]] = [
 
 
 def test_defaults_are_validated_like_job_keys(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
+    async def scenario(rig: HttpRig) -> None:
         for defaults in INVALID_DEFAULTS:
-            answer = await at["ada"].post("/v1/jobs", json=at.body("a") | {"defaults": defaults})
+            answer = await rig["ada"].post("/v1/jobs", json=rig.body("a") | {"defaults": defaults})
             assert answer.status_code == 422, defaults
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)
 
 
 def test_invalid_jobs_are_rejected(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
+    async def scenario(rig: HttpRig) -> None:
         for change in INVALID_JOBS:
-            body = json.dumps(at.body("a") | {"job": [{"name": "a", "entry": "train.py:main", **change}]})
-            answer = await at["ada"].post("/v1/jobs", content=body, headers=JSON)
+            body = json.dumps(rig.body("a") | {"job": [{"name": "a", "entry": "train.py:main", **change}]})
+            answer = await rig["ada"].post("/v1/jobs", content=body, headers=JSON)
             assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), change
             assert "valid dictionary" not in answer.text, "the table was not parsed"
             assert "\x1b" not in answer.text
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)
 
 
 def test_the_expanded_size_is_limited(tmp_path: Path) -> None:
@@ -199,18 +199,18 @@ def test_the_expanded_size_is_limited(tmp_path: Path) -> None:
     many = [{"name": f"j{number}", "entry": "train.py:main"} for number in range(200)]
     swept = {"name": "j", "entry": "train.py:main", "sweep": {"lr": list(range(200))}}
 
-    async def scene(at: HttpRig) -> None:
+    async def scenario(rig: HttpRig) -> None:
         for change in (
             {"job": many, "defaults": {"environment": long}},
             {"job": [swept], "defaults": {"args": long}},
             {"job": [swept | {"environment": long}]},
             {"job": [swept | {"sweep": {"lr": list(range(199)), "b": ["é" * 100_000]}}]},
         ):
-            answer = await at["ada"].post("/v1/jobs", json=at.body("a") | change)
+            answer = await rig["ada"].post("/v1/jobs", json=rig.body("a") | change)
             assert answer.status_code == 422
             assert "16777216" in answer.json()["detail"]
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)
 
 
 # --------------------------------------------------------------------------------------------------------------- paths
@@ -231,22 +231,22 @@ OUTSIDE: list[dict[str, Any]] = [
 
 
 def test_paths_outside_the_roots_are_rejected(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
+    async def scenario(rig: HttpRig) -> None:
         (tmp_path / "secret.py").write_text("def main(): ...\nPASSWORD = 1\n", encoding="utf-8")
-        (at.folder / "link.py").symlink_to(tmp_path / "secret.py")
-        (at.folder / "out").symlink_to(tmp_path)
+        (rig.folder / "link.py").symlink_to(tmp_path / "secret.py")
+        (rig.folder / "out").symlink_to(tmp_path)
         for who, table in product(("ada", "root"), OUTSIDE):
-            answer = await at[who].post("/v1/jobs", json=at.body("a", **table))
+            answer = await rig[who].post("/v1/jobs", json=rig.body("a", **table))
             assert answer.status_code == 422, table
             assert "roots" in answer.json()["way_out"] or "file.py:function" in answer.json()["way_out"]
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)
 
 
 def test_the_base_folder_must_be_inside_a_root(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
+    async def scenario(rig: HttpRig) -> None:
         for folder in ["/etc", "/", "relative", "", "/\x00", "/nowhere"]:
-            answer = await at["ada"].post("/v1/jobs", json=at.body("a") | {"folder": folder})
+            answer = await rig["ada"].post("/v1/jobs", json=rig.body("a") | {"folder": folder})
             assert answer.status_code == 422, folder
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)

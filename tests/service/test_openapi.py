@@ -19,7 +19,7 @@ from schemathesis.engine import Status, events, from_schema
 from carpool.backends.job_accounting import Json
 from carpool.jobs.job_file import ListedJob
 from carpool.service.auth import Principal
-from tests.support.http_rig import GENEROUS, Served, open_http, serve_http
+from tests.support.http_rig import LAX_LIMITS, Served, open_http, serve_http
 
 
 class EchoPlanner:
@@ -30,7 +30,7 @@ class EchoPlanner:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serve_http(
-        tmp_path_factory.mktemp("served"), planner=EchoPlanner(), limits=replace(GENEROUS, stream_s=0.02)
+        tmp_path_factory.mktemp("served"), planner=EchoPlanner(), limits=replace(LAX_LIMITS, stream_s=0.02)
     ) as served:
         ada = served.rig["ada"]
         served.do(ada.post("/v1/jobs", json=served.rig.body("mlp", "b", "c")))

@@ -24,7 +24,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[StoreSnapshot,
     folder = tmp_path_factory.mktemp("rig")
     camera = SnapshotCommit(folder / "store")
 
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(folder, commit=camera.commit) as rig:
             for number in range(6):
                 jobs = [listed(f"job-{number}-{place}") for place in range(2)]
@@ -32,7 +32,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[StoreSnapshot,
                 await rig.settle(400.0)
             await rig.service.cancel(ADMIN, "job-5-1")
 
-    asyncio.run(play())
+    asyncio.run(scenario())
     found = camera.pairs()
     assert len(found) > 6
     assert len(found[-1][1].jobs) == 12

@@ -32,7 +32,7 @@ ADMIN, READER = Principal("root", Role.ADMIN), Principal("screen", Role.READER)
 
 
 def test_owner_readers_and_admins_see_a_job_and_other_users_do_not(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path, a=1000) as rig:
             service = rig.service
             assert await service.submit(ADA, [listed("a")]) == (JobId("a"),)
@@ -50,7 +50,7 @@ def test_owner_readers_and_admins_see_a_job_and_other_users_do_not(tmp_path: Pat
             assert service.decisions(ADA)[0].reason != ""
             assert service.summary(ADA).held == 1.0
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Chatty(Fifo):
 
 
 def test_reasons_hide_the_names_of_jobs_of_other_users(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path, policy=Chatty()) as rig:
             service = rig.service
             await service.submit(BEN, [listed("secret-project.v2"), listed("b")])
@@ -81,11 +81,11 @@ def test_reasons_hide_the_names_of_jobs_of_other_users(tmp_path: Path) -> None:
             assert "secret-project.v2" in service.job(READER, "a").reason
             assert [decision.reason for decision in service.decisions(ADA)][1:] == [""]
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 def test_only_the_owner_and_an_admin_change_a_job(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path, a=1000) as rig:
             service = rig.service
             await service.submit(ADA, [listed("a")])
@@ -105,11 +105,11 @@ def test_only_the_owner_and_an_admin_change_a_job(tmp_path: Path) -> None:
             with pytest.raises(Conflict, match="is cancelled"):
                 await service.cancel(ADA, "a")
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 def test_a_taken_name_gets_a_number_and_dependencies_follow(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path) as rig:
             service = rig.service
             await service.submit(ADA, [listed("a")])
@@ -117,11 +117,11 @@ def test_a_taken_name_gets_a_number_and_dependencies_follow(tmp_path: Path) -> N
             assert names == ("a-2", "b")
             assert service.job(BEN, "b").after == ("a-2",)
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 def test_requests_with_the_same_idempotency_key_submit_once(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path) as rig:
             service = rig.service
             both = await asyncio.gather(*(service.submit(ADA, [listed("a")], key="once") for _ in range(2)))
@@ -130,11 +130,11 @@ def test_requests_with_the_same_idempotency_key_submit_once(tmp_path: Path) -> N
             with pytest.raises(InputError, match="'once'"):
                 await service.submit(ADA, [listed("b")], key="once")
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 def test_a_rejected_submission_frees_its_key(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path, a=1000) as rig:
             service = rig.service
             for _ in range(2):
@@ -143,11 +143,11 @@ def test_a_rejected_submission_frees_its_key(tmp_path: Path) -> None:
             assert await service.submit(ADA, [listed("c")], key="once") == ("c",)
             assert service.job(ADA, "c").phase is Phase.RUNNING
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 def test_idempotency_keys_survive_a_restart(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path, a=1000) as rig:
             service = rig.service
             await service.submit(ADA, [listed("a")], key="once")
@@ -159,22 +159,22 @@ def test_idempotency_keys_survive_a_restart(tmp_path: Path) -> None:
             assert await rig.service.submit(ADA, [listed("a")], key="once") == ("a",)
             assert rig.service.jobs(ADA).total == 0
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 def test_a_job_that_can_never_fit_is_rejected(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path) as rig:
             service = rig.service
             with pytest.raises(InputError, match="9 devices"):
                 await service.submit(ADA, [listed("a", devices=9)])
             assert service.jobs(ADA).total == 0
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 def test_logs_are_read_in_chunks_and_curves_are_thinned(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path, a=1000) as rig:
             service = rig.service
             await service.submit(ADA, [listed("a")])
@@ -193,7 +193,7 @@ def test_logs_are_read_in_chunks_and_curves_are_thinned(tmp_path: Path) -> None:
             assert [point.step for point in points] == [0, 3, 6, 9]
             assert points[-1].at == 1_000_009.0
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class ThreadRecorder(TimeBase):
 
 
 def test_a_curve_skips_damaged_lines_and_is_read_in_another_thread(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path, a=1000) as rig:
             await rig.service.submit(ADA, [listed("a")])
             folder = JobFolder(tmp_path, "a").path
@@ -221,11 +221,11 @@ def test_a_curve_skips_damaged_lines_and_is_read_in_another_thread(tmp_path: Pat
             assert [point.step for point in await service.measurements(ADA, "a")] == [0, 9]
             assert threading.get_ident() not in time_base.threads
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 def test_users_get_no_events_of_other_users_jobs(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path, a=1000, b=1000) as rig:
             service = rig.service
             await service.submit(ADA, [listed("a")])
@@ -241,11 +241,11 @@ def test_users_get_no_events_of_other_users_jobs(tmp_path: Path) -> None:
             assert received["ada"] == ["submitted a", "decision", "phase a", "decision"]
             assert received["screen"] == ["submitted a", "decision", "phase a", "submitted b"]
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 def test_a_quota_counts_active_jobs(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         quotas = Quotas(Quota(jobs=2), {"ben": Quota(devices=1, weight=3.0)})
         async with open_service(tmp_path, quotas=quotas) as rig:
             service = rig.service
@@ -259,11 +259,11 @@ def test_a_quota_counts_active_jobs(tmp_path: Path) -> None:
             await service.submit(BEN, [listed("e", weight=2.0)])
             assert service.job(BEN, "e").weight == 6.0
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 def test_limits_cannot_be_raised_above_the_quota(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path, quotas=Quotas(Quota(devices=2))) as rig:
             service = rig.service
             await service.submit(ADA, [listed("a"), listed("b")])
@@ -275,7 +275,7 @@ def test_limits_cannot_be_raised_above_the_quota(tmp_path: Path) -> None:
             await service.set_limits(ADA, "a", 2, 2)
             await service.set_limits(ADA, "a", 1, 1)
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 @given(text=st.text(), most=st.integers(1, 9))
@@ -302,7 +302,7 @@ def test_an_incomplete_character_is_read_later(tmp_path: Path) -> None:
 def test_nodes_show_host_resources_and_jobs_wait_for_them(tmp_path: Path) -> None:
     supplied = Cluster(tuple(replace(node, supplies=HostResources(4, 8 << 30)) for node in TWO_CORES.nodes))
 
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path, cluster=supplied) as rig:
             service = rig.service
             await service.submit(ADA, [listed("a", cpus=3), listed("b", cpus=3)])
@@ -313,11 +313,11 @@ def test_nodes_show_host_resources_and_jobs_wait_for_them(tmp_path: Path) -> Non
             with pytest.raises(InputError, match="5 cores"):
                 await service.submit(ADA, [listed("much", cpus=5)])
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 def test_foreign_processes_are_shown_with_device_and_node(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path) as rig:
             service = rig.service
             await rig.loop.wish(OutsidersSeen(DeviceId(1), (ForeignProcess(7, "ben", "python", 5),), keeps_free=False))
@@ -327,11 +327,11 @@ def test_foreign_processes_are_shown_with_device_and_node(tmp_path: Path) -> Non
             await rig.loop.wish(OutsidersSeen(DeviceId(1)))
             assert service.nodes(BEN)[0].outsiders == ()
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 def test_priorities_are_capped_and_missed_deadlines_shown(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         quotas = Quotas(by_user={"ben": Quota(priority="normal")})
         async with open_service(tmp_path, quotas=quotas, a=1000) as rig:
             service = rig.service
@@ -351,4 +351,4 @@ def test_priorities_are_capped_and_missed_deadlines_shown(tmp_path: Path) -> Non
             assert any("deadline" in event.words for event in service.story(ADA, "a"))
             assert service.job(ADA, "a").phase is Phase.RUNNING
 
-    asyncio.run(play())
+    asyncio.run(scenario())

@@ -35,7 +35,7 @@ def planner(rig: ServiceRig) -> WhatIfPlanner:
 
 
 def test_new_jobs_wait_behind_queued_ones(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path) as rig:
             alone = await planner(rig).plan(ADA, [listed("c")])
             await rig.service.submit(ADA, [listed("a"), listed("b"), listed("c")])
@@ -46,11 +46,11 @@ def test_new_jobs_wait_behind_queued_ones(tmp_path: Path) -> None:
             assert (alone["behind"], behind["behind"]) == (0, 3)
             assert rig.service.jobs(ADA).total == 3
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 def test_a_forecast_that_is_not_possible_is_rejected(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path) as rig:
             with pytest.raises(InputError, match="9 devices"):
                 await planner(rig).plan(ADA, [listed("a", devices=9)])
@@ -63,7 +63,7 @@ def test_a_forecast_that_is_not_possible_is_rejected(tmp_path: Path) -> None:
             with pytest.raises(InputError, match=r"KeyError: 'no' \(mine.py, line 9\)"):
                 await failing.plan(ADA, [listed("a")])
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 class Unused(DeclaredEstimator):
@@ -74,11 +74,11 @@ class Unused(DeclaredEstimator):
 
 
 def test_the_limit_is_checked_before_anything_is_computed(tmp_path: Path) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         async with open_service(tmp_path) as rig:
             await rig.service.submit(ADA, [listed(f"j{number}") for number in range(MAX_JOBS)])
             service = SchedulerService(replace(rig.read_model, estimates=Unused()))
             with pytest.raises(InputError, match=f"{MAX_JOBS} queued and 1 new"):
                 await WhatIfPlanner(service, [], lambda: "fifo", lambda jobs: {}).plan(ADA, [listed("a")])
 
-    asyncio.run(play())
+    asyncio.run(scenario())

@@ -29,19 +29,19 @@ from tests.support.service_rig import ServiceRig, open_service
 
 BASE = "http://localhost:7637"
 UID = 4711  # the owner's
-PEOPLE = {
+PRINCIPALS = {
     "ada": Principal("ada"),
     "ben": Principal("ben"),
     "root": Principal("root", Role.ADMIN),
     "screen": Principal("screen", Role.READER),
 }
-GENEROUS = Limits(requests_per_s=1e6, burst=1e6, failed_logins_burst=1e6, stream_s=0.2, batch_s=0.0)
+LAX_LIMITS = Limits(requests_per_s=1e6, burst=1e6, failed_logins_burst=1e6, stream_s=0.2, batch_s=0.0)
 ENTRY = "def main(lr=0.1):\n    ...\n"  # the content of train.py in the rig's folder
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRig:
-    """An application and its clients: one for each of PEOPLE, one on the socket, one without a token."""
+    """An application and its clients: one for each of PRINCIPALS, one on the socket, one without a token."""
 
     app: ASGIApp
     backend: ServiceRig
@@ -64,18 +64,18 @@ class HttpRig:
 async def open_http(
     folder: Path,
     *,
-    limits: Limits = GENEROUS,
+    limits: Limits = LAX_LIMITS,
     quotas: Quotas | None = None,
     planner: Planner | None = None,
     uid: int = UID,
     origins: tuple[str, ...] = (),
     proxies: tuple[str, ...] = (),
 ) -> AsyncIterator[HttpRig]:
-    """Run an application; each of PEOPLE has a token."""
+    """Run an application; each of PRINCIPALS has a token."""
     (folder / "work").mkdir()
     (folder / "work" / "train.py").write_text(ENTRY, encoding="utf-8")
     tokens = AccessTokens(folder / "tokens.json")
-    secrets = {name: tokens.add(person, 0.0) for name, person in PEOPLE.items()}
+    secrets = {name: tokens.add(principal, 0.0) for name, principal in PRINCIPALS.items()}
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(open_service(folder / "state", quotas=quotas))
         context = ApiContext(
@@ -90,7 +90,7 @@ async def open_http(
             planner=planner,
         )
         app = make_app(context)
-        clients = {name: client_of(app, secrets[name]) for name in PEOPLE}
+        clients = {name: client_of(app, secrets[name]) for name in PRINCIPALS}
         clients["nobody"] = client_of(app)
         clients["owner"] = client_of(by_socket(app, uid))
         for client in clients.values():
@@ -98,16 +98,16 @@ async def open_http(
         yield HttpRig(app, backend, context, folder / "work", clients)
 
 
-def withstand(folder: Path, scene: Callable[[HttpRig], Awaitable[None]], **options: Any) -> None:
+def run_hostile(folder: Path, scenario: Callable[[HttpRig], Awaitable[None]], **options: Any) -> None:
     """Send hostile requests and check that none of them submitted a job."""
 
-    async def play() -> None:
+    async def run() -> None:
         async with open_http(folder, **options) as rig:
-            await scene(rig)
+            await scenario(rig)
             untouched = (await rig["root"].get("/v1/jobs")).json()
             assert untouched["total"] == 0, "a hostile request submitted a job"
 
-    asyncio.run(play())
+    asyncio.run(run())
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Served:
 
     url: str
     socket: Path
-    tokens: Mapping[str, str]  # of PEOPLE
+    tokens: Mapping[str, str]  # of PRINCIPALS
     rig: HttpRig
     loop: asyncio.AbstractEventLoop
 
@@ -139,7 +139,7 @@ def serve_http(folder: Path, *, tls: SSLContext | None = None, **options: Any) -
             serving = asyncio.create_task(server.run_until_stopped())
             await server.up.wait()
             tokens = {
-                name: client.headers["Authorization"][7:] for name, client in rig.clients.items() if name in PEOPLE
+                name: client.headers["Authorization"][7:] for name, client in rig.clients.items() if name in PRINCIPALS
             }
             url = f"{'https' if tls else 'http'}://127.0.0.1:{tcp.getsockname()[1]}"
             made.set_result(Served(url, folder / "s", tokens, rig, asyncio.get_running_loop()))

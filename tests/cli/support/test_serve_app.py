@@ -15,7 +15,7 @@ from carpool.dashboard.routes import mount
 from carpool.service.config import read_settings
 from carpool.service.http.auth_middleware import principal_of
 from carpool.service.transport import listen_tcp
-from tests.support.http_rig import BASE, GENEROUS, open_http
+from tests.support.http_rig import BASE, LAX_LIMITS, open_http
 
 PAGE = {"Accept": "text/html"}
 
@@ -43,7 +43,7 @@ def test_pages_are_behind_the_door(tmp_path: Path) -> None:
 
 def test_pages_that_follow_count_as_streams(tmp_path: Path) -> None:
     async def play() -> None:
-        async with open_http(tmp_path, limits=replace(GENEROUS, streams=0)) as at:
+        async with open_http(tmp_path, limits=replace(LAX_LIMITS, streams=0)) as at:
             app: Any = at.app
             mount(app, at.context.service, principal_of, streams=app.state.streams)
             refused = await at["ada"].get("/dashboard/events")

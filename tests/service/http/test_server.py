@@ -18,12 +18,12 @@ import httpx
 from carpool.core.errors import InputError
 from carpool.service.auth import AccessTokens
 from carpool.service.transport import is_loopback, listen_tcp, listen_unix, peer_uid
-from tests.support.http_rig import GENEROUS, Served, serve_http
+from tests.support.http_rig import LAX_LIMITS, Served, serve_http
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    limits = replace(GENEROUS, headers_s=0.3, stalled_s=0.3)
+    limits = replace(LAX_LIMITS, headers_s=0.3, stalled_s=0.3)
     with serve_http(tmp_path_factory.mktemp("served"), limits=limits) as served:
         yield served
 
@@ -87,7 +87,7 @@ def test_a_client_that_reads_nothing_is_disconnected(served: Served) -> None:
 
 
 def test_a_stream_ends_when_its_token_is_removed(tmp_path: Path) -> None:
-    with serve_http(tmp_path, limits=replace(GENEROUS, stream_s=1.0)) as served:
+    with serve_http(tmp_path, limits=replace(LAX_LIMITS, stream_s=1.0)) as served:
         feed = served.rig.backend.read_model.chronicle.feed
 
         async def publish() -> None:
@@ -108,7 +108,7 @@ def test_a_stream_ends_when_its_token_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_full_port_does_not_lock_out_the_owner(tmp_path: Path) -> None:
-    with serve_http(tmp_path, limits=replace(GENEROUS, connections=3)) as served, ExitStack() as stack:
+    with serve_http(tmp_path, limits=replace(LAX_LIMITS, connections=3)) as served, ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(connected(served))
         assert httpx.get(f"{served.url}/v1/health/live").status_code == 503

@@ -18,7 +18,7 @@ async def receive(feed: EventFeed, after: int | None, count: int) -> list[Event]
 
 
 def test_a_listener_gets_buffered_and_new_events() -> None:
-    async def play() -> list[int]:
+    async def scenario() -> list[int]:
         feed = EventFeed()
         for _ in range(3):
             feed.add(0.0, "told", "a")
@@ -28,11 +28,11 @@ def test_a_listener_gets_buffered_and_new_events() -> None:
         feed.add(1.0, "told", "c")
         return [event.number for event in await listening]
 
-    assert asyncio.run(play()) == [2, 3, 4, 5]
+    assert asyncio.run(scenario()) == [2, 3, 4, 5]
 
 
 def test_without_a_number_a_listener_gets_only_new_events() -> None:
-    async def play() -> list[str]:
+    async def scenario() -> list[str]:
         feed = EventFeed()
         feed.add(0.0, "told", "before")
         listening = asyncio.create_task(receive(feed, None, 1))
@@ -40,11 +40,11 @@ def test_without_a_number_a_listener_gets_only_new_events() -> None:
         feed.add(1.0, "told", "after")
         return [event.job for event in await listening]
 
-    assert asyncio.run(play()) == ["after"]
+    assert asyncio.run(scenario()) == ["after"]
 
 
 def test_closing_the_feed_ends_its_listeners() -> None:
-    async def play() -> list[Event]:
+    async def scenario() -> list[Event]:
         feed = EventFeed()
         feed.add(0.0, "told")
         listening = asyncio.create_task(receive(feed, 0, 99))
@@ -52,21 +52,21 @@ def test_closing_the_feed_ends_its_listeners() -> None:
         feed.close()
         return await listening
 
-    assert len(asyncio.run(play())) == 1
+    assert len(asyncio.run(scenario())) == 1
 
 
 @given(kept=st.integers(1, 5), many=st.integers(0, 12), after=st.integers(0, 12))
 def test_gaps_are_reported_and_no_event_comes_twice(kept: int, many: int, after: int) -> None:
     after = min(after, many)
 
-    async def play() -> list[Event]:
+    async def scenario() -> list[Event]:
         feed = EventFeed(max_events=kept)
         for _ in range(many):
             feed.add(0.0, "told")
         feed.close()
         return [event async for event in feed.listen(after)]
 
-    events = asyncio.run(play())
+    events = asyncio.run(scenario())
     numbers = [event.number for event in events]
     assert numbers == sorted(set(numbers))
     oldest = max(1, many - kept + 1)
@@ -76,7 +76,7 @@ def test_gaps_are_reported_and_no_event_comes_twice(kept: int, many: int, after:
 
 
 def test_a_listener_that_reconnects_after_a_restart_gets_missed_and_all_events_since() -> None:
-    async def play() -> list[tuple[str, str]]:
+    async def scenario() -> list[tuple[str, str]]:
         before, feed = EventFeed(epoch=1), EventFeed(epoch=2)
         for _ in range(9):
             before.add(0.0, "told", "a")
@@ -89,4 +89,4 @@ def test_a_listener_that_reconnects_after_a_restart_gets_missed_and_all_events_s
         assert [event.job for event in await receive(feed, 0, 2)] == ["a", "b"]
         return [(event.kind, event.job) for event in again]
 
-    assert asyncio.run(play()) == [("missed", ""), ("told", "b")]
+    assert asyncio.run(scenario()) == [("missed", ""), ("told", "b")]
