@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
 from carpool.core.host_resources import HostResources
@@ -21,7 +19,7 @@ from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.service.admission import Quota, QuotaExceeded, Quotas
 from carpool.service.auth import Forbidden, Principal, Role
-from carpool.service.queries.present import TimeBase, read_log
+from carpool.service.queries.present import TimeBase
 from carpool.service.queries.views import ForeignProcessView
 from carpool.service.service import Conflict, NotFound, SchedulerService
 from carpool.service.store.store import Store
@@ -276,27 +274,6 @@ def test_limits_cannot_be_raised_above_the_quota(tmp_path: Path) -> None:
             await service.set_limits(ADA, "a", 1, 1)
 
     asyncio.run(scenario())
-
-
-@given(text=st.text(), most=st.integers(1, 9))
-def test_a_log_read_in_chunks_is_the_log(tmp_path_factory: pytest.TempPathFactory, text: str, most: int) -> None:
-    path = tmp_path_factory.mktemp("log") / "log"
-    path.write_bytes(text.encode("utf-8", "replace"))
-    most = max(most, 4)  # the longest character
-    for is_over in (True, False):
-        start, read = 0, ""
-        while (chunk := read_log(path, start, most, is_over=is_over)).text:
-            assert chunk.next > start
-            start, read = chunk.next, read + chunk.text
-        assert read == path.read_bytes().decode()
-        assert chunk.is_over == is_over
-
-
-def test_an_incomplete_character_is_read_later(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_bytes("ä".encode() + "ö".encode()[:1])
-    assert read_log(path, 0, 99, is_over=False).text == "ä"
-    assert read_log(path, 0, 99, is_over=True).text == "ä\N{REPLACEMENT CHARACTER}"
 
 
 def test_nodes_show_host_resources_and_jobs_wait_for_them(tmp_path: Path) -> None:

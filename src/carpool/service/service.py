@@ -26,19 +26,8 @@ from carpool.service.admission import IdempotencyKeys, JobNames, Quotas, fingerp
 from carpool.service.auth import Principal
 from carpool.service.daemon.policy_guard import dry_run_policy
 from carpool.service.daemon.read_model import ReadModel
+from carpool.service.queries import present
 from carpool.service.queries.event_log import Event
-from carpool.service.queries.present import (
-    change_views,
-    describe_program,
-    device_views,
-    expected_end,
-    job_story,
-    job_view,
-    node_views,
-    read_curve,
-    read_log,
-    redact_reason,
-)
 from carpool.service.queries.views import (
     DecisionView,
     DeviceView,
@@ -225,7 +214,7 @@ class SchedulerService:
     def story(self, principal: Principal, job: str) -> list[StoryEventView]:
         """Return a job's history as text."""
         account = self._account(principal, job)
-        return job_story(account, self._model.calendar, self._model.names, self._redactor(principal))
+        return present.job_story(account, self._model.calendar, self._model.names, self._redactor(principal))
 
     def why(self, principal: Principal, job: str) -> str:
         """Explain why a job waits, or why it holds its devices."""
@@ -240,12 +229,12 @@ class SchedulerService:
     async def measurements(self, principal: Principal, job: str, *, most: int = _MAX_POINTS) -> list[MeasurementView]:
         """Return a job's loss, rate and metrics over time; the file is read in a thread, because it may be long."""
         path = self._folder(self._account(principal, job)) / "metrics.jsonl"
-        return await asyncio.to_thread(read_curve, path, self._model.calendar, most)
+        return await asyncio.to_thread(present.read_curve, path, self._model.calendar, most)
 
     def log(self, principal: Principal, job: str, start: int = 0, *, most: int = _LOG_CHUNK) -> LogChunk:
         """Return a part of a job's log; a negative start counts from its end."""
         account = self._account(principal, job)
-        return read_log(self._folder(account) / "log", start, most, is_over=account.phase.is_over)
+        return present.read_log(self._folder(account) / "log", start, most, is_over=account.phase.is_over)
 
     def _folder(self, account: JobAccount) -> Path:
         return JobFolder(self._model.state, account.spec.id).path
@@ -261,11 +250,11 @@ class SchedulerService:
 
     def devices(self, principal: Principal) -> list[DeviceView]:
         """Return every device with the jobs on it."""
-        return device_views(self._model.scheduler, self._model.names, principal.may_see)
+        return present.device_views(self._model.scheduler, self._model.names, principal.may_see)
 
     def nodes(self, principal: Principal) -> list[NodeView]:
         """Return every node with its devices and host resources."""
-        return node_views(self._model.scheduler.snapshot().occupancy, self.devices(principal))
+        return present.node_views(self._model.scheduler.snapshot().occupancy, self.devices(principal))
 
     def timeline(self, principal: Principal, since: float, until: float, job: str = "") -> list[SpanView]:
         """Return the allocations between two Unix times, of all jobs or of one."""
@@ -288,7 +277,7 @@ class SchedulerService:
         newest = reversed(self._model.chronicle.decisions)
         for decision in islice((each for each in newest if before is None or each.number < before), limit):
             visible = {change.job for change in decision.planned.changes if principal.may_see(owner(change.job))}
-            changes = change_views(decision.planned, self._model.names, visible)
+            changes = present.change_views(decision.planned, self._model.names, visible)
             reason = redact(decision.planned.reason) if visible else ""
             views.append(DecisionView(decision.number, self._model.calendar.unix(decision.at), reason, changes))
         return views
@@ -331,7 +320,7 @@ class SchedulerService:
             {phase: phases.get(phase, 0) for phase in Phase},
             len(devices),
             sum(device.is_lost for device in devices),
-            sum(min(1.0, sum(each.fraction for each in device.residents)) for device in devices),
+            sum(device.held for device in devices),
             self.policy_fault(principal),
         )
 
@@ -379,19 +368,19 @@ class SchedulerService:
         def is_hidden(job: JobId) -> bool:
             return has_seen(job) and not principal.may_see(owner(job))
 
-        return lambda reason: redact_reason(reason, is_hidden)
+        return lambda reason: present.redact_reason(reason, is_hidden)
 
     def _view(self, account: JobAccount, redact: Callable[[str], str]) -> JobView:
         at, name = self._model.now(), account.spec.id
         job = self._model.scheduler.jobs.get(name)
-        return job_view(
+        return present.job_view(
             account,
             phase=self._phase(account),
             redact=redact,
             at=at,
             time_base=self._model.calendar,
             names=self._model.names,
-            what=describe_program(self._model.programs.get(name)),
+            what=present.describe_program(self._model.programs.get(name)),
             total=self._model.total(name),
-            ends_in=None if job is None else expected_end(job, at, self._model.estimates),
+            ends_in=None if job is None else present.expected_end(job, at, self._model.estimates),
         )

@@ -246,7 +246,7 @@ def node_views(occupancy: Occupancy, devices: Iterable[DeviceView]) -> list[Node
             node.id in occupancy.lost,
             len(node.devices),
             dict(Counter(device.kind for device in by_node[node.name])),
-            sum(min(1.0, sum(each.fraction for each in device.residents)) for device in by_node[node.name]),
+            sum(device.held for device in by_node[node.name]),
             ResourceView(*node.supplies),
             ResourceView(*occupancy.hosting.taken(node.id)),
             tuple(each for device in by_node[node.name] for each in device.outsiders),

@@ -28,7 +28,7 @@ class TimeEstimate:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job."""
+    """A job: its request, state, progress and outcome."""
 
     id: JobId
     user: str
@@ -116,6 +116,11 @@ class DeviceView:
     is_lost: bool
     residents: tuple[ResidentView, ...]
     outsiders: tuple[ForeignProcessView, ...] = ()
+
+    @property
+    def held(self) -> float:
+        """The allocated fraction, at most 1."""
+        return min(1.0, sum(resident.fraction for resident in self.residents))
 
 
 @dataclass(frozen=True, slots=True)
