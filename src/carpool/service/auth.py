@@ -1,4 +1,4 @@
-"""Authentication: principals, roles, and access tokens in a file that is reloaded when it changes."""
+"""Authentication: principals, roles, callers, and access tokens in a file that is reloaded when it changes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,23 @@ class Principal:
         """Raise Forbidden for any role but admin."""
         if self.role is not Role.ADMIN:
             raise Forbidden(f"{self.name!r} has the role {self.role}. Use a token with the role admin.")
+
+
+class AuthMethod(Enum):
+    """How a caller authenticated."""
+
+    SOCKET = "Unix socket"
+    TOKEN = "token"
+    COOKIE = "cookie"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The authenticated sender of a request."""
+
+    principal: Principal
+    method: AuthMethod
+    is_valid: Callable[[], bool] = lambda: True  # whether the token has not been removed since
 
 
 @dataclass(frozen=True, slots=True)

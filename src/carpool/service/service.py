@@ -192,7 +192,6 @@ class SchedulerService:
         offset: int = 0,
         limit: int = 100,
     ) -> JobPage:
-        """Return one page of the matching jobs, in order of submission."""
         found: Collection[JobAccount] = self._model.ledger.accounts.values()
         if not principal.may_see(user):  # an empty user means all users
             user = user or principal.name
@@ -212,7 +211,6 @@ class SchedulerService:
         return self._view(self._account(principal, job), self._redactor(principal))
 
     def story(self, principal: Principal, job: str) -> list[StoryEventView]:
-        """Return a job's history as text."""
         account = self._account(principal, job)
         return present.job_story(account, self._model.calendar, self._model.names, self._redactor(principal))
 
@@ -249,11 +247,9 @@ class SchedulerService:
         return self._model.scheduler.cluster
 
     def devices(self, principal: Principal) -> list[DeviceView]:
-        """Return every device with the jobs on it."""
         return present.device_views(self._model.scheduler, self._model.names, principal.may_see)
 
     def nodes(self, principal: Principal) -> list[NodeView]:
-        """Return every node with its devices and host resources."""
         return present.node_views(self._model.scheduler.snapshot().occupancy, self.devices(principal))
 
     def timeline(self, principal: Principal, since: float, until: float, job: str = "") -> list[SpanView]:
@@ -309,7 +305,6 @@ class SchedulerService:
         return self._redactor(principal)(fault) or ("the previous policy failed" if fault else "")
 
     def summary(self, principal: Principal) -> SummaryView:
-        """Return an overview of the daemon."""
         devices = self.devices(principal)
         accounts = self._model.ledger.accounts.values()
         phases = Counter(self._phase(account) for account in accounts if principal.may_see(account.spec.user))

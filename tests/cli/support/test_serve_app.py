@@ -13,7 +13,7 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 from carpool.cli.support.serve_app import where
 from carpool.dashboard.routes import mount
 from carpool.service.config import read_settings
-from carpool.service.http.auth_middleware import principal_of
+from carpool.service.http.deps import principal_of
 from carpool.service.transport import listen_tcp
 from tests.support.http_rig import BASE, LAX_LIMITS, open_http
 

@@ -16,8 +16,7 @@ from starlette.responses import Response
 
 from carpool.core.model import Phase
 from carpool.jobs.job_file import ListedJob
-from carpool.service.auth import Forbidden
-from carpool.service.http.auth_middleware import Caller
+from carpool.service.auth import Caller, Forbidden
 from carpool.service.http.deps import ApiContext, CallerDep, ContextDep, PrincipalDep, ServiceDep
 from carpool.service.http.metrics import MEDIA_TYPE
 from carpool.service.http.problems import RequestRejected, responses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import Any
 
 from fastapi import FastAPI
@@ -40,18 +39,9 @@ def make_app(context: ApiContext) -> FastAPI:
     context.metrics.add_service(context.service)
     install_error_handlers(app)
     _add_problem_schema(app)
+    # Each middleware runs before those added earlier.
     app.add_middleware(BodyLimitMiddleware, limits=context.limits)
-    app.add_middleware(  # runs before those added earlier
-        AuthMiddleware,
-        tokens=context.tokens,
-        owner=context.owner,
-        uid=context.uid,
-        hosts=context.hosts,
-        origins=context.origins,
-        limits=context.limits,
-        throttle=app.state.login_throttle,
-        now=monotonic,
-    )
+    app.add_middleware(AuthMiddleware, context=context, throttle=app.state.login_throttle)
     app.add_middleware(MetricsMiddleware, metrics=context.metrics)
     return app
 

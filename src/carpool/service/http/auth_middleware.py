@@ -9,26 +9,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carpool.core.errors import InputError
-from carpool.service.auth import AccessTokens, Principal
-from carpool.service.http.limits import Limits, LoginThrottle, TokenBuckets
+from carpool.service.auth import AuthMethod, Caller
+from carpool.service.http.deps import CALLER, CHALLENGE, ApiContext, unauthenticated
+from carpool.service.http.limits import LoginThrottle, TokenBuckets
 from carpool.service.http.problems import RequestRejected, problem_of_error
 
 COOKIE = "carpool_token"
 PEER = "peer_uid"  # in a scope's state: the user id of a Unix socket's peer
-_CALLER = "caller"  # in a scope's state
-_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="carpool"'}
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOGIN = "/sign-in"  # the one path that takes a POST without a token
@@ -67,47 +64,17 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-class AuthMethod(Enum):
-    """How a caller authenticated."""
-
-    SOCKET = "Unix socket"
-    TOKEN = "token"
-    COOKIE = "cookie"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The authenticated sender of a request."""
-
-    principal: Principal
-    method: AuthMethod
-    is_valid: Callable[[], bool] = lambda: True  # whether the token has not been removed since
-
-
 class AuthMiddleware:
     """Authenticates requests, or rejects them."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        tokens: AccessTokens,
-        owner: Principal,
-        uid: int,
-        hosts: Collection[str],
-        origins: Collection[str],
-        limits: Limits,
-        throttle: LoginThrottle,
-        now: Callable[[], float],
+        self, app: ASGIApp, context: ApiContext, throttle: LoginThrottle, now: Callable[[], float] = monotonic
     ) -> None:
         self._app = app
-        self._tokens = tokens
-        self._owner = owner
-        self._uid = uid
-        proxies = (_bracketed(urlsplit(origin).hostname or "") for origin in origins)
-        self._hosts = frozenset(host.lower() for host in (*hosts, *proxies))
-        self._origins = frozenset(origins)
-        self._rates = TokenBuckets(limits.requests_per_s, limits.burst)
+        self._context = context
+        proxies = (_bracketed(urlsplit(origin).hostname or "") for origin in context.origins)
+        self._hosts = frozenset(host.lower() for host in (*context.hosts, *proxies))
+        self._rates = TokenBuckets(context.limits.requests_per_s, context.limits.burst)
         self._throttle = throttle
         self._now = now
 
@@ -128,7 +95,7 @@ class AuthMiddleware:
         except RequestRejected as rejected:
             await problem_of_error(rejected)(scope, receive, send_with_headers)
             return
-        scope.setdefault("state", {})[_CALLER] = caller
+        scope.setdefault("state", {})[CALLER] = caller
         await self._app(scope, receive, send_with_headers)
 
     def _authenticate(self, scope: Scope, headers: Headers) -> Caller | None:
@@ -151,17 +118,17 @@ class AuthMiddleware:
             if caller is None:
                 self._throttle.record_failure(scope, self._now())
                 text = "the token is not valid. Create one with: carpool token add NAME"
-                raise RequestRejected(401, text, headers=_CHALLENGE)
+                raise RequestRejected(401, text, headers=CHALLENGE)
             return caller
-        if peer == self._uid:
-            return Caller(self._owner, AuthMethod.SOCKET)
+        if peer == self._context.uid:
+            return Caller(self._context.owner, AuthMethod.SOCKET)
         return self._caller(_cookie(headers), AuthMethod.COOKIE)
 
     def _caller(self, token: str, method: AuthMethod) -> Caller | None:
-        principal = self._tokens.authenticate(token)
+        principal = self._context.tokens.authenticate(token)
         if principal is None:
             return None
-        return Caller(principal, method, lambda: self._tokens.authenticate(token) == principal)
+        return Caller(principal, method, lambda: self._context.tokens.authenticate(token) == principal)
 
     def _check_host(self, given: str) -> None:
         name = given.rpartition(":")[0] if given.rpartition(":")[2].isdigit() and not given.endswith("]") else given
@@ -175,41 +142,19 @@ class AuthMiddleware:
     def _check_unsafe(self, scope: Scope, headers: Headers, caller: Caller | None) -> None:
         if scope["path"] != _LOGIN:
             if caller is None:
-                raise _unauthenticated()
+                raise unauthenticated()
             if caller.method is not AuthMethod.COOKIE:
                 return
         origin = headers.get("origin")
-        if origin not in self._origins and origin != f"{scope.get('scheme', 'http')}://{headers.get('host', '')}":
+        if (
+            origin not in self._context.origins
+            and origin != f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
+        ):
             raise RequestRejected(
                 403,
                 f"the request comes from a page of {origin or 'an unknown origin'}. If that is a proxy of the daemon, "
                 "add its address to the daemon's setting 'public'.",
             )
-
-
-def _unauthenticated() -> RequestRejected:
-    text = "this request needs a token. Set CARPOOL_TOKEN, or send the header 'Authorization: Bearer TOKEN'."
-    return RequestRejected(401, text, headers=_CHALLENGE)
-
-
-def caller_of(request: Request) -> Caller:
-    """Return the caller of a request; RequestRejected (401) without credentials."""
-    caller = caller_in(request.scope)
-    if caller is None:
-        raise _unauthenticated()
-    return caller
-
-
-def caller_in(scope: Scope) -> Caller | None:
-    """Return the caller of a request; None without credentials or without this middleware."""
-    caller = scope.get("state", {}).get(_CALLER)
-    assert caller is None or isinstance(caller, Caller)
-    return caller
-
-
-def principal_of(request: Request) -> Principal:
-    """Return the principal of a request; RequestRejected (401) without credentials."""
-    return caller_of(request).principal
 
 
 def _cookie(headers: Headers) -> str:

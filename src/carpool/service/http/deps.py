@@ -1,4 +1,4 @@
-"""FastAPI dependencies: the API's context, and how routes get the service and the caller."""
+"""FastAPI dependencies: the API's context, and how routes get the service and the caller of a request."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
+from starlette.types import Scope
 
 from carpool.backends.job_accounting import Json
 from carpool.jobs.job_file import ListedJob
-from carpool.service.auth import AccessTokens, Principal, Role
-from carpool.service.http.auth_middleware import AuthMethod, Caller, caller_of, principal_of
+from carpool.service.auth import AccessTokens, AuthMethod, Caller, Principal, Role
 from carpool.service.http.limits import Limits
 from carpool.service.http.metrics import ServiceMetrics
+from carpool.service.http.problems import RequestRejected
 from carpool.service.http.submission import PathPolicy
 from carpool.service.service import SchedulerService
+
+CALLER = "caller"  # key in a scope's state, set by the auth middleware
+CHALLENGE = {"WWW-Authenticate": 'Bearer realm="carpool"'}
 
 
 class Planner(Protocol):
@@ -49,6 +53,31 @@ class ApiContext:
         return None if caller.method is AuthMethod.SOCKET else self.roots
 
 
+def unauthenticated() -> RequestRejected:
+    """Return the 401 error of a request without credentials."""
+    text = "this request needs a token. Set CARPOOL_TOKEN, or send the header 'Authorization: Bearer TOKEN'."
+    return RequestRejected(401, text, headers=CHALLENGE)
+
+
+def caller_in(scope: Scope) -> Caller | None:
+    """Return the caller of a request; None without credentials or without the auth middleware."""
+    caller = scope.get("state", {}).get(CALLER)
+    assert caller is None or isinstance(caller, Caller)
+    return caller
+
+
+def principal_of(request: Request) -> Principal:
+    """Return the principal of a request; RequestRejected (401) without credentials."""
+    return _require_caller(request).principal
+
+
+def _require_caller(request: Request) -> Caller:
+    caller = caller_in(request.scope)
+    if caller is None:
+        raise unauthenticated()
+    return caller
+
+
 # Dependencies are coroutines because FastAPI runs plain functions in a thread.
 async def _context(request: Request) -> ApiContext:
     context = request.app.state.context
@@ -61,7 +90,7 @@ async def _service(request: Request) -> SchedulerService:
 
 
 async def _caller(request: Request) -> Caller:
-    return caller_of(request)
+    return _require_caller(request)
 
 
 async def _principal(request: Request) -> Principal:

@@ -14,10 +14,9 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from carpool.service.auth import Principal
+from carpool.service.auth import Caller, Principal
 from carpool.service.http.api import COMMON_RESPONSES, JobName, bearer
-from carpool.service.http.auth_middleware import Caller, caller_in
-from carpool.service.http.deps import PrincipalDep
+from carpool.service.http.deps import PrincipalDep, caller_in
 from carpool.service.http.limits import Limits
 from carpool.service.http.problems import RequestRejected, responses
 from carpool.service.queries.event_log import Event
