@@ -23,8 +23,8 @@ JOBS = 50
 def main() -> None:
     """Measure and print as it goes."""
     with tempfile.TemporaryDirectory() as folder, serve_http(Path(folder)) as served:
-        body = served.reception.body(*(f"job{number}" for number in range(JOBS)))
-        served.do(served.reception["root"].post("/v1/jobs", json=body))
+        body = served.rig.body(*(f"job{number}" for number in range(JOBS)))
+        served.do(served.rig["root"].post("/v1/jobs", json=body))
         environment = {
             **os.environ,
             "CARPOOL_SERVER": f"unix:{served.socket}",

@@ -87,7 +87,7 @@ def test_a_daemon_from_its_first_job_to_its_end(shell: Shell) -> None:
                 client.plan({"job": [{"name": "hi", "command": ["true"]}]}, folder=shell.home)["jobs"][0]["name"]
                 == "hi-2"
             )
-        with Client(url) as stranger, pytest.raises(RequestDenied, match="takes a token"):
+        with Client(url) as stranger, pytest.raises(RequestDenied, match="token"):
             stranger.me()
 
     os.kill(pid, signal.SIGTERM)

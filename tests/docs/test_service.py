@@ -28,9 +28,9 @@ PAGE = (DOCS / "service.md").read_text(encoding="utf-8")
 
 def asked(folder: Path, path: str) -> str:
     async def ask() -> str:
-        async with open_http(folder) as reception:
-            await reception["ada"].get("/v1/me")
-            return (await reception["root"].get(path)).text
+        async with open_http(folder) as rig:
+            await rig["ada"].get("/v1/me")
+            return (await rig["root"].get(path)).text
 
     return asyncio.run(ask())
 

@@ -33,13 +33,13 @@ def ada(served: Served) -> Iterator[carpool.Client]:
 
 
 def write_log(served: Served, job: str, text: str) -> None:
-    folder = JobFolder(served.reception.office.premises.state, job).path
+    folder = JobFolder(served.rig.backend.read_model.state, job).path
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "log").write_text(text, encoding="utf-8")
 
 
 def test_jobs_are_submitted_and_steered(served: Served, ada: carpool.Client) -> None:
-    body = served.reception.body("a", "b")
+    body = served.rig.body("a", "b")
     names = ada.submit({"job": body["job"]}, folder=body["folder"], key="k")
     assert names == ada.submit({"job": body["job"]}, folder=body["folder"], key="k") == ["a", "b"]
     assert ada.job("a")["phase"] == "running"
@@ -62,7 +62,7 @@ def test_jobs_are_submitted_and_steered(served: Served, ada: carpool.Client) -> 
 
 
 def test_a_job_file_is_sent_with_its_folder(served: Served, ada: carpool.Client) -> None:
-    file = served.reception.folder / "jobs.toml"
+    file = served.rig.folder / "jobs.toml"
     file.write_text('[defaults]\nweight = 2.0\n[[job]]\nname = "a"\nentry = "train.py:main"\n', encoding="utf-8")
     assert ada.submit(file) == ["a"]
     assert ada.job("a")["weight"] == 2.0
@@ -83,10 +83,10 @@ def test_refusals_say_why_and_what_to_do(served: Served, ada: carpool.Client) ->
     with pytest.raises(RequestDenied, match=r"there is no job 'none'") as denied:
         ada.job("none")
     assert denied.value.status == 404
-    body = served.reception.body("a", devices=9)
+    body = served.rig.body("a", devices=9)
     with pytest.raises(RequestDenied, match=r"^job 'a' asks 9 devices; there are 2. Lower devices or min_devices"):
         ada.submit(body, folder=body["folder"])
-    with carpool.Client(served.url) as nobody, pytest.raises(RequestDenied, match="takes a token"):
+    with carpool.Client(served.url) as nobody, pytest.raises(RequestDenied, match="token"):
         nobody.me()
     with pytest.raises(Unreachable, match=r"no daemon answers at unix:/nowhere.*carpool serve"):
         carpool.Client("unix:/nowhere").me()
@@ -150,20 +150,20 @@ def test_a_wish_is_not_said_again_where_it_may_have_been_heard(
 
 
 def test_a_log_is_followed_to_its_end(served: Served, ada: carpool.Client) -> None:
-    body = served.reception.body("a")
+    body = served.rig.body("a")
     ada.submit(body, folder=body["folder"])
     write_log(served, "a", "one\n")
     following = ada.follow("a")
     assert next(following) == b"one\n"
     write_log(served, "a", "one\ntwo\n")
-    served.do(served.reception.office.settle(1000.0))
+    served.do(served.rig.backend.settle(1000.0))
     assert b"".join(following) == b"two\n"
     assert b"".join(ada.follow("a", -4)) == b"two\n"
 
 
 def test_events_go_on_where_a_line_broke(served: Served, ada: carpool.Client) -> None:
     for name in "ab":  # streams of the reception end after a moment, so this takes several
-        body = served.reception.body(name)
+        body = served.rig.body(name)
         ada.submit(body, folder=body["folder"])
     heard = list(islice(ada.events(0), 6))
     numbers = [event["number"] for event in heard]

@@ -21,18 +21,18 @@ HEADER = Header("1", "fifo", TWO_CORES)
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[StoreSnapshot, StoreSnapshot]]:
     """Pictures of a daemon's store while jobs come, run and end."""
-    folder = tmp_path_factory.mktemp("office")
+    folder = tmp_path_factory.mktemp("rig")
     camera = SnapshotCommit(folder / "store")
 
-    async def play() -> None:
-        async with open_service(folder, commit=camera.commit) as office:
+    async def scenario() -> None:
+        async with open_service(folder, commit=camera.commit) as rig:
             for number in range(6):
                 jobs = [listed(f"job-{number}-{place}") for place in range(2)]
-                await office.clerk.submit(ADMIN, jobs, key=f"key-{number}")
-                await office.settle(400.0)
-            await office.clerk.cancel(ADMIN, "job-5-1")
+                await rig.service.submit(ADMIN, jobs, key=f"key-{number}")
+                await rig.settle(400.0)
+            await rig.service.cancel(ADMIN, "job-5-1")
 
-    asyncio.run(play())
+    asyncio.run(scenario())
     found = camera.pairs()
     assert len(found) > 6
     assert len(found[-1][1].jobs) == 12

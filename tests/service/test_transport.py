@@ -1,4 +1,4 @@
-"""TLS: the port speaks it where there is a certificate; beyond this machine nothing else unless somebody says so."""
+"""TLS on the port, certificate checks, and the refusal of plain HTTP beyond loopback."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ from tests.support.http_rig import Served, serve_http
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for this machine, signed by itself, and its key."""
+    """A self-signed certificate for this machine, and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl here to make a certificate with")
@@ -44,19 +44,19 @@ def served(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
         yield served
 
 
-def test_whoever_believes_the_certificate_is_answered(served: Served, pair: tuple[Path, Path]) -> None:
+def test_a_client_that_trusts_the_certificate_connects(served: Served, pair: tuple[Path, Path]) -> None:
     assert served.url.startswith("https://")
     with Client(served.url, served.tokens["ada"], ca=str(pair[0])) as client:
         assert client.me()["name"] == "ada"
         assert client.jobs()["total"] == 0
 
 
-def test_whoever_does_not_is_told_what_to_do(served: Served) -> None:
+def test_a_client_that_does_not_trust_it_is_pointed_to_the_setting(served: Served) -> None:
     with Client(served.url, served.tokens["ada"]) as client, pytest.raises(Unreachable, match="CARPOOL_CA"):
         client.me()
 
 
-def test_nothing_is_said_in_the_clear_there_but_at_the_socket(served: Served) -> None:
+def test_plain_http_works_on_the_socket_only(served: Served) -> None:
     with Client(served.url.replace("https", "http")) as client, pytest.raises(Unreachable):
         client.me()
     with Client(f"unix:{served.socket}") as owner:
@@ -66,23 +66,23 @@ def test_nothing_is_said_in_the_clear_there_but_at_the_socket(served: Served) ->
 @pytest.mark.parametrize("only", ["tls_cert", "tls_key"])
 def test_a_certificate_needs_its_key(tmp_path: Path, only: str) -> None:
     assert server_context(settings(tmp_path)) is None
-    with pytest.raises(InputError, match="is not set"):
+    with pytest.raises(InputError, match=r"tls_cert|tls_key"):
         server_context(settings(tmp_path, **{only: "x.pem"}))
 
 
-def test_files_that_do_not_fit_are_refused(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+def test_unusable_certificates_and_keys_are_refused(tmp_path: Path, pair: tuple[Path, Path]) -> None:
     cert, key = pair
     for wrong in ({"tls_cert": str(key), "tls_key": str(key)}, {"tls_cert": str(cert), "tls_key": "/no/such"}):
-        with pytest.raises(InputError, match="PEM files that fit"):
+        with pytest.raises(InputError, match=r"tls_cert .*tls_key"):
             server_context(settings(tmp_path, **wrong))
     open_key = tmp_path / "open.key"
     shutil.copy(key, open_key)
     open_key.chmod(0o644)
-    with pytest.raises(InputError, match="everybody may read this key"):
+    with pytest.raises(InputError, match="chmod"):
         server_context(settings(tmp_path, tls_cert=str(cert), tls_key=str(open_key)))
 
 
-def test_beyond_this_machine_nothing_is_sent_in_the_clear_unless_somebody_says_so(tmp_path: Path) -> None:
+def test_plain_http_beyond_loopback_needs_insecure_http(tmp_path: Path) -> None:
     check_encrypted(settings(tmp_path))
     check_encrypted(settings(tmp_path, host="0.0.0.0", insecure_http=True))
     check_encrypted(settings(tmp_path, host="0.0.0.0", tls_cert="box.pem"))

@@ -1,4 +1,4 @@
-"""A plan before submitting is behind what is there already, and changes nothing."""
+"""WhatIfPlanner: forecasts new jobs behind the queue without submitting them."""
 
 import asyncio
 from dataclasses import replace
@@ -29,56 +29,56 @@ class Mine(Fifo):
 """
 
 
-def sight(office: ServiceRig) -> WhatIfPlanner:
+def planner(rig: ServiceRig) -> WhatIfPlanner:
     devices = parse_devices("cpu:2", cores=[0, 1])
-    return WhatIfPlanner(office.clerk, devices, lambda: office.clerk.policy, lambda jobs: {})
+    return WhatIfPlanner(rig.service, devices, lambda: rig.service.policy, lambda jobs: {})
 
 
-def test_jobs_wait_for_those_that_are_there(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_service(tmp_path) as office:
-            alone = await sight(office).foresee(ADA, [listed("c")])
-            await office.clerk.submit(ADA, [listed("a"), listed("b"), listed("c")])
-            behind = await sight(office).foresee(ADA, [listed("c")])
+def test_new_jobs_wait_behind_queued_ones(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_service(tmp_path) as rig:
+            alone = await planner(rig).plan(ADA, [listed("c")])
+            await rig.service.submit(ADA, [listed("a"), listed("b"), listed("c")])
+            behind = await planner(rig).plan(ADA, [listed("c")])
             (first,), (later,) = alone["jobs"], behind["jobs"]  # type: ignore[misc]
             assert (first["name"], later["name"]) == ("c", "c-2")  # type: ignore[has-type]
             assert first["end_s"] < later["end_s"]  # type: ignore[has-type]
             assert (alone["behind"], behind["behind"]) == (0, 3)
-            assert office.clerk.jobs(ADA).total == 3
+            assert rig.service.jobs(ADA).total == 3
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
-def test_what_cannot_be_foreseen_is_told(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_service(tmp_path) as office:
-            with pytest.raises(InputError, match="asks 9 devices"):
-                await sight(office).foresee(ADA, [listed("a", devices=9)])
+def test_a_forecast_that_is_not_possible_is_rejected(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_service(tmp_path) as rig:
+            with pytest.raises(InputError, match="9 devices"):
+                await planner(rig).plan(ADA, [listed("a", devices=9)])
             many = [listed(f"j{number}") for number in range(MAX_JOBS + 1)]
-            with pytest.raises(InputError, match=f"the limit of a forecast is {MAX_JOBS}"):
-                await sight(office).foresee(ADA, many)
+            with pytest.raises(InputError, match=str(MAX_JOBS)):
+                await planner(rig).plan(ADA, many)
             mine = tmp_path / "mine.py"
             mine.write_text(MINE, encoding="utf-8")
-            fails = WhatIfPlanner(office.clerk, parse_devices("cpu:2"), lambda: f"{mine}:Mine", lambda jobs: {})
+            failing = WhatIfPlanner(rig.service, parse_devices("cpu:2"), lambda: f"{mine}:Mine", lambda jobs: {})
             with pytest.raises(InputError, match=r"KeyError: 'no' \(mine.py, line 9\)"):
-                await fails.foresee(ADA, [listed("a")])
+                await failing.plan(ADA, [listed("a")])
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
-class Careful(DeclaredEstimator):
-    """An estimator that is asked too much where it is asked at all."""
+class Unused(DeclaredEstimator):
+    """An estimator that must not be called."""
 
     def remaining(self, job: Job, at: float) -> Estimate:
         raise AssertionError("the limit is checked first")
 
 
-def test_behind_too_many_jobs_nothing_is_reckoned(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_service(tmp_path) as office:
-            await office.clerk.submit(ADA, [listed(f"j{number}") for number in range(MAX_JOBS)])
-            clerk = SchedulerService(replace(office.premises, estimates=Careful()))
-            with pytest.raises(InputError, match=f"{MAX_JOBS} jobs are there and 1 are asked for"):
-                await WhatIfPlanner(clerk, [], lambda: "fifo", lambda jobs: {}).foresee(ADA, [listed("a")])
+def test_the_limit_is_checked_before_anything_is_computed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_service(tmp_path) as rig:
+            await rig.service.submit(ADA, [listed(f"j{number}") for number in range(MAX_JOBS)])
+            service = SchedulerService(replace(rig.read_model, estimates=Unused()))
+            with pytest.raises(InputError, match=f"{MAX_JOBS} queued and 1 new"):
+                await WhatIfPlanner(service, [], lambda: "fifo", lambda jobs: {}).plan(ADA, [listed("a")])
 
-    asyncio.run(play())
+    asyncio.run(scenario())

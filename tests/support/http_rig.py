@@ -1,4 +1,4 @@
-"""The web application over an office, and people who ask it: no sockets, no machine."""
+"""The web application over a service rig, with one HTTP client per role: in memory, or on real sockets."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from tests.support.service_rig import ServiceRig, open_service
 
 BASE = "http://localhost:7637"
 UID = 4711  # the owner's
-PEOPLE = {
+PRINCIPALS = {
     "ada": Principal("ada"),
     "ben": Principal("ben"),
     "root": Principal("root", Role.ADMIN),
     "screen": Principal("screen", Role.READER),
 }
-GENEROUS = Limits(requests_per_s=1e6, burst=1e6, strangers_burst=1e6, stream_s=0.2, gather_s=0.0)
-ENTRY = "def main(lr=0.1):\n    ...\n"  # what train.py in the reception's folder holds
+LAX_LIMITS = Limits(requests_per_s=1e6, burst=1e6, failed_logins_burst=1e6, stream_s=0.2, batch_s=0.0)
+ENTRY = "def main(lr=0.1):\n    ...\n"  # the content of train.py in the rig's folder
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRig:
-    """An application and clients of it: one for each of PEOPLE, one by the socket, one who is nobody."""
+    """An application and its clients: one for each of PRINCIPALS, one on the socket, one without a token."""
 
     app: ASGIApp
-    office: ServiceRig
-    desk: ApiContext
-    folder: Path  # where jobs may be; it holds train.py
+    backend: ServiceRig
+    context: ApiContext
+    folder: Path  # the allowed root of jobs, with train.py
     clients: Mapping[str, httpx.AsyncClient]
 
     def __getitem__(self, name: str) -> httpx.AsyncClient:
@@ -64,22 +64,22 @@ class HttpRig:
 async def open_http(
     folder: Path,
     *,
-    limits: Limits = GENEROUS,
-    allowances: Quotas | None = None,
+    limits: Limits = LAX_LIMITS,
+    quotas: Quotas | None = None,
     planner: Planner | None = None,
     uid: int = UID,
     origins: tuple[str, ...] = (),
     proxies: tuple[str, ...] = (),
 ) -> AsyncIterator[HttpRig]:
-    """An application whose people have tokens."""
+    """Run an application; each of PRINCIPALS has a token."""
     (folder / "work").mkdir()
     (folder / "work" / "train.py").write_text(ENTRY, encoding="utf-8")
     tokens = AccessTokens(folder / "tokens.json")
-    secrets = {name: tokens.add(person, 0.0) for name, person in PEOPLE.items()}
+    secrets = {name: tokens.add(principal, 0.0) for name, principal in PRINCIPALS.items()}
     async with AsyncExitStack() as stack:
-        office = await stack.enter_async_context(open_service(folder / "state", allowances=allowances))
-        desk = ApiContext(
-            office.clerk,
+        backend = await stack.enter_async_context(open_service(folder / "state", quotas=quotas))
+        context = ApiContext(
+            backend.service,
             tokens,
             owner=Principal("owner", Role.ADMIN),
             uid=uid,
@@ -89,64 +89,62 @@ async def open_http(
             limits=limits,
             planner=planner,
         )
-        app = make_app(desk)
-        clients = {name: client_of(app, secrets[name]) for name in PEOPLE}
+        app = make_app(context)
+        clients = {name: client_of(app, secrets[name]) for name in PRINCIPALS}
         clients["nobody"] = client_of(app)
         clients["owner"] = client_of(by_socket(app, uid))
         for client in clients.values():
             await stack.enter_async_context(client)
-        yield HttpRig(app, office, desk, folder / "work", clients)
+        yield HttpRig(app, backend, context, folder / "work", clients)
 
 
-def withstand(folder: Path, scene: Callable[[HttpRig], Awaitable[None]], **options: Any) -> None:
-    """Play a scene of hostile requests; none of them may have submitted a job."""
+def run_hostile(folder: Path, scenario: Callable[[HttpRig], Awaitable[None]], **options: Any) -> None:
+    """Send hostile requests and check that none of them submitted a job."""
 
-    async def play() -> None:
-        async with open_http(folder, **options) as reception:
-            await scene(reception)
-            untouched = (await reception["root"].get("/v1/jobs")).json()
-            assert untouched["total"] == 0, "a hostile request was granted"
+    async def run() -> None:
+        async with open_http(folder, **options) as rig:
+            await scenario(rig)
+            untouched = (await rig["root"].get("/v1/jobs")).json()
+            assert untouched["total"] == 0, "a hostile request submitted a job"
 
-    asyncio.run(play())
+    asyncio.run(run())
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A reception behind real sockets, in a thread of its own."""
+    """A rig on real sockets, in its own thread."""
 
     url: str
     socket: Path
-    tokens: Mapping[str, str]  # of PEOPLE
-    reception: HttpRig
+    tokens: Mapping[str, str]  # of PRINCIPALS
+    rig: HttpRig
     loop: asyncio.AbstractEventLoop
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Have something done where the daemon runs, and wait for it."""
+        """Run a coroutine in the daemon's thread and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
 
 @contextmanager
 def serve_http(folder: Path, *, tls: SSLContext | None = None, **options: Any) -> Iterator[Served]:
-    """Listen on a free port and on a Unix socket, whose owner is whoever runs this process."""
+    """Serve on a free port and on a Unix socket that belongs to this process's user."""
     made: Future[Served] = Future()
     stop = asyncio.Event()
 
     async def serve() -> None:
         options.setdefault("uid", os.getuid())
-        async with open_http(folder, **options) as reception:
+        async with open_http(folder, **options) as rig:
             tcp, unix = listen_tcp("127.0.0.1", 0), listen_unix(folder / "s")
-            server = WebServer(reception.app, [Listener(tcp, tls), Listener(unix)], reception.desk.limits)
+            server = WebServer(rig.app, [Listener(tcp, tls), Listener(unix)], rig.context.limits)
             serving = asyncio.create_task(server.run_until_stopped())
             await server.up.wait()
             tokens = {
-                name: client.headers["Authorization"][7:]
-                for name, client in reception.clients.items()
-                if name in PEOPLE
+                name: client.headers["Authorization"][7:] for name, client in rig.clients.items() if name in PRINCIPALS
             }
             url = f"{'https' if tls else 'http'}://127.0.0.1:{tcp.getsockname()[1]}"
-            made.set_result(Served(url, folder / "s", tokens, reception, asyncio.get_running_loop()))
+            made.set_result(Served(url, folder / "s", tokens, rig, asyncio.get_running_loop()))
             await stop.wait()
-            reception.office.premises.chronicle.feed.close()
+            rig.backend.read_model.chronicle.feed.close()
             server.stop()
             await serving
 
@@ -158,7 +156,7 @@ def serve_http(folder: Path, *, tls: SSLContext | None = None, **options: Any) -
                 made.set_exception(error)
             raise
 
-    thread = Thread(target=run, name="reception")
+    thread = Thread(target=run, name="rig")
     thread.start()
     try:
         served = made.result(30)
@@ -170,13 +168,13 @@ def serve_http(folder: Path, *, tls: SSLContext | None = None, **options: Any) -
 
 
 def client_of(app: Any, token: str = "") -> httpx.AsyncClient:
-    """Somebody who asks an application, with a token or without."""
+    """A client of an application, with or without a token."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=BASE, headers=headers)
 
 
 def by_socket(app: Any, uid: int) -> Any:
-    """The application as somebody at a Unix socket sees it."""
+    """Wrap an application as if its requests came over a Unix socket from this user id."""
 
     async def seen(scope: Any, receive: Any, send: Any) -> None:
         await app({**scope, "state": {PEER: uid}}, receive, send)

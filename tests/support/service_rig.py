@@ -1,4 +1,4 @@
-"""A daemon at work without a machine: a clerk with everything behind it, in time that passes only when told."""
+"""A service over a daemon with a fake executor; time passes only when a test advances it."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from tests.support.fake_executor import FakeExecutor
 
 CALENDAR = TimeBase(1_000_000.0)
 TWO_CORES = Cluster.build([(1, 2, "cpu")])
-_STEPS = 1000  # of a job of which nothing was said
+_STEPS = 1000  # of a job without a given length
 
 
 class ManualExecutor(FakeExecutor):
-    """A fake machine on which time stands still until somebody lets it pass."""
+    """A fake executor whose clock stands still until `advance`."""
 
     def __init__(self, steps: Mapping[str, int] | None = None, **options: Any) -> None:
         super().__init__(defaultdict(lambda: _STEPS, steps or {}), **options)
         self._moved = asyncio.Event()
 
-    def let_pass(self, seconds: float) -> None:
-        """Let so much time pass; jobs that come to their end report it."""
+    def advance(self, seconds: float) -> None:
+        """Advance the clock; jobs that reach their end report it."""
         self._at += seconds
         for job in [job for job in self._running if self._end_of(job) <= self._at]:
             self._finish(job)
         self._moved.set()
 
     async def wait(self, tasks: set[asyncio.Task[Any]], until: float | None) -> None:
-        """Wait for a task, or for time to pass."""
+        """Wait for a task, or for the clock to advance."""
         moved = asyncio.ensure_future(self._moved.wait())
         try:
             await asyncio.wait({*tasks, moved}, return_when=asyncio.FIRST_COMPLETED)
@@ -64,29 +64,29 @@ class ManualExecutor(FakeExecutor):
 
 @dataclass(frozen=True, slots=True)
 class ServiceRig:
-    """A clerk and what it stands on."""
+    """A service and the parts behind it."""
 
-    clerk: SchedulerService
-    machine: ManualExecutor
-    daemon: DaemonLoop
-    premises: ReadModel
+    service: SchedulerService
+    executor: ManualExecutor
+    loop: DaemonLoop
+    read_model: ReadModel
 
     async def settle(self, seconds: float = 0.0) -> None:
-        """Let everything happen that is on its way, then time pass, and what follows from that."""
+        """Process all pending events, advance the clock, and process what follows."""
         for passing in (0.0, seconds):
-            self.machine.let_pass(passing)
+            self.executor.advance(passing)
             for _ in range(20):
                 await asyncio.sleep(0)
-            await self.daemon.settle()
+            await self.loop.settle()
 
 
 def listed(name: str, **fields: Any) -> ListedJob:
-    """A job as a job file would have it, of a file that nobody reads."""
+    """A job of an entry file that is never read."""
     return ListedJob(JobSpec(JobId(name), **fields), Program(entry=f"{name}.py:main"))
 
 
 async def at_once(commit: Callable[[], None]) -> None:
-    """Commit where one stands: quick and in order, for tests."""
+    """Commit in the event loop's thread."""
     commit()
 
 
@@ -97,12 +97,12 @@ async def open_service(
     cluster: Cluster = TWO_CORES,
     policy: Policy | None = None,
     commit: Commit = at_once,
-    allowances: Quotas | None = None,
+    quotas: Quotas | None = None,
     notes: Mapping[JobId, Mapping[str, Any]] | None = None,
     **steps: int,
 ) -> AsyncIterator[ServiceRig]:
-    """A clerk over a running daemon whose jobs need so many steps; it is instant 0 until time is let pass."""
-    machine = ManualExecutor(steps)
+    """Run a daemon whose jobs need the given numbers of steps, at time 0."""
+    executor = ManualExecutor(steps)
     store = Store.open(folder / "store", Header("1", "fifo", cluster))
     ledger, spans = JobAccounting(), AllocationHistory(cluster)
     programs: dict[JobId, Program] = {}
@@ -121,11 +121,11 @@ async def open_service(
                 ledger.tell(at, job, words)
             case Outcome():
                 ledger.close(report)
-        chronicle.hear(at, report)
+        chronicle.on_report(at, report)
 
-    daemon = DaemonLoop(scheduler, store, machine, machine, LoopHooks(accept=accept, take=take), commit=commit)
+    daemon = DaemonLoop(scheduler, store, executor, executor, LoopHooks(accept=accept, take=take), commit=commit)
     names = {device: f"cpu:{device}" for device in range(cluster.num_devices)}
-    premises = ReadModel(
+    model = ReadModel(
         daemon=daemon,
         scheduler=scheduler,
         ledger=ledger,
@@ -137,9 +137,9 @@ async def open_service(
         state=folder,
         names=names,
         calendar=CALENDAR,
-        now=machine.now,
+        now=executor.now,
         version="1",
         policy=lambda: scheduler.policy_text or "fifo",
     )
-    async with at_work(premises, store):
-        yield ServiceRig(SchedulerService(premises, notes, allowances), machine, daemon, premises)
+    async with at_work(model, store):
+        yield ServiceRig(SchedulerService(model, notes, quotas), executor, daemon, model)

@@ -228,7 +228,7 @@ async def open_simulated_daemon(
     papers.write()
 
     def take(at: float, report: Report) -> None:
-        chronicle.hear(at, report)
+        chronicle.on_report(at, report)
         papers.hear(at, report)
         papers.write()
 

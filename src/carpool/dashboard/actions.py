@@ -69,7 +69,7 @@ class Action:
 
 def job_actions(job: JobView, who: Principal) -> tuple[Action, ...]:
     """What somebody may wish of a job as it stands."""
-    if job.phase.is_over or not who.may_touch(job.user):
+    if job.phase.is_over or not who.may_change(job.user):
         return ()
     question = "Let it count more or less against other jobs from now on."
     weight = Field("weight", "Weight", job.weight, 0.001, HEAVIEST, "any")
@@ -107,10 +107,10 @@ async def execute_action(clerk: SchedulerService, who: Principal, verb: str, for
         case "resume":
             await clerk.resume(who, job)
         case "weigh":
-            await clerk.reweigh(who, job, read_weight(form.get("weight", "")))
+            await clerk.set_weight(who, job, read_weight(form.get("weight", "")))
         case "limit":
             least, most = (read_devices(form.get(name, "")) for name in ("min_devices", "max_devices"))
-            await clerk.limit(who, job, least, most)
+            await clerk.set_limits(who, job, least, most)
         case "policy":
             await clerk.change_policy(who, read_policy(form.get("policy", "")))
             return "/decisions"

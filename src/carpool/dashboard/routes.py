@@ -148,7 +148,7 @@ class Dashboard:
     async def events(self, request: Request) -> Response:
         """The feed, as pages want it."""
         who = self._person_of(request)
-        answer = self._streams.opened(who, lambda: page_events(self._clerk, who), "text/event-stream")
+        answer = self._streams.open(who, page_events(self._clerk, who), "text/event-stream")
         answer.headers.update(HEADERS)
         return answer
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from carpool.core.constraints.priorities import PRIORITIES, priority_name
@@ -18,87 +18,82 @@ from carpool.jobs.toml_table import Table
 
 
 class QuotaExceeded(CarpoolError):
-    """Somebody asked for more than they may have at once."""
+    """A submission or change exceeds the user's quota."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one person may have; 0 means as much as there is."""
+    """Limits of one user; 0 means unlimited."""
 
-    jobs: int = 0  # that are not over
-    devices: int = 0  # asked for at least by all of them together
-    weight: float = 1.0  # a factor on the weights of their jobs
-    priority: str = "urgent"  # the highest that they may give a job
+    jobs: int = 0  # active ones
+    devices: int = 0  # sum of min_devices over the active jobs
+    weight: float = 1.0  # a factor on the weights of the user's jobs
+    priority: str = "urgent"  # the highest allowed
 
     @classmethod
     def read(cls, values: object, where: str) -> Quota:
-        """The allowance that a table of a configuration file gives; InputError where it is none."""
+        """Parse a table of a configuration file; InputError for an unknown key or a bad value."""
         table = Table(values, where)
         table.only(["jobs", "devices", "weight", "priority"])
         counts = table.whole("jobs", 0, least=0), table.whole("devices", 0, least=0)
         return cls(*counts, table.number("weight", 1.0), table.choice("priority", [*PRIORITIES][::-1]))
 
-    def check(self, name: str, active: Iterable[JobSpec], asked: Sequence[ListedJob]) -> None:
-        """Exhausted where these jobs, with those that are not over, would be too many, or one of them goes too far."""
-        for spec, _ in asked:
+    def check(self, user: str, active: Iterable[JobSpec], new: Sequence[ListedJob]) -> None:
+        """Raise QuotaExceeded when the new jobs, added to the user's active ones, exceed this quota."""
+        for spec, _ in new:
             if spec.priority > PRIORITIES[self.priority]:
                 raise QuotaExceeded(
-                    f"{name!r} gives job {spec.id!r} priority {priority_name(spec.priority)}; the highest allowed is "
-                    f"{self.priority}. Give that, or ask whoever runs the daemon for more."
+                    f"job {spec.id!r} has priority {priority_name(spec.priority)}; {user!r} may use at most "
+                    f"{self.priority}. Lower the priority, or ask an admin for a higher limit."
                 )
         if not self.jobs and not self.devices:
             return
-        jobs = devices = 0
-        for spec in (*active, *(job.spec for job in asked)):
-            jobs += 1
-            devices += spec.narrowest
-        for what, has, most in (("jobs", jobs, self.jobs), ("devices", devices, self.devices)):
-            if 0 < most < has:
+        specs = [*active, *(job.spec for job in new)]
+        devices = sum(spec.narrowest for spec in specs)
+        for what, requested, limit in (("jobs", len(specs), self.jobs), ("devices", devices, self.devices)):
+            if 0 < limit < requested:
                 raise QuotaExceeded(
-                    f"{name!r} would have {has} {what} in jobs that are not over; the allowance is {most}. "
-                    "Wait until some are over, cancel some, or ask whoever runs the daemon for more."
+                    f"{user!r} would have {requested} {what} in active jobs; the quota is {limit}. "
+                    "Cancel jobs or wait until some end, or ask an admin for a larger quota."
                 )
 
-    def weigh(self, job: ListedJob) -> ListedJob:
-        """A job with the weight that it has among everybody's."""
-        if self.weight == 1.0:
-            return job
+    def scale_weight(self, job: ListedJob) -> ListedJob:
+        """Multiply a job's weight by the user's factor."""
         return ListedJob(replace(job.spec, weight=job.spec.weight * self.weight), job.program)
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Everybody's; whoever is not named has the usual one."""
+    """The quota of every user; users without their own have the default."""
 
-    usual: Quota = field(default_factory=Quota)
-    named: Mapping[str, Quota] = field(default_factory=dict)
+    default: Quota = field(default_factory=Quota)
+    by_user: Mapping[str, Quota] = field(default_factory=dict)
 
     @classmethod
     def read(cls, values: Mapping[str, Any], where: str) -> Quotas:
-        """From tables by name; that of ``default`` is the usual one."""
+        """Parse tables by user name; the one named ``default`` applies to all other users."""
         found = {name: Quota.read(table, f"{where}.{name}") for name, table in values.items()}
         return cls(found.pop("default", Quota()), found)
 
-    def of(self, name: str) -> Quota:
-        """What somebody may have."""
-        return self.named.get(name, self.usual)
+    def of(self, user: str) -> Quota:
+        return self.by_user.get(user, self.default)
 
 
 class JobNames:
-    """Gives names that are free. It remembers how far it has counted, so that the thousandth costs no more."""
+    """Makes job names unique by appending numbers; remembers the last number, so that many equal names stay cheap."""
 
     def __init__(self, is_taken: Callable[[JobId], bool]) -> None:
         self._is_taken = is_taken
-        self._counted: dict[JobId, int] = {}
+        self._last_number: dict[JobId, int] = {}
 
-    def rename(self, jobs: Sequence[ListedJob], user: str) -> list[ListedJob]:
-        """Jobs under free names, of a user; those that wait for each other still do."""
+    def assign(self, jobs: Sequence[ListedJob], user: str) -> list[ListedJob]:
+        """Return the jobs under free names and owned by `user`; dependencies between them are kept."""
         new: dict[JobId, JobId] = {}
-        given: set[JobId] = set()
+        used: set[JobId] = set()
         arrays = {array: self._free_array(array, jobs) for array in dict.fromkeys(spec.array for spec, _ in jobs)}
         for spec, _ in jobs:
-            new[spec.id] = self._free(_within(spec, arrays[spec.array]), given)
-            given.add(new[spec.id])
+            new[spec.id] = self._free_name(_name_in_array(spec, arrays[spec.array]), used)
+            used.add(new[spec.id])
         return [
             ListedJob(
                 replace(
@@ -114,65 +109,65 @@ class JobNames:
         ]
 
     def _free_array(self, array: str, jobs: Sequence[ListedJob]) -> str:
-        """A name for an array under which all its jobs are free: as it is, or with a number."""
+        """Return the array's name, numbered if needed, under which the names of all its jobs are free."""
         members = [spec for spec, _ in jobs if array and spec.array == array]
-        for number in count(1):
-            name = array if number == 1 else f"{array}.{number}"  # with a hyphen it might be one of its own jobs
-            if not any(map(self._is_taken, (JobId(name), *(_within(spec, name) for spec in members)))):
-                return name
-        raise AssertionError("numbers do not end")
 
-    def _free(self, name: JobId, given: Container[JobId]) -> JobId:
-        if not self._is_taken(name) and name not in given:
+        def is_free(name: str) -> bool:
+            return not any(map(self._is_taken, (JobId(name), *(_name_in_array(spec, name) for spec in members))))
+
+        # With a hyphen a numbered name could equal one of its own jobs.
+        return next(filter(is_free, chain([array], (f"{array}.{number}" for number in count(2)))))
+
+    def _free_name(self, name: JobId, used: Container[JobId]) -> JobId:
+        def is_free(name: JobId) -> bool:
+            return not self._is_taken(name) and name not in used
+
+        if is_free(name):
             return name
-        for number in count(self._counted.get(name, 1) + 1):
-            found = JobId(f"{name}-{number}")
-            if not self._is_taken(found) and found not in given:
-                self._counted[name] = number
-                return found
-        raise AssertionError("numbers do not end")
+        numbers = count(self._last_number.get(name, 1) + 1)
+        self._last_number[name] = number = next(n for n in numbers if is_free(JobId(f"{name}-{n}")))
+        return JobId(f"{name}-{number}")
 
 
-def _within(spec: JobSpec, array: str) -> JobId:
-    """A job's name in its array if that were called so."""
+def _name_in_array(spec: JobSpec, array: str) -> JobId:
     return JobId(array + spec.id[len(spec.array) :])
 
 
 class IdempotencyKeys:
-    """What everybody asked under which key, and the jobs that became of it; `notes` are kept with jobs in the store."""
+    """Maps (user, key) to the jobs submitted under it; rebuilt from the `notes` that the store keeps with jobs."""
 
     def __init__(self, notes: Mapping[JobId, Mapping[str, Any]]) -> None:
-        self._asked: dict[tuple[str, str], tuple[str, list[JobId]]] = {}  # (user, key): fingerprint, jobs
+        self._submitted: dict[tuple[str, str], tuple[str, list[JobId]]] = {}  # (user, key): fingerprint, jobs
         for job, note in notes.items():
             if "key" in note:
-                self._asked.setdefault((note["user"], note["key"]), (note["body"], []))[1].append(job)
+                self._submitted.setdefault((note["user"], note["key"]), (note["body"], []))[1].append(job)
 
-    def granted(self, user: str, key: str, body: str) -> tuple[JobId, ...] | None:
-        """The jobs of the same wish, where it was made before; InputError where the key was used for another."""
-        before, names = self._asked.get((user, key), ("", []))
+    def find(self, user: str, key: str, body: str) -> tuple[JobId, ...] | None:
+        """Return the jobs of an earlier submission with this key; InputError when its jobs were different."""
+        before, names = self._submitted.get((user, key), ("", []))
         if not names:
             return None
         if before != body:
             raise InputError(
-                f"idempotency key {key!r} was used for other jobs before", way_out="Use a key for one wish only."
+                f"idempotency key {key!r} was already used for different jobs", way_out="Use a new key for new jobs."
             )
         return tuple(names)
 
-    async def keep(self, user: str, key: str, body: str, names: Sequence[JobId], granting: Awaitable[None]) -> None:
-        """Wait until a wish is granted, and remember it; one that is refused can be made again under its key.
+    async def submit(self, user: str, key: str, body: str, names: Sequence[JobId], work: Awaitable[None]) -> None:
+        """Await the submission `work` under a key; a rejected submission frees its key.
 
-        It is known from now on, so that the same wish, made twice at a time, is one. Whoever goes away while it is
-        being granted has not taken it back.
+        The key is registered before `work` starts, so that two concurrent requests submit once. It stays registered
+        when the client disconnects meanwhile, because the submission goes on.
         """
-        self._asked[user, key] = body, list(names)
+        self._submitted[user, key] = body, list(names)
         try:
-            await granting
+            await work
         except Exception:
-            del self._asked[user, key]
+            del self._submitted[user, key]
             raise
 
 
 def fingerprint(jobs: Sequence[ListedJob]) -> str:
-    """What was asked, in a few bytes; a deadline counts from when it was asked, so it is no part of that."""
-    asked = [[spec_to_json(replace(spec, deadline_s=0.0)), program.as_json()] for spec, program in jobs]
-    return sha256(json.dumps(asked, sort_keys=True, default=list).encode()).hexdigest()
+    """Hash a submission; deadlines are left out, because they count from the time of each request."""
+    rows = [[spec_to_json(replace(spec, deadline_s=0.0)), program.as_json()] for spec, program in jobs]
+    return sha256(json.dumps(rows, sort_keys=True, default=list).encode()).hexdigest()

@@ -18,63 +18,67 @@ from carpool.service.auth import Principal
 from carpool.service.queries.forecast import forecast_jobs, forecast_json
 from carpool.service.service import SchedulerService
 
-MAX_JOBS = 400  # jobs that are looked at together
-_EFFORT = 4000  # jobs simulated for the ranges, over all draws
-_MOST_DRAWS = 40
+MAX_JOBS = 400  # of one forecast
+_MAX_SIMULATED = 4000  # jobs over all draws
+_MAX_DRAWS = 40
 
-Beliefs = Callable[[Sequence[ListedJob]], Mapping[JobId, ProfileRateModel]]
+LoadProfiles = Callable[[Sequence[ListedJob]], Mapping[JobId, ProfileRateModel]]
 
 
 class WhatIfPlanner:
-    """Implements `Planner` with the scheduler's own policy; one forecast at a time, beside the daemon's work.
+    """Forecasts new jobs under the active policy, one request at a time, in a thread beside the daemon.
 
-    What runs is taken to begin anew with what is left of it, so an end may come out somewhat late, never early by
-    work that was forgotten. Jobs that are paused stay away.
+    Running jobs are simulated as if they restarted with their remaining steps, so a predicted end may be somewhat late
+    but never early. Paused jobs are left out.
     """
 
     def __init__(
-        self, clerk: SchedulerService, devices: Sequence[LocalDevice], policy: Callable[[], str], beliefs: Beliefs
+        self,
+        service: SchedulerService,
+        devices: Sequence[LocalDevice],
+        policy: Callable[[], str],
+        load_profiles: LoadProfiles,
     ) -> None:
-        self._clerk = clerk
+        self._service = service
         self._devices = devices
         self._policy = policy
-        self._beliefs = beliefs
+        self._load_profiles = load_profiles
         self._one_at_a_time = asyncio.Semaphore(1)
 
-    async def foresee(self, who: Principal, jobs: Sequence[ListedJob]) -> Json:
-        """The plan of these jobs, as ``carpool plan --json`` prints it."""
-        check_fit(jobs, self._clerk.cluster)
+    async def plan(self, principal: Principal, jobs: Sequence[ListedJob]) -> Json:
+        """Return the forecast of these jobs, as ``carpool plan --json`` prints it."""
+        check_fit(jobs, self._service.cluster)
         async with self._one_at_a_time:
-            before = self._clerk.standing()
-            if len(before) + len(jobs) > MAX_JOBS:
+            queued = self._service.queued_jobs()
+            if len(queued) + len(jobs) > MAX_JOBS:
                 raise InputError(
-                    f"{len(before)} jobs are there and {len(jobs)} are asked for; the limit of a forecast is {MAX_JOBS}",
-                    way_out="Submit them, and look at what the daemon expects of each.",
+                    f"{len(queued)} queued and {len(jobs)} new jobs; the limit of a forecast is {MAX_JOBS} jobs",
+                    way_out="Submit them: the daemon then shows the expected end of each running job.",
                 )
-            left, asked = self._clerk.left(before), self._clerk.as_submitted(who, jobs)
-            return await asyncio.to_thread(self._foresee, before, left, asked)
+            remaining, new = self._service.remaining_steps(queued), self._service.as_submitted(principal, jobs)
+            return await asyncio.to_thread(self._forecast, queued, remaining, new)
 
-    def _foresee(self, before: Sequence[ListedJob], left: Mapping[JobId, float], asked: Sequence[ListedJob]) -> Json:
-        there = [_without_ended(job, {other.spec.id for other in before}) for job in before]
-        together = [*there, *asked]
-        text = self._policy()
-        draws = min(_MOST_DRAWS, _EFFORT // len(together))
-        with attribute_errors(text, strictly=True):
+    def _forecast(
+        self, queued: Sequence[ListedJob], remaining: Mapping[JobId, float], new: Sequence[ListedJob]
+    ) -> Json:
+        names = {job.spec.id for job in queued}
+        jobs = [*(_without_ended_dependencies(job, names) for job in queued), *new]
+        policy = self._policy()
+        with attribute_errors(policy, strictly=True):
             forecast = forecast_jobs(
-                together,
+                jobs,
                 self._devices,
-                parse_policy(text),
-                self._beliefs(together),
-                left=left,
-                draws=max(1, draws),
-                supplies=self._clerk.cluster.nodes[-1].supplies,
+                parse_policy(policy),
+                self._load_profiles(jobs),
+                left=remaining,
+                draws=max(1, min(_MAX_DRAWS, _MAX_SIMULATED // len(jobs))),
+                supplies=self._service.cluster.nodes[-1].supplies,
             )
-        mine = {job.spec.id for job in asked}
-        wanted = tuple(job for job in forecast.jobs if job.account.spec.id in mine)
-        document = forecast_json(replace(forecast, jobs=wanted), text, self._devices)
-        return {**document, "behind": len(before)}
+        requested = {job.spec.id for job in new}
+        kept = tuple(job for job in forecast.jobs if job.account.spec.id in requested)
+        document = forecast_json(replace(forecast, jobs=kept), policy, self._devices)
+        return {**document, "behind": len(queued)}
 
 
-def _without_ended(job: ListedJob, there: set[JobId]) -> ListedJob:
-    """The job without those it waits for that are over."""
-    return ListedJob(replace(job.spec, after=tuple(name for name in job.spec.after if name in there)), job.program)
+def _without_ended_dependencies(job: ListedJob, active: set[JobId]) -> ListedJob:
+    return ListedJob(replace(job.spec, after=tuple(name for name in job.spec.after if name in active)), job.program)

@@ -29,14 +29,14 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 
 def job_file(served: Served, *names: str, more: str = "") -> str:
-    path = served.reception.folder / "jobs.toml"
+    path = served.rig.folder / "jobs.toml"
     tables = [f'[[job]]\nname = "{name}"\nentry = "train.py:main"\n{more}' for name in names]
     path.write_text("\n".join(tables), encoding="utf-8")
     return str(path)
 
 
 def write_log(served: Served, job: str, text: str) -> None:
-    folder = JobFolder(served.reception.office.premises.state, job).path
+    folder = JobFolder(served.rig.backend.read_model.state, job).path
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "log").write_text(text, encoding="utf-8")
 
@@ -59,7 +59,7 @@ class Mine(Fifo):
 
 
 def test_a_policy_that_fails_is_told_of(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    mine = served.reception.folder / "mine.py"
+    mine = served.rig.folder / "mine.py"
     mine.write_text(MINE, encoding="utf-8")
     assert printed(capsys, "policy", f"{mine}:Mine") == f"{mine}:Mine decides from now on\n"
     printed(capsys, "submit", "-d", job_file(served, "a", "b"))
@@ -139,7 +139,7 @@ def test_ps_shows_priorities_and_deadlines_where_there_are_some(
 
 def test_ps_and_top_show_processes_that_are_no_jobs(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     seen = OutsidersSeen(DeviceId(1), (ForeignProcess(4123, "ben", "python", 3 << 30),))
-    served.do(served.reception.office.daemon.wish(seen))
+    served.do(served.rig.backend.loop.wish(seen))
     run(["submit", "-d", job_file(served, "a", "b")])
     capsys.readouterr()
     lines = printed(capsys, "ps").splitlines()
@@ -159,7 +159,7 @@ def submitted_and_watched(
     codes: list[int] = []
     watching = Thread(target=lambda: codes.append(run(["submit", *words])))
     watching.start()
-    feed = served.reception.office.premises.chronicle.feed
+    feed = served.rig.backend.read_model.chronicle.feed
 
     async def happen() -> None:
         async for event in feed.listen(0):
@@ -168,8 +168,8 @@ def submitted_and_watched(
         for name in ("a", "b"):
             write_log(served, name, "one\ntwo\n")
         if end is not None:
-            served.reception.office.machine.say(Facts((end,)))  # type: ignore[arg-type]
-        await served.reception.office.settle(1000.0)
+            served.rig.backend.executor.say(Facts((end,)))  # type: ignore[arg-type]
+        await served.rig.backend.settle(1000.0)
 
     served.do(happen())
     watching.join(30)
@@ -217,14 +217,14 @@ def test_logs_are_printed_and_followed(served: Served, capsys: pytest.CaptureFix
     capsys.readouterr()
     assert printed(capsys, "logs", "a") == "one\ntwo\n"
     assert printed(capsys, "logs", "a", "--tail", "4") == "two\n"
-    served.do(served.reception.office.settle(1000.0))
+    served.do(served.rig.backend.settle(1000.0))
     assert json.loads(printed(capsys, "logs", "a", "--json"))["is_over"] is True
 
 
 def test_stories_reasons_and_files_come_from_the_daemon_where_it_has_the_job(
     served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("CARPOOL_STATE", str(served.reception.office.premises.state))
+    monkeypatch.setenv("CARPOOL_STATE", str(served.rig.backend.read_model.state))
     monkeypatch.chdir(tmp_path)
     run(["submit", "-d", job_file(served, "a")])
     write_log(served, "a", "one\n")

@@ -13,9 +13,9 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 from carpool.cli.support.serve_app import where
 from carpool.dashboard.routes import mount
 from carpool.service.config import read_settings
-from carpool.service.http.auth_middleware import principal_of
+from carpool.service.http.deps import principal_of
 from carpool.service.transport import listen_tcp
-from tests.support.http_rig import BASE, GENEROUS, open_http
+from tests.support.http_rig import BASE, LAX_LIMITS, open_http
 
 PAGE = {"Accept": "text/html"}
 
@@ -24,7 +24,7 @@ def test_pages_are_behind_the_door(tmp_path: Path) -> None:
     async def play() -> None:
         async with open_http(tmp_path) as at:
             app: Any = at.app
-            mount(app, at.desk.clerk, principal_of, streams=app.state.streams)
+            mount(app, at.context.service, principal_of, streams=app.state.streams)
             await at["ada"].post("/v1/jobs", json=at.body("a"))
             browser = at["nobody"]
             away = await browser.get("/jobs", headers=PAGE)
@@ -43,9 +43,9 @@ def test_pages_are_behind_the_door(tmp_path: Path) -> None:
 
 def test_pages_that_follow_count_as_streams(tmp_path: Path) -> None:
     async def play() -> None:
-        async with open_http(tmp_path, limits=replace(GENEROUS, streams=0)) as at:
+        async with open_http(tmp_path, limits=replace(LAX_LIMITS, streams=0)) as at:
             app: Any = at.app
-            mount(app, at.desk.clerk, principal_of, streams=app.state.streams)
+            mount(app, at.context.service, principal_of, streams=app.state.streams)
             refused = await at["ada"].get("/dashboard/events")
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
 

@@ -371,7 +371,7 @@ def test_after_a_restart_behind_a_trimmed_journal_people_are_answered_as_before(
             assert [view.id for view in clerk.jobs(ADA).jobs] == ["long"]
             assert [each.name for each in clerk.job(ADA, "long").holds] == ["cpu:1"]
             assert await clerk.submit(ADA, jobs[:1]) == ("short-2",)
-            await clerk.reweigh(ADA, "long", 2.0)
+            await clerk.set_weight(ADA, "long", 2.0)
             await until(house, lambda: not short.exists())
             assert long.exists()
             feed.close()

@@ -1,4 +1,4 @@
-"""Hostile visitors, each with what becomes of them: nobody is let in who may not, and nobody acts for somebody else."""
+"""AuthMiddleware against hostile requests: tokens, hosts, origins, rates and security headers."""
 
 import asyncio
 from dataclasses import replace
@@ -13,113 +13,114 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 from carpool.core.errors import InputError
 from carpool.service.auth import AccessTokens
 from carpool.service.http.auth_middleware import COOKIE, origin_of
-from tests.support.http_rig import BASE, GENEROUS, PEOPLE, HttpRig, by_socket, client_of, open_http, withstand
+from tests.support.http_rig import BASE, LAX_LIMITS, HttpRig, by_socket, client_of, open_http, run_hostile
 
 
-def test_a_wrong_token_lets_nobody_in(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
-        nobody = at["nobody"]
+def test_a_wrong_token_is_rejected(tmp_path: Path) -> None:
+    async def scenario(rig: HttpRig) -> None:
+        nobody = rig["nobody"]
         for header in ["Bearer", "Bearer wrong", "Bearer carpool_", "Basic YTpi", "bearer \xff", "x"]:
             wrong = {b"Authorization": header.encode("latin-1")}
             answers = [
                 await nobody.get(path, headers=wrong) for path in ("/v1/jobs", "/v1/me", "/v1/events", "/metrics")
             ]
-            answers.append(await nobody.post("/v1/jobs", json=at.body("a"), headers=wrong))
+            answers.append(await nobody.post("/v1/jobs", json=rig.body("a"), headers=wrong))
             assert {each.status_code for each in answers} == {401}, header
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)
 
 
-def test_who_tries_many_tokens_has_to_wait(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
-        answers = [await at["nobody"].get("/v1/me", headers={"Authorization": f"Bearer {n}"}) for n in range(6)]
+def test_many_wrong_tokens_are_throttled(tmp_path: Path) -> None:
+    async def scenario(rig: HttpRig) -> None:
+        answers = [await rig["nobody"].get("/v1/me", headers={"Authorization": f"Bearer {n}"}) for n in range(6)]
         assert [each.status_code for each in answers] == [401, 401, 401, 429, 429, 429]
         assert int(answers[-1].headers["retry-after"]) >= 1
-        assert (await at["ada"].get("/v1/me")).status_code == 200
+        assert (await rig["ada"].get("/v1/me")).status_code == 200
 
-    withstand(tmp_path, scene, limits=replace(GENEROUS, strangers_per_s=0.001, strangers_burst=3))
+    run_hostile(tmp_path, scenario, limits=replace(LAX_LIMITS, failed_logins_per_s=0.001, failed_logins_burst=3))
 
 
-def test_behind_a_proxy_everybody_waits_by_their_own_address(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
-        async def tries(heard: str) -> int:
-            wrong = {"Authorization": "Bearer wrong", "X-Forwarded-For": heard}
-            return (await at["nobody"].get("/v1/me", headers=wrong)).status_code
+def test_behind_a_proxy_throttling_is_by_client_address(tmp_path: Path) -> None:
+    async def scenario(rig: HttpRig) -> None:
+        async def attempt(forwarded: str) -> int:
+            wrong = {"Authorization": "Bearer wrong", "X-Forwarded-For": forwarded}
+            return (await rig["nobody"].get("/v1/me", headers=wrong)).status_code
 
-        assert [await tries("9.9.9.9") for _ in range(3)] == [401, 401, 429]
-        assert [await tries(f"{n}.0.0.1, 9.9.9.9") for n in range(2)] == [429, 429], (
-            "what a client makes up counts nothing"
-        )
-        assert await tries("8.8.8.8") == 401
+        assert [await attempt("9.9.9.9") for _ in range(3)] == [401, 401, 429]
+        assert [await attempt(f"{n}.0.0.1, 9.9.9.9") for n in range(2)] == [429, 429], "a forged address must not count"
+        assert await attempt("8.8.8.8") == 401
 
-    withstand(
-        tmp_path, scene, limits=replace(GENEROUS, strangers_per_s=0.001, strangers_burst=2), proxies=("127.0.0.1",)
+    run_hostile(
+        tmp_path,
+        scenario,
+        limits=replace(LAX_LIMITS, failed_logins_per_s=0.001, failed_logins_burst=2),
+        proxies=("127.0.0.1",),
     )
 
 
-def test_who_asks_too_often_has_to_wait_and_others_do_not(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
-        answers = [(await at["ada"].get("/v1/me")).status_code for _ in range(5)]
+def test_the_request_rate_is_limited_per_user(tmp_path: Path) -> None:
+    async def scenario(rig: HttpRig) -> None:
+        answers = [(await rig["ada"].get("/v1/me")).status_code for _ in range(5)]
         assert answers == [200, 200, 200, 429, 429]
-        assert (await at["ben"].get("/v1/me")).status_code == 200
+        assert (await rig["ben"].get("/v1/me")).status_code == 200
 
-    withstand(tmp_path, scene, limits=replace(GENEROUS, requests_per_s=0.001, burst=3))
+    run_hostile(tmp_path, scenario, limits=replace(LAX_LIMITS, requests_per_s=0.001, burst=3))
 
 
-def test_a_removed_token_lets_nobody_in_any_more(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
-        assert (await at["ada"].get("/v1/me")).status_code == 200
+def test_a_removed_token_is_rejected(tmp_path: Path) -> None:
+    async def scenario(rig: HttpRig) -> None:
+        assert (await rig["ada"].get("/v1/me")).status_code == 200
         AccessTokens(tmp_path / "tokens.json").remove("ada-1")
-        assert (await at["ada"].get("/v1/me")).status_code == 401
+        assert (await rig["ada"].get("/v1/me")).status_code == 401
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)
 
 
-def test_another_host_is_turned_away(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
+def test_an_unknown_host_is_rejected(tmp_path: Path) -> None:
+    async def scenario(rig: HttpRig) -> None:
         for host in ["evil.example", "localhost.evil.example", "evil.example:7637", "", "127.0.0.1.", "[::2]:7637"]:
-            assert (await at["ada"].get("/v1/jobs", headers={"Host": host})).status_code == 421, host
+            assert (await rig["ada"].get("/v1/jobs", headers={"Host": host})).status_code == 421, host
         for ours in ("localhost", "LOCALHOST:7637", "127.0.0.1:80", "[::1]:7637", "[::1]"):
-            assert (await at["ada"].get("/v1/me", headers={"Host": ours})).status_code == 200
+            assert (await rig["ada"].get("/v1/me", headers={"Host": ours})).status_code == 200
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)
 
 
-def test_a_page_elsewhere_cannot_act_for_who_is_signed_in(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
-        token = at["ada"].headers["Authorization"].removeprefix("Bearer ")
+def test_a_cross_site_request_with_a_cookie_is_rejected(tmp_path: Path) -> None:
+    async def scenario(rig: HttpRig) -> None:
+        token = rig["ada"].headers["Authorization"].removeprefix("Bearer ")
         signed = {"Cookie": f"{COOKIE}={token}"}
         for origin in [None, "null", "http://evil.example", "https://localhost:7637", "http://localhost:1"]:
             headers = signed | ({"Origin": origin} if origin else {})
-            forged = await at["nobody"].post("/v1/jobs", json=at.body("a"), headers=headers)
+            forged = await rig["nobody"].post("/v1/jobs", json=rig.body("a"), headers=headers)
             assert forged.status_code == 403, origin
-        assert (await at["nobody"].get("/v1/me", headers=signed)).json()["name"] == "ada"
-        own = await at["nobody"].post("/v1/jobs/none/cancel", headers=signed | {"Origin": BASE})
-        assert own.status_code == 404  # let in: there is no such job
+        assert (await rig["nobody"].get("/v1/me", headers=signed)).json()["name"] == "ada"
+        own = await rig["nobody"].post("/v1/jobs/none/cancel", headers=signed | {"Origin": BASE})
+        assert own.status_code == 404  # authenticated; there is no such job
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)
 
 
-def test_behind_a_proxy_its_pages_act_and_no_others(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
-        token = at["ada"].headers["Authorization"].removeprefix("Bearer ")
+def test_only_pages_of_a_known_proxy_may_send_forms(tmp_path: Path) -> None:
+    async def scenario(rig: HttpRig) -> None:
+        token = rig["ada"].headers["Authorization"].removeprefix("Bearer ")
         for host, origin, status in [
             ("carpool.lab", "https://carpool.lab", 303),
-            ("localhost:7637", "https://carpool.lab", 303),  # a proxy that does not pass the name on
+            ("localhost:7637", "https://carpool.lab", 303),  # a proxy that does not forward the Host header
             ("carpool.lab", "http://evil.example", 403),
             ("carpool.lab", "https://carpool.lab:8443", 403),
             ("localhost:7637", "https://localhost:7637", 403),
         ]:
             asked = {"Host": host, "Origin": origin}
-            answer = await at["nobody"].post("/sign-in", data={"token": token}, headers=asked)
-            at["nobody"].cookies.clear()
+            answer = await rig["nobody"].post("/sign-in", data={"token": token}, headers=asked)
+            rig["nobody"].cookies.clear()
             assert answer.status_code == status, origin
             assert ("Secure" in answer.headers.get("set-cookie", "")) == (status == 303)
             signed = asked | {"Cookie": f"{COOKIE}={token}"}
-            acted = await at["nobody"].post("/v1/jobs/none/cancel", headers=signed)
+            acted = await rig["nobody"].post("/v1/jobs/none/cancel", headers=signed)
             assert acted.status_code == (404 if status == 303 else 403)
 
-    withstand(tmp_path, scene, origins=("https://carpool.lab",))
+    run_hostile(tmp_path, scenario, origins=("https://carpool.lab",))
 
 
 @pytest.mark.parametrize(
@@ -135,51 +136,51 @@ def test_behind_a_proxy_its_pages_act_and_no_others(tmp_path: Path) -> None:
         ("https://carpool.lab:x", ""),
     ],
 )
-def test_an_address_is_read_as_browsers_write_it(given: str, meant: str) -> None:
+def test_addresses_are_normalised_to_origins(given: str, meant: str) -> None:
     if meant:
         assert origin_of(given) == meant
     else:
-        with pytest.raises(InputError, match="public is"):
+        with pytest.raises(InputError, match="public"):
             origin_of(given)
 
 
-def test_another_user_at_the_socket_is_nobody(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
-        async with client_of(by_socket(at.app, 4712)) as other:
+def test_another_user_on_the_socket_needs_a_token(tmp_path: Path) -> None:
+    async def scenario(rig: HttpRig) -> None:
+        async with client_of(by_socket(rig.app, 4712)) as other:
             assert (await other.get("/v1/me")).status_code == 401
-            assert (await other.post("/v1/jobs", json=at.body("a"))).status_code == 401
+            assert (await other.post("/v1/jobs", json=rig.body("a"))).status_code == 401
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)
 
 
-def test_others_jobs_are_not_there(tmp_path: Path) -> None:
+def test_jobs_of_other_users_look_nonexistent(tmp_path: Path) -> None:
     async def run() -> None:
-        async with open_http(tmp_path) as at:
-            await at["ada"].post("/v1/jobs", json=at.body("a", environment={"KEY": "swordfish"}))
+        async with open_http(tmp_path) as rig:
+            await rig["ada"].post("/v1/jobs", json=rig.body("a", environment={"KEY": "swordfish"}))
             paths = ["", "/story", "/why", "/measurements", "/log", "/log/follow"]
-            missing = [await at["ben"].get(f"/v1/jobs/a{path}") for path in paths]
-            missing += [await at["ben"].post(f"/v1/jobs/a/{wish}") for wish in ("cancel", "pause", "resume")]
+            missing = [await rig["ben"].get(f"/v1/jobs/a{path}") for path in paths]
+            missing += [await rig["ben"].post(f"/v1/jobs/a/{action}") for action in ("cancel", "pause", "resume")]
             assert {each.status_code for each in missing} == {404}
-            unknown = await at["ben"].get("/v1/jobs/b")
+            unknown = await rig["ben"].get("/v1/jobs/b")
             assert missing[0].json()["detail"] == unknown.json()["detail"].replace("'b'", "'a'")
             seen = [
-                await at["ben"].get(f"/v1/{path}") for path in ("devices", "decisions", "timeline?since=0&until=1e9")
+                await rig["ben"].get(f"/v1/{path}") for path in ("devices", "decisions", "timeline?since=0&until=1e9")
             ]
             assert not any('"a"' in each.text for each in seen)
-            everything = [await at["root"].get(f"/v1/jobs{path}") for path in ("", "/a", "/a/story", "/a/why")]
+            everything = [await rig["root"].get(f"/v1/jobs{path}") for path in ("", "/a", "/a/story", "/a/why")]
             assert not any("swordfish" in each.text for each in everything)
 
     asyncio.run(run())
 
 
-def test_every_answer_forbids_framing_sniffing_and_foreign_scripts(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
+def test_every_response_has_security_headers(tmp_path: Path) -> None:
+    async def scenario(rig: HttpRig) -> None:
         for answer in [
-            await at["ada"].get("/v1/jobs"),
-            await at["nobody"].get("/v1/jobs"),
-            await at["ada"].get("/nowhere"),
-            await at["ada"].get("/v1/me", headers={"Host": "evil.example"}),
-            await at["ada"].post("/v1/jobs", content=b"[" * 99),
+            await rig["ada"].get("/v1/jobs"),
+            await rig["nobody"].get("/v1/jobs"),
+            await rig["ada"].get("/nowhere"),
+            await rig["ada"].get("/v1/me", headers={"Host": "evil.example"}),
+            await rig["ada"].post("/v1/jobs", content=b"[" * 99),
         ]:
             policy = answer.headers["content-security-policy"]
             assert "frame-ancestors 'none'" in policy
@@ -187,23 +188,14 @@ def test_every_answer_forbids_framing_sniffing_and_foreign_scripts(tmp_path: Pat
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["cache-control"] == "no-store"
 
-    withstand(tmp_path, scene)
+    run_hostile(tmp_path, scenario)
 
 
-def test_one_person_has_so_many_streams_at_a_time(tmp_path: Path) -> None:
-    async def scene(at: HttpRig) -> None:
+def test_the_number_of_streams_is_limited_per_user(tmp_path: Path) -> None:
+    async def scenario(rig: HttpRig) -> None:
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(at["ada"].get("/v1/events")) for _ in range(4)]
+            asked = [group.create_task(rig["ada"].get("/v1/events")) for _ in range(4)]
         assert sorted(task.result().status_code for task in asked) == [200, 200, 429, 429]
-        assert (await at["ada"].get("/v1/events")).status_code == 200
+        assert (await rig["ada"].get("/v1/events")).status_code == 200
 
-    withstand(tmp_path, scene, limits=replace(GENEROUS, streams=2))
-
-
-def test_the_token_file_is_its_owners_alone_and_holds_no_token(tmp_path: Path) -> None:
-    tokens = AccessTokens(tmp_path / "deep" / "tokens.json")
-    secret = tokens.add(PEOPLE["ada"], 0.0)
-    assert tokens.path.stat().st_mode & 0o777 == 0o600
-    assert secret not in tokens.path.read_text(encoding="utf-8")
-    assert tokens.who(secret) == PEOPLE["ada"]
-    assert tokens.who(secret + "x") is tokens.who("") is None
+    run_hostile(tmp_path, scenario, limits=replace(LAX_LIMITS, streams=2))

@@ -1,4 +1,4 @@
-"""Who held which device when, as a timeline shows it."""
+"""AllocationHistory: spans from plans, ends, and lost nodes."""
 
 from carpool.core.messages import Assign, JobFinished, JobSubmitted, NodeJoined, NodeLost
 from carpool.core.model import JobId, JobSpec, NodeId
@@ -32,8 +32,8 @@ def test_spans_begin_with_a_plan_and_end_with_the_job_or_its_node() -> None:
     assert list(spans.between(7.5, 9.0)) == [AllocationSpan(0, B, 1.0, 8.0)]
 
 
-def test_only_the_newest_are_kept() -> None:
-    spans = AllocationHistory(CLUSTER, kept=1)
+def test_only_the_newest_closed_spans_are_kept() -> None:
+    spans = AllocationHistory(CLUSTER, max_closed=1)
     scheduler = Scheduler(CLUSTER, Fifo(), observers=(spans,))
     for at, name in ((0.0, A), (2.0, B)):
         [order] = scheduler.handle(at, [JobSubmitted(JobSpec(name))])

@@ -25,8 +25,8 @@ from carpool.service.auth import TOKEN_FILE, AccessTokens, Principal, Role, writ
 from carpool.service.config import Settings
 from carpool.service.daemon.bootstrap import DaemonInstance
 from carpool.service.http.app import make_app
-from carpool.service.http.auth_middleware import origin_of, principal_of
-from carpool.service.http.deps import ApiContext
+from carpool.service.http.auth_middleware import origin_of
+from carpool.service.http.deps import ApiContext, principal_of
 from carpool.service.http.limits import Limits
 from carpool.service.http.metrics import ServiceMetrics
 from carpool.service.http.server import Listener, WebServer
@@ -82,7 +82,7 @@ async def serve_api(
         proxies=tuple(settings["proxies"]),
         limits=limits,
         planner=WhatIfPlanner(clerk, house.setup.devices, lambda: house.policy_text, beliefs),
-        meters=meters,
+        metrics=meters,
     )
     app = make_app(desk)
     mount(app, clerk, principal_of, streams=app.state.streams, reports=settings.state / "reports")

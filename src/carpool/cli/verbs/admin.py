@@ -99,11 +99,11 @@ def token_list(state: str | None, as_json: bool) -> None:
 
     found = _open_tokens(state).all()
     if as_json:
-        rows = [{"id": t.id, "person": t.person.name, "role": t.person.role, "made_at": t.made_at} for t in found]
+        rows = [{"id": t.id, "person": t.principal.name, "role": t.principal.role, "made_at": t.made_at} for t in found]
         print_json({"tokens": rows})
     elif found:
         made = [time.strftime("%Y-%m-%d %H:%M", time.localtime(t.made_at)) for t in found]
-        rows_ = [(t.id, t.person.name, str(t.person.role), at) for t, at in zip(found, made, strict=True)]
+        rows_ = [(t.id, t.principal.name, str(t.principal.role), at) for t, at in zip(found, made, strict=True)]
         for line in as_columns(("id", "person", "role", "made"), rows_):
             click.echo(line)
     else:

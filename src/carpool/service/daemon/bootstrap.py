@@ -106,7 +106,7 @@ class DaemonInstance:
             JobAccounting(), live, AllocationHistory(self.scheduler.cluster), chronicle, lessons
         )
         self.recovered = recover_followers(store, self.scheduler, self.followers, folded)
-        chronicle.feed.begin()
+        chronicle.feed.end_replay()
         self._folder = folder
         self._scribe = JobFileWriter(folder)
         self._knowledge = ProfileStore(setup.state, lessons, live)
@@ -293,7 +293,7 @@ class DaemonInstance:
 
     def _take(self, at: float, report: Report) -> None:
         self.followers.take(at, report)
-        self.followers.chronicle.hear(at, report)
+        self.followers.chronicle.on_report(at, report)
         self._scribe.take(at, report)
 
     def _cut(self) -> Callable[[], None]:

@@ -16,8 +16,7 @@ from starlette.responses import Response
 
 from carpool.core.model import Phase
 from carpool.jobs.job_file import ListedJob
-from carpool.service.auth import Forbidden
-from carpool.service.http.auth_middleware import Caller
+from carpool.service.auth import Caller, Forbidden
 from carpool.service.http.deps import ApiContext, CallerDep, ContextDep, PrincipalDep, ServiceDep
 from carpool.service.http.metrics import MEDIA_TYPE
 from carpool.service.http.problems import RequestRejected, responses
@@ -46,154 +45,155 @@ from carpool.service.queries.views import (
     SummaryView,
 )
 
-bearer = HTTPBearer(auto_error=False, description="A token, made with `carpool token add NAME`.")
+bearer = HTTPBearer(auto_error=False, description="An access token, created with `carpool token add NAME`.")
 
-open_router = APIRouter(prefix="/v1", tags=["health"])
 COMMON_RESPONSES = responses(400, 401, 403, 421, 422, 429, 500)
+open_router = APIRouter(prefix="/v1", tags=["health"])  # no token needed
 router = APIRouter(prefix="/v1", dependencies=[Depends(bearer)], responses=COMMON_RESPONSES)
-metrics_router = APIRouter(
-    dependencies=[Depends(bearer)], responses=COMMON_RESPONSES
-)  # where Prometheus looks by itself
+metrics_router = APIRouter(dependencies=[Depends(bearer)], responses=COMMON_RESPONSES)  # Prometheus' default path
 
-JobName = Annotated[str, InPath(description="A job's name.", max_length=120, examples=["mlp"])]
-_ONE = responses(404)
+JobName = Annotated[str, InPath(description="Name of the job.", max_length=120, examples=["mlp"])]
+ArrayName = Annotated[str, InPath(description="Name of the array.", max_length=120, examples=["mlp"])]
+_QUERY = responses(404)
 _CHANGE = responses(404, 409, 408, 413, 503)
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _adapter(schema: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(schema)
 
 
-def json_response(kind: Any, value: Any, status: int = 200) -> Response:
-    """A view as JSON, written in one go."""
-    return Response(_adapter(kind).dump_json(value), status, media_type="application/json")
+def json_response(schema: Any, value: Any, status: int = 200) -> Response:
+    """Serialise a value to JSON without FastAPI's intermediate copy."""
+    return Response(_adapter(schema).dump_json(value), status, media_type="application/json")
 
 
-async def _jobs_of(body: Submission, desk: ApiContext, visitor: Caller) -> tuple[ListedJob, ...]:
-    """The jobs that were sent; in a thread, since files are looked at."""
+async def _read_jobs(body: Submission, context: ApiContext, caller: Caller) -> tuple[ListedJob, ...]:
+    """Parse a submission in a thread, because it reads files."""
     data = body.model_dump(exclude_unset=True, exclude={"folder"})
-    return await asyncio.to_thread(read_submission, data, Path(body.folder), desk.roots_for(visitor), desk.limits)
+    return await asyncio.to_thread(read_submission, data, Path(body.folder), context.roots_for(caller), context.limits)
 
 
-# ------------------------------------------------------------------------------------------------------------- wishes
-@router.post("/jobs", status_code=201, response_model=Accepted, responses=responses(408, 409, 413, 503), tags=["jobs"])
-async def submit(
-    body: Submission,
-    desk: ContextDep,
-    visitor: CallerDep,
-    key: Annotated[
-        str,
-        Header(
-            alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$", description="The same key, the same wish."
-        ),
-    ] = "",
-) -> Response:
-    """Submit jobs, all or none; the answer comes when they can no longer be lost."""
-    visitor.person.check_submits()
-    jobs = await _jobs_of(body, desk, visitor)
-    names = await desk.clerk.submit(visitor.person, jobs, key)
-    return _named(names, 201)
-
-
-@router.post("/plan", response_model=dict[str, Any], responses=responses(408, 413, 503), tags=["jobs"])
-async def plan(body: Submission, desk: ContextDep, visitor: CallerDep) -> Response:
-    """Say what would happen to jobs, and when, without submitting them."""
-    visitor.person.check_submits()
-    if desk.planner is None:
-        raise RequestRejected(503, "this daemon cannot foresee")
-    jobs = await _jobs_of(body, desk, visitor)
-    return json_response(dict[str, Any], await desk.planner.foresee(visitor.person, jobs))
-
-
-@router.post("/jobs/{job}/cancel", response_model=JobView, responses=_CHANGE, tags=["jobs"])
-async def cancel(job: JobName, clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """Withdraw a job."""
-    await clerk.cancel(who, job)
-    return json_response(JobView, clerk.job(who, job))
-
-
-@router.post("/jobs/{job}/pause", response_model=JobView, responses=_CHANGE, tags=["jobs"])
-async def pause(job: JobName, clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """Take a job off its devices until it is resumed."""
-    await clerk.pause(who, job)
-    return json_response(JobView, clerk.job(who, job))
-
-
-@router.post("/jobs/{job}/resume", response_model=JobView, responses=_CHANGE, tags=["jobs"])
-async def resume(job: JobName, clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """Put a paused job back into the queue."""
-    await clerk.resume(who, job)
-    return json_response(JobView, clerk.job(who, job))
-
-
-@router.post("/arrays/{array}/cancel", response_model=Accepted, responses=_CHANGE, tags=["jobs"])
-async def cancel_array(array: JobName, clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """Withdraw all jobs of a sweep that are not over; their names."""
-    return _named(await clerk.wish_array(who, array, "cancel"))
-
-
-@router.post("/arrays/{array}/pause", response_model=Accepted, responses=_CHANGE, tags=["jobs"])
-async def pause_array(array: JobName, clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """Take all jobs of a sweep off their devices; the names of those that waited or ran."""
-    return _named(await clerk.wish_array(who, array, "pause"))
-
-
-@router.post("/arrays/{array}/resume", response_model=Accepted, responses=_CHANGE, tags=["jobs"])
-async def resume_array(array: JobName, clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """Put the paused jobs of a sweep back into the queue; their names."""
-    return _named(await clerk.wish_array(who, array, "resume"))
-
-
-def _named(jobs: Sequence[str], status: int = 200) -> Response:
+def _accepted(jobs: Sequence[str], status: int = 200) -> Response:
     return json_response(Accepted, Accepted(jobs=[str(name) for name in jobs]), status)
 
 
+# ------------------------------------------------------------------------------------------------------------ commands
+@router.post("/jobs", status_code=201, response_model=Accepted, responses=responses(408, 409, 413, 503), tags=["jobs"])
+async def submit(
+    body: Submission,
+    context: ContextDep,
+    caller: CallerDep,
+    key: Annotated[
+        str,
+        Header(
+            alias="Idempotency-Key",
+            max_length=200,
+            pattern=r"^[!-~]*$",
+            description="A repeated request with the same key submits nothing and returns the same names.",
+        ),
+    ] = "",
+) -> Response:
+    """Submit jobs, all or none; responds once they are durable."""
+    caller.principal.check_may_submit()
+    jobs = await _read_jobs(body, context, caller)
+    return _accepted(await context.service.submit(caller.principal, jobs, key), 201)
+
+
+@router.post("/plan", response_model=dict[str, Any], responses=responses(408, 413, 503), tags=["jobs"])
+async def plan(body: Submission, context: ContextDep, caller: CallerDep) -> Response:
+    """Forecast when jobs would start and end, without submitting them."""
+    caller.principal.check_may_submit()
+    if context.planner is None:
+        raise RequestRejected(503, "this daemon has no planner")
+    jobs = await _read_jobs(body, context, caller)
+    return json_response(dict[str, Any], await context.planner.plan(caller.principal, jobs))
+
+
+@router.post("/jobs/{job}/cancel", response_model=JobView, responses=_CHANGE, tags=["jobs"])
+async def cancel(job: JobName, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Cancel a job."""
+    await service.cancel(principal, job)
+    return json_response(JobView, service.job(principal, job))
+
+
+@router.post("/jobs/{job}/pause", response_model=JobView, responses=_CHANGE, tags=["jobs"])
+async def pause(job: JobName, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Preempt a job and keep it out of the queue until it is resumed."""
+    await service.pause(principal, job)
+    return json_response(JobView, service.job(principal, job))
+
+
+@router.post("/jobs/{job}/resume", response_model=JobView, responses=_CHANGE, tags=["jobs"])
+async def resume(job: JobName, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Put a paused job back into the queue."""
+    await service.resume(principal, job)
+    return json_response(JobView, service.job(principal, job))
+
+
+@router.post("/arrays/{array}/cancel", response_model=Accepted, responses=_CHANGE, tags=["jobs"])
+async def cancel_array(array: ArrayName, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Cancel all active jobs of an array; returns their names."""
+    return _accepted(await service.change_array(principal, array, "cancel"))
+
+
+@router.post("/arrays/{array}/pause", response_model=Accepted, responses=_CHANGE, tags=["jobs"])
+async def pause_array(array: ArrayName, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Pause all waiting and running jobs of an array; returns their names."""
+    return _accepted(await service.change_array(principal, array, "pause"))
+
+
+@router.post("/arrays/{array}/resume", response_model=Accepted, responses=_CHANGE, tags=["jobs"])
+async def resume_array(array: ArrayName, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Resume all paused jobs of an array; returns their names."""
+    return _accepted(await service.change_array(principal, array, "resume"))
+
+
 @router.put("/jobs/{job}/weight", response_model=JobView, responses=_CHANGE, tags=["jobs"])
-async def reweigh(job: JobName, body: WeightUpdate, clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """Let a job count more or less from now on."""
-    await clerk.reweigh(who, job, body.weight)
-    return json_response(JobView, clerk.job(who, job))
+async def set_weight(job: JobName, body: WeightUpdate, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Change a job's weight."""
+    await service.set_weight(principal, job, body.weight)
+    return json_response(JobView, service.job(principal, job))
 
 
 @router.put("/jobs/{job}/limits", response_model=JobView, responses=_CHANGE, tags=["jobs"])
-async def limit(job: JobName, body: DeviceLimits, clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """Let a job hold another number of devices from now on."""
-    await clerk.limit(who, job, body.min_devices, body.max_devices)
-    return json_response(JobView, clerk.job(who, job))
+async def set_limits(job: JobName, body: DeviceLimits, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Change how many devices a job may hold."""
+    await service.set_limits(principal, job, body.min_devices, body.max_devices)
+    return json_response(JobView, service.job(principal, job))
 
 
 @router.get("/policy", response_model=PolicyState, tags=["daemon"])
-async def policy(clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """The policy that decides."""
-    return json_response(PolicyState, PolicyState(policy=clerk.policy, fault=clerk.policy_fault(who)))
+async def policy(service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Return the active policy."""
+    return json_response(PolicyState, PolicyState(policy=service.policy, fault=service.policy_fault(principal)))
 
 
 @router.put("/policy", response_model=PolicyState, responses=responses(408, 413, 503), tags=["daemon"])
-async def change_policy(body: PolicyRequest, desk: ContextDep, visitor: CallerDep) -> Response:
-    """Let another policy decide from now on; for admins."""
-    visitor.person.check_governs()
-    if (roots := desk.roots_for(visitor)) is not None:
+async def change_policy(body: PolicyRequest, context: ContextDep, caller: CallerDep) -> Response:
+    """Replace the policy; needs the role admin."""
+    caller.principal.check_is_admin()
+    if (roots := context.roots_for(caller)) is not None:
         roots.check_policy(body.policy)
-    await desk.clerk.change_policy(visitor.person, body.policy)
-    return json_response(PolicyState, PolicyState(policy=desk.clerk.policy, fault=""))
+    await context.service.change_policy(caller.principal, body.policy)
+    return json_response(PolicyState, PolicyState(policy=context.service.policy, fault=""))
 
 
 # --------------------------------------------------------------------------------------------------------------- jobs
 @router.get("/jobs", response_model=JobPage, tags=["jobs"])
 async def jobs(
-    clerk: ServiceDep,
-    who: PrincipalDep,
-    phase: Annotated[list[Phase] | None, Query(description="Only jobs in one of these.")] = None,
-    user: Annotated[str, Query(max_length=100, description="Only this person's.")] = "",
-    contains: Annotated[str, Query(max_length=100, description="Only names with this in them.")] = "",
-    newest_first: Annotated[bool, Query(description="Or in order of submission.")] = True,
-    offset: Annotated[int, Query(ge=0, le=1 << 31, description="How many to leave out.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000, description="How many to tell.")] = 100,
+    service: ServiceDep,
+    principal: PrincipalDep,
+    phase: Annotated[list[Phase] | None, Query(description="Only jobs in one of these phases.")] = None,
+    user: Annotated[str, Query(max_length=100, description="Only jobs of this user.")] = "",
+    contains: Annotated[str, Query(max_length=100, description="Only jobs with this in their name.")] = "",
+    newest_first: Annotated[bool, Query(description="False: oldest first.")] = True,
+    offset: Annotated[int, Query(ge=0, le=1 << 31, description="How many jobs to skip.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="How many jobs to return.")] = 100,
 ) -> Response:
-    """Jobs, as far as they are yours to see."""
-    found = clerk.jobs(
-        who,
+    """List the jobs you may see."""
+    page = service.jobs(
+        principal,
         phases=frozenset(phase or ()),
         user=user,
         contains=contains,
@@ -201,95 +201,95 @@ async def jobs(
         offset=offset,
         limit=limit,
     )
-    return json_response(JobPage, found)
+    return json_response(JobPage, page)
 
 
-@router.get("/jobs/{job}", response_model=JobView, responses=_ONE, tags=["jobs"])
-async def job(job: JobName, clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """One job."""
-    return json_response(JobView, clerk.job(who, job))
+@router.get("/jobs/{job}", response_model=JobView, responses=_QUERY, tags=["jobs"])
+async def job(job: JobName, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Return one job."""
+    return json_response(JobView, service.job(principal, job))
 
 
-@router.get("/jobs/{job}/story", response_model=list[StoryEventView], responses=_ONE, tags=["jobs"])
-async def story(job: JobName, clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """What happened to a job, in words."""
-    return json_response(list[StoryEventView], clerk.story(who, job))
+@router.get("/jobs/{job}/story", response_model=list[StoryEventView], responses=_QUERY, tags=["jobs"])
+async def story(job: JobName, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Return a job's history as text."""
+    return json_response(list[StoryEventView], service.story(principal, job))
 
 
-@router.get("/jobs/{job}/why", response_model=Explanation, responses=_ONE, tags=["jobs"])
-async def why(job: JobName, clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """Why a job waits, or holds what it holds."""
-    return json_response(Explanation, Explanation(job=job, why=clerk.why(who, job)))
+@router.get("/jobs/{job}/why", response_model=Explanation, responses=_QUERY, tags=["jobs"])
+async def why(job: JobName, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Explain why a job waits, or why it holds its devices."""
+    return json_response(Explanation, Explanation(job=job, why=service.why(principal, job)))
 
 
-@router.get("/jobs/{job}/measurements", response_model=list[MeasurementView], responses=_ONE, tags=["jobs"])
+@router.get("/jobs/{job}/measurements", response_model=list[MeasurementView], responses=_QUERY, tags=["jobs"])
 async def measurements(
     job: JobName,
-    clerk: ServiceDep,
-    who: PrincipalDep,
-    most: Annotated[int, Query(ge=1, le=10_000, description="How many points at most.")] = 2000,
+    service: ServiceDep,
+    principal: PrincipalDep,
+    most: Annotated[int, Query(ge=1, le=10_000, description="Maximum number of points.")] = 2000,
 ) -> Response:
-    """A job's curve: loss, rate and what it measured of itself."""
-    return json_response(list[MeasurementView], await clerk.measurements(who, job, most=most))
+    """Return a job's loss, rate and metrics over time."""
+    return json_response(list[MeasurementView], await service.measurements(principal, job, most=most))
 
 
-@router.get("/jobs/{job}/log", response_model=LogChunk, responses=_ONE, tags=["jobs"])
+@router.get("/jobs/{job}/log", response_model=LogChunk, responses=_QUERY, tags=["jobs"])
 async def log(
     job: JobName,
-    clerk: ServiceDep,
-    who: PrincipalDep,
-    start: Annotated[int, Query(ge=-(1 << 53), le=1 << 53, description="First byte; below 0 from the end.")] = 0,
-    most: Annotated[int, Query(ge=1024, le=1 << 18, description="Bytes at most.")] = 1 << 18,
+    service: ServiceDep,
+    principal: PrincipalDep,
+    start: Annotated[int, Query(ge=-(1 << 53), le=1 << 53, description="First byte; negative: from the end.")] = 0,
+    most: Annotated[int, Query(ge=1024, le=1 << 18, description="Maximum number of bytes.")] = 1 << 18,
 ) -> Response:
-    """A stretch of a job's log."""
-    return json_response(LogChunk, clerk.log(who, job, start, most=most))
+    """Return a part of a job's log."""
+    return json_response(LogChunk, service.log(principal, job, start, most=most))
 
 
-# ----------------------------------------------------------------------------------------------------------- the rest
+# ------------------------------------------------------------------------------------------------------------- daemon
 @router.get("/me", response_model=CallerInfo, tags=["daemon"])
-async def me(who: PrincipalDep) -> Response:
-    """Who you are here, and what you may do."""
-    return json_response(CallerInfo, CallerInfo(name=who.name, role=who.role))
+async def me(principal: PrincipalDep) -> Response:
+    """Return your name and role."""
+    return json_response(CallerInfo, CallerInfo(name=principal.name, role=principal.role))
 
 
 @router.get("/summary", response_model=SummaryView, tags=["daemon"])
-async def summary(clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """The whole in a few figures."""
-    return json_response(SummaryView, clerk.summary(who))
+async def summary(service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Return an overview: jobs by phase, devices, policy."""
+    return json_response(SummaryView, service.summary(principal))
 
 
 @router.get("/nodes", response_model=list[NodeView], tags=["daemon"])
-async def nodes(clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """Every machine with its devices."""
-    return json_response(list[NodeView], clerk.nodes(who))
+async def nodes(service: ServiceDep, principal: PrincipalDep) -> Response:
+    """List the nodes with their devices and host resources."""
+    return json_response(list[NodeView], service.nodes(principal))
 
 
 @router.get("/devices", response_model=list[DeviceView], tags=["daemon"])
-async def devices(clerk: ServiceDep, who: PrincipalDep) -> Response:
-    """Every device and who holds it."""
-    return json_response(list[DeviceView], clerk.devices(who))
+async def devices(service: ServiceDep, principal: PrincipalDep) -> Response:
+    """List the devices with the jobs on them."""
+    return json_response(list[DeviceView], service.devices(principal))
 
 
 @router.get("/timeline", response_model=list[SpanView], tags=["daemon"])
 async def timeline(
-    clerk: ServiceDep,
-    who: PrincipalDep,
+    service: ServiceDep,
+    principal: PrincipalDep,
     since: Annotated[float, Query(description="Unix time.", ge=0, le=1e12, allow_inf_nan=False)],
     until: Annotated[float, Query(description="Unix time.", ge=0, le=1e12, allow_inf_nan=False)],
 ) -> Response:
-    """Who held which device between two instants."""
-    return json_response(list[SpanView], clerk.timeline(who, since, until))
+    """List which job held which device between two times."""
+    return json_response(list[SpanView], service.timeline(principal, since, until))
 
 
 @router.get("/decisions", response_model=list[DecisionView], tags=["daemon"])
 async def decisions(
-    clerk: ServiceDep,
-    who: PrincipalDep,
-    before: Annotated[int | None, Query(ge=0, le=1 << 53, description="Only older than this number.")] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    service: ServiceDep,
+    principal: PrincipalDep,
+    before: Annotated[int | None, Query(ge=0, le=1 << 53, description="Only decisions with a smaller number.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="How many decisions to return.")] = 100,
 ) -> Response:
-    """The newest plans that changed something, newest first."""
-    return json_response(list[DecisionView], clerk.decisions(who, before=before, limit=limit))
+    """List the plans that changed an allocation, newest first."""
+    return json_response(list[DecisionView], service.decisions(principal, before=before, limit=limit))
 
 
 @metrics_router.get(
@@ -297,28 +297,30 @@ async def decisions(
     response_class=Response,
     responses={
         200: {
-            "description": "Figures as Prometheus reads them.",
+            "description": "Metrics in Prometheus' text format.",
             "content": {"text/plain": {"schema": {"type": "string"}}},
         }
     },
     tags=["daemon"],
 )
-async def metrics(desk: ContextDep, who: PrincipalDep) -> Response:
-    """What the daemon counts and measures; for admins and readers."""
-    if not who.may_see(""):
-        raise Forbidden(f"{who.name!r} has the role {who.role}; figures of everybody take one that sees everything.")
-    return Response(desk.meters.text(), media_type=MEDIA_TYPE)
+async def metrics(context: ContextDep, principal: PrincipalDep) -> Response:
+    """Return Prometheus metrics; needs the role admin or read-only."""
+    if not principal.may_see(""):
+        raise Forbidden(
+            f"{principal.name!r} has the role {principal.role}. Use a token with the role admin or read-only."
+        )
+    return Response(context.metrics.text(), media_type=MEDIA_TYPE)
 
 
 # -------------------------------------------------------------------------------------------------------------- health
 @open_router.get("/health/live", response_model=Health)
 async def live() -> Response:
-    """Whether the daemon answers at all."""
+    """Liveness: the process responds."""
     return json_response(Health, Health(status="ok"))
 
 
 @open_router.get("/health/ready", response_model=Health, responses={503: {"model": Health, "description": "Not yet"}})
-async def ready(desk: ContextDep) -> Response:
-    """Whether it takes jobs."""
-    is_ready = desk.is_ready()
+async def ready(context: ContextDep) -> Response:
+    """Readiness: the daemon accepts jobs."""
+    is_ready = context.is_ready()
     return json_response(Health, Health(status="ok" if is_ready else "starting"), 200 if is_ready else 503)

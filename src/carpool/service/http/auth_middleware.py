@@ -1,63 +1,36 @@
-"""Auth middleware: checks Host, token or socket peer, Origin and request rate of every request."""
+"""Auth middleware: checks Host, token or socket peer, Origin and request rate of every request.
+
+- Host must be one of ours: otherwise a page elsewhere could reach us under its own name (DNS rebinding).
+- A peer on the Unix socket with the daemon's user id is the owner, an admin. All other callers send a token, in an
+  Authorization header or, from pages, in a cookie.
+- A request with a cookie that changes something must come from one of our pages (Origin): of the requested address, or
+  of a known proxy's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carpool.core.errors import InputError
-from carpool.service.auth import AccessTokens, Principal
-from carpool.service.http.limits import Limits, LoginThrottle, TokenBuckets
+from carpool.service.auth import AuthMethod, Caller
+from carpool.service.http.deps import CALLER, CHALLENGE, ApiContext, unauthenticated
+from carpool.service.http.limits import LoginThrottle, TokenBuckets
 from carpool.service.http.problems import RequestRejected, problem_of_error
 
-_USUAL = {"http": 80, "https": 443}  # ports that browsers leave out
-
-
-def origin_of(address: str) -> str:
-    """An address as browsers write it into ``Origin`` (RFC 6454): scheme, name, and port where it is not the usual."""
-    parts = urlsplit(address)
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    rest = (parts.path.strip("/"), parts.query, parts.fragment, parts.username)
-    if parts.scheme not in _USUAL or not parts.hostname or any(rest) or port in (-1, 0):
-        raise InputError(f"public is {address!r}", way_out="Give what people see, such as https://carpool.lab:8443.")
-    return f"{parts.scheme}://{_bracketed(parts.hostname)}{'' if port in (None, _USUAL[parts.scheme]) else f':{port}'}"
-
-
-def host_of(origin: str) -> str:
-    """The name in an origin, as a ``LoopHooks`` header has it."""
-    return _bracketed(urlsplit(origin).hostname or "")
-
-
-def _bracketed(name: str) -> str:
-    return f"[{name}]" if ":" in name else name
-
-
-# - A Host header that is not one of ours is turned away: a page elsewhere cannot make a browser talk to us under its own
-#   name (DNS rebinding).
-# - Somebody on the daemon's Unix socket with the daemon's user id is that user, and governs. Everybody else needs a
-#   token, in an Authorization header or, for pages, in a cookie.
-# - A request that changes something and is signed by the cookie must come from a page of ours (its Origin): of the
-#   address that was asked for, or of one that the proxy before us is known by.
-
-
 COOKIE = "carpool_token"
-PEER = "peer_uid"  # in a scope's state: the user id at the other end of a Unix socket
-_VISITOR = "visitor"
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-_OPEN = frozenset({"/sign-in"})  # where one who is not signed in may send something
+PEER = "peer_uid"  # in a scope's state: the user id of a Unix socket's peer
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOGIN = "/sign-in"  # the one path that takes a POST without a token
 
-# All that a page needs: nothing is written inside it, and nothing comes from elsewhere.
+# Pages have no inline scripts or styles and load nothing from elsewhere.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -71,56 +44,46 @@ HEADERS = {
 }
 
 
-class AuthMethod(Enum):
-    """What somebody came in by."""
+def origin_of(address: str) -> str:
+    """Normalise an address to the form of an ``Origin`` header (RFC 6454): scheme, host, and a non-default port."""
+    parts = urlsplit(address)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    rest = (parts.path.strip("/"), parts.query, parts.fragment, parts.username)
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or any(rest) or port in (-1, 0):
+        raise InputError(
+            f"public is {address!r}", way_out="Give scheme, host and optional port, as in https://carpool.lab:8443."
+        )
+    suffix = "" if port in (None, _DEFAULT_PORTS[parts.scheme]) else f":{port}"
+    return f"{parts.scheme}://{_bracketed(parts.hostname)}{suffix}"
 
-    SOCKET = "the daemon's own socket"
-    TOKEN = "a token"
-    COOKIE = "a cookie"
 
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Somebody who came in."""
-
-    person: Principal
-    by: AuthMethod
-    is_known: Callable[[], bool] = lambda: True  # whether they still would be let in as this person
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 class AuthMiddleware:
-    """Lets requests in to an app, or turns them away."""
+    """Authenticates requests, or rejects them."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        tokens: AccessTokens,
-        owner: Principal,
-        uid: int,
-        hosts: Collection[str],
-        origins: Collection[str],
-        limits: Limits,
-        strangers: LoginThrottle,
-        now: Callable[[], float],
+        self, app: ASGIApp, context: ApiContext, throttle: LoginThrottle, now: Callable[[], float] = monotonic
     ) -> None:
         self._app = app
-        self._tokens = tokens
-        self._owner = owner
-        self._uid = uid
-        self._hosts = frozenset(host.lower() for host in (*hosts, *map(host_of, origins)))
-        self._origins = frozenset(origins)
-        self._asked = TokenBuckets(limits.requests_per_s, limits.burst)
-        self._strangers = strangers
+        self._context = context
+        proxies = (_bracketed(urlsplit(origin).hostname or "") for origin in context.origins)
+        self._hosts = frozenset(host.lower() for host in (*context.hosts, *proxies))
+        self._rates = TokenBuckets(context.limits.requests_per_s, context.limits.burst)
+        self._throttle = throttle
         self._now = now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -128,94 +91,70 @@ class AuthMiddleware:
             await send(message)
 
         try:
-            visitor = self._let_in(scope, Headers(scope=scope))
-        except RequestRejected as turned:
-            await problem_of_error(turned)(scope, receive, guarded)
+            caller = self._authenticate(scope, Headers(scope=scope))
+        except RequestRejected as rejected:
+            await problem_of_error(rejected)(scope, receive, send_with_headers)
             return
-        scope.setdefault("state", {})[_VISITOR] = visitor
-        await self._app(scope, receive, guarded)
+        scope.setdefault("state", {})[CALLER] = caller
+        await self._app(scope, receive, send_with_headers)
 
-    def _let_in(self, scope: Scope, headers: Headers) -> Caller | None:
+    def _authenticate(self, scope: Scope, headers: Headers) -> Caller | None:
+        """Return the caller, None without credentials; RequestRejected when the request is not allowed."""
         peer = scope.get("state", {}).get(PEER)
         if peer is None:
             self._check_host(headers.get("host", ""))
-        visitor = self._visitor(scope, headers, peer)
-        if scope["method"] not in _SAFE:
-            self._check_unsafe(scope, headers, visitor)
-        if visitor is not None and visitor.by is not AuthMethod.SOCKET:
-            wait_s = self._asked.take(visitor.person.name, self._now())
-            if wait_s:
-                raise _too_often(f"{visitor.person.name!r} asks too often", wait_s)
-        return visitor
+        caller = self._identify(scope, headers, peer)
+        if scope["method"] not in _SAFE_METHODS:
+            self._check_unsafe(scope, headers, caller)
+        if caller is not None and caller.method is not AuthMethod.SOCKET:
+            name = caller.principal.name
+            self._rates.check(name, self._now(), f"{name!r} sends too many requests")
+        return caller
 
-    def _visitor(self, scope: Scope, headers: Headers, peer: int | None) -> Caller | None:
+    def _identify(self, scope: Scope, headers: Headers, peer: int | None) -> Caller | None:
         scheme, _, text = headers.get("authorization", "").partition(" ")
         if scheme:
-            person = self._tokens.who(text.strip()) if scheme.lower() == "bearer" else None
-            if person is None:
-                record_failed_login(self._strangers, scope, self._now())
-                text = "nobody has this token. Make one with: carpool token add NAME"
+            caller = self._caller(text.strip(), AuthMethod.TOKEN) if scheme.lower() == "bearer" else None
+            if caller is None:
+                self._throttle.record_failure(scope, self._now())
+                text = "the token is not valid. Create one with: carpool token add NAME"
                 raise RequestRejected(401, text, headers=CHALLENGE)
-            return self._known_by(text.strip(), person, AuthMethod.TOKEN)
-        if peer == self._uid:
-            return Caller(self._owner, AuthMethod.SOCKET)
-        person = self._tokens.who(token := _cookie(headers))
-        return None if person is None else self._known_by(token, person, AuthMethod.COOKIE)
+            return caller
+        if peer == self._context.uid:
+            return Caller(self._context.owner, AuthMethod.SOCKET)
+        return self._caller(_cookie(headers), AuthMethod.COOKIE)
 
-    def _known_by(self, token: str, person: Principal, by: AuthMethod) -> Caller:
-        return Caller(person, by, lambda: self._tokens.who(token) == person)
+    def _caller(self, token: str, method: AuthMethod) -> Caller | None:
+        principal = self._context.tokens.authenticate(token)
+        if principal is None:
+            return None
+        return Caller(principal, method, lambda: self._context.tokens.authenticate(token) == principal)
 
     def _check_host(self, given: str) -> None:
         name = given.rpartition(":")[0] if given.rpartition(":")[2].isdigit() and not given.endswith("]") else given
         if name.lower() not in self._hosts:
             raise RequestRejected(
-                421, f"this is not {name!r}. Ask for {' or '.join(sorted(self._hosts))}, or name it in 'hosts'."
+                421,
+                f"unknown host {name!r}. Use {' or '.join(sorted(self._hosts))}, "
+                "or add the name to the daemon's setting 'hosts'.",
             )
 
-    def _check_unsafe(self, scope: Scope, headers: Headers, visitor: Caller | None) -> None:
-        if visitor is None and scope["path"] not in _OPEN:
-            raise unauthenticated()
-        if visitor is not None and visitor.by is not AuthMethod.COOKIE and scope["path"] not in _OPEN:
-            return
+    def _check_unsafe(self, scope: Scope, headers: Headers, caller: Caller | None) -> None:
+        if scope["path"] != _LOGIN:
+            if caller is None:
+                raise unauthenticated()
+            if caller.method is not AuthMethod.COOKIE:
+                return
         origin = headers.get("origin")
-        if origin not in self._origins and origin != f"{scope.get('scheme', 'http')}://{headers.get('host', '')}":
-            text = f"this came from a page of {origin or 'unknown origin'}, which may not act for you."
-            raise RequestRejected(403, f"{text} The setting 'public' names addresses of a proxy before the daemon.")
-
-
-def record_failed_login(strangers: LoginThrottle, scope: Scope, at: float) -> None:
-    """One more wrong token from there; turned away where it is too many."""
-    if wait_s := strangers.wait_s(scope, at):
-        raise _too_often("too many wrong tokens from there", wait_s)
-
-
-CHALLENGE = {"WWW-Authenticate": 'Bearer realm="carpool"'}
-
-
-def unauthenticated() -> RequestRejected:
-    """What somebody without a token is told."""
-    text = "this takes a token: set CARPOOL_TOKEN to yours, or send it as 'Authorization: Bearer TOKEN'."
-    return RequestRejected(401, text, headers=CHALLENGE)
-
-
-def caller_of(request: Request) -> Caller:
-    """Who came in with a request; turned away where nobody did."""
-    visitor = caller_in(request.scope)
-    if visitor is None:
-        raise unauthenticated()
-    return visitor
-
-
-def caller_in(scope: Scope) -> Caller | None:
-    """Who came in with a request; None where nobody did, or where there is no door."""
-    visitor = scope.get("state", {}).get(_VISITOR)
-    assert visitor is None or isinstance(visitor, Caller)
-    return visitor
-
-
-def principal_of(request: Request) -> Principal:
-    """Who asks."""
-    return caller_of(request).person
+        if (
+            origin not in self._context.origins
+            and origin != f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
+        ):
+            raise RequestRejected(
+                403,
+                f"the request comes from a page of {origin or 'an unknown origin'}. If that is a proxy of the daemon, "
+                "add its address to the daemon's setting 'public'.",
+            )
 
 
 def _cookie(headers: Headers) -> str:
@@ -226,7 +165,3 @@ def _cookie(headers: Headers) -> str:
         return ""
     found: Any = cookie.get(COOKIE)
     return "" if found is None else str(found.value)
-
-
-def _too_often(words: str, wait_s: float) -> RequestRejected:
-    return RequestRejected(429, f"{words}. Try again in {wait_s:.1f} s.", headers={"Retry-After": str(int(wait_s) + 1)})

@@ -18,119 +18,109 @@ from carpool.service.http.problems import RequestRejected, problem_of_error
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds that keep a daemon answering whatever is thrown at it."""
+    """Bounds that keep the daemon responsive under any load."""
 
     body_bytes: int = 1 << 20
-    body_s: float = 20.0  # seconds in which a body has to be there
+    body_s: float = 20.0  # to receive a body
     json_depth: int = 32
-    jobs_at_once: int = 1000  # in one submission, sweeps counted out
-    jobs_bytes: int = 16 << 20  # of all jobs of one submission, each written out with what it has from defaults
-    requests_per_s: float = 50.0  # of one person in the long run
+    jobs_at_once: int = 1000  # of one submission, after sweeps are expanded
+    jobs_bytes: int = 16 << 20  # of all jobs of one submission, each expanded with its defaults
+    requests_per_s: float = 50.0  # of one user, sustained
     burst: float = 200.0
-    strangers_per_s: float = 2.0  # wrong tokens from one address in the long run
-    strangers_burst: float = 20.0
-    streams: int = 20  # event streams and followed logs of one person at a time
-    stream_s: float = 3600.0  # a stream ends after so long; whoever listens comes back with Last-Event-ID
-    beat_s: float = 15.0  # a comment is sent into a silent stream so often
-    gather_s: float = 0.25  # events of so long go out together
-    headers_s: float = 10.0  # seconds in which a request's headers have to be there
-    stalled_s: float = 60.0  # a client that takes nothing for so long is let go
+    failed_logins_per_s: float = 2.0  # of one address, sustained
+    failed_logins_burst: float = 20.0
+    streams: int = 20  # open event streams and followed logs of one user
+    stream_s: float = 3600.0  # lifetime of a stream; clients reconnect with Last-Event-ID
+    heartbeat_s: float = 15.0  # interval of comments in an idle stream
+    batch_s: float = 0.25  # events of this interval are sent together
+    headers_s: float = 10.0  # to receive the headers of a request
+    stalled_s: float = 60.0  # until a client that reads nothing is disconnected
     connections: int = 512
 
 
-@dataclass(slots=True)
-class TokenBucket:
-    """Lets `burst` through at once and `per_s` in the long run."""
-
-    per_s: float
-    burst: float
-    level: float
-    at: float
-
-    def take(self, at: float) -> float:
-        """Take one if there is one; else the seconds until there is."""
-        self.level = min(self.burst, self.level + max(0.0, at - self.at) * self.per_s)
-        self.at = max(self.at, at)
-        if self.level >= 1.0:
-            self.level -= 1.0
-            return 0.0
-        return (1.0 - self.level) / self.per_s
-
-
 class TokenBuckets:
-    """A bucket for everybody who asks; those who have not asked for longest are forgotten first."""
+    """One token bucket per name: allows `burst` requests at once and `per_s` sustained.
 
-    def __init__(self, per_s: float, burst: float, most: int = 10_000) -> None:
-        self._per_s, self._burst, self._most = per_s, burst, most
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+    The least recently used bucket is dropped when there are too many.
+    """
+
+    def __init__(self, per_s: float, burst: float, max_buckets: int = 10_000) -> None:
+        self._per_s, self._burst, self._max_buckets = per_s, burst, max_buckets
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # name: tokens at a time
+
+    def check(self, name: str, at: float, problem: str) -> None:
+        """Take a token of `name`; RequestRejected (429) when there is none."""
+        if wait_s := self.take(name, at):
+            retry_after = {"Retry-After": str(int(wait_s) + 1)}
+            raise RequestRejected(429, f"{problem}. Try again in {wait_s:.1f} s.", headers=retry_after)
 
     def take(self, name: str, at: float) -> float:
-        """Seconds that somebody has to wait; 0 where they need not."""
-        bucket = self._buckets.get(name)
-        if bucket is None:
-            bucket = self._buckets[name] = TokenBucket(self._per_s, self._burst, self._burst, at)
-            if len(self._buckets) > self._most:
-                self._buckets.popitem(last=False)
-        self._buckets.move_to_end(name)
-        return bucket.take(at)
+        """Take a token of `name` and return 0; or return the seconds until one is available."""
+        level, since = self._buckets.pop(name, (self._burst, at))
+        level = min(self._burst, level + max(0.0, at - since) * self._per_s)
+        is_granted = level >= 1.0
+        self._buckets[name] = (level - 1.0 if is_granted else level), max(since, at)
+        if len(self._buckets) > self._max_buckets:
+            self._buckets.popitem(last=False)
+        return 0.0 if is_granted else (1.0 - level) / self._per_s
 
 
 class LoginThrottle:
-    """Who comes with wrong tokens, by address: after some they have to wait."""
+    """Limits failed logins by client address."""
 
     def __init__(self, limits: Limits, proxies: Collection[str] = ()) -> None:
-        self._buckets = TokenBuckets(limits.strangers_per_s, limits.strangers_burst)
+        self._buckets = TokenBuckets(limits.failed_logins_per_s, limits.failed_logins_burst)
         self._proxies = frozenset(proxies)
 
-    def wait_s(self, scope: Scope, at: float) -> float:
-        """One more from there: how long they have to wait for the next; 0 where they need not."""
-        return self._buckets.take(client_address(scope, self._proxies), at)
+    def record_failure(self, scope: Scope, at: float) -> None:
+        """Count a failed login; RequestRejected (429) when its address had too many."""
+        self._buckets.check(client_address(scope, self._proxies), at, "too many invalid tokens from this address")
 
 
 def client_address(scope: Scope, proxies: Collection[str]) -> str:
-    """Where a request is from: behind a proxy, what that says; what anybody else says of it counts for nothing.
+    """Return the address of the client, from ``X-Forwarded-For`` only when the request comes from a known proxy.
 
-    Each proxy adds to ``X-Forwarded-For`` whom it heard, so that only its end can be believed, up to the first address
-    that is no proxy of ours.
+    Each proxy appends the address it was contacted from, so the header is read from its end, up to the first address
+    that is not a known proxy; a client can forge everything before it.
     """
     address = str((scope.get("client") or ("", 0))[0])
-    said = ",".join(Headers(scope=scope).getlist("x-forwarded-for")).split(",")
-    while address in proxies and said:
-        address = said.pop().strip() or address
+    forwarded = ",".join(Headers(scope=scope).getlist("x-forwarded-for")).split(",")
+    while address in proxies and forwarded:
+        address = forwarded.pop().strip() or address
     return address
 
 
-# Possessive, and closed or not: whatever begins with a quote is passed over once, so that time is linear in any body.
-_TEXTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-_BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # up, up, down, down
+# Possessive, and the closing quote is optional: each byte is scanned once, so the time is linear for any body.
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # +1, +1, -1, -1
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
-_WITH_BODIES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
 def json_depth(body: bytes) -> int:
-    """How deep brackets are nested, texts left out; of any bytes at all."""
-    steps = array("b", _TEXTS.sub(b"", body).translate(_BRACKETS, _OTHERS))
+    """Return the nesting depth of brackets outside strings; works for any bytes."""
+    steps = array("b", _STRINGS.sub(b"", body).translate(_BRACKETS, _OTHERS))
     return max(accumulate(steps, initial=0))
 
 
 class BodyLimitMiddleware:
-    """Reads every body before the app runs; one that is too large, too slow or too deep is turned away."""
+    """Reads every body before the app runs, and rejects one that is too large, too slow or too deeply nested."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http" or scope["method"] not in _WITH_BODIES:
+        if scope["type"] != "http" or scope["method"] not in _METHODS_WITH_BODY:
             await self._app(scope, receive, send)
             return
         try:
             body = await self._read(scope, receive)
-        except RequestRejected as turned:
-            await problem_of_error(turned)(scope, receive, send)
-            return
-        if body is None:
+            if body is None:
+                return
+            self._check_content(body)
+        except RequestRejected as rejected:
+            await problem_of_error(rejected)(scope, receive, send)
             return
         first: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
@@ -144,35 +134,34 @@ class BodyLimitMiddleware:
         await self._app(scope, replay, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body; None where its sender has gone."""
-        most = self._limits.body_bytes
+        """Receive the whole body; None when the client disconnects."""
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced[:20]) > most:
-            raise _too_large(most)
-        pieces, size = [], 0
+        if announced.isdigit():
+            self._check_size(int(announced[:20]))
+        body = bytearray()
         try:
             async with asyncio.timeout(self._limits.body_s):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
-                    pieces.append(message.get("body", b""))
-                    size += len(pieces[-1])
-                    if size > most:
-                        raise _too_large(most)
+                    body += message.get("body", b"")
+                    self._check_size(len(body))
                     if not message.get("more_body", False):
-                        break
+                        return bytes(body)
         except TimeoutError:
-            text = f"the body was not there within {self._limits.body_s:g} s"
+            text = f"the body did not arrive within {self._limits.body_s:g} s"
             raise RequestRejected(408, text, headers={"Connection": "close"}) from None
-        body = b"".join(pieces)
-        if b"\x00" in body:  # UTF-16 could hide its depth from us, and not from whoever reads it
-            raise RequestRejected(400, "the body holds zero bytes. Send it as UTF-8.")
-        if json_depth(body) > self._limits.json_depth:
-            raise RequestRejected(400, f"the body nests deeper than {self._limits.json_depth} levels. Send it flatter.")
-        return body
 
+    def _check_size(self, size: int) -> None:
+        limit = self._limits.body_bytes
+        if size > limit:
+            text = f"the body is larger than {limit} bytes. Send fewer jobs, or a report without charts (--json)."
+            raise RequestRejected(413, text, headers={"Connection": "close"})
 
-def _too_large(most: int) -> RequestRejected:
-    text = f"the body is larger than {most} bytes. Send fewer jobs at once, or a report without its charts (--json)."
-    return RequestRejected(413, text, headers={"Connection": "close"})
+    def _check_content(self, body: bytes) -> None:
+        if b"\x00" in body:  # UTF-16 would hide the nesting from json_depth
+            raise RequestRejected(400, "the body contains zero bytes. Send it as UTF-8.")
+        depth, limit = json_depth(body), self._limits.json_depth
+        if depth > limit:
+            raise RequestRejected(400, f"the body is nested {depth} levels deep; the limit is {limit}.")

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a daemon: request latencies, and figures collected on scrape."""
+"""Prometheus metrics of a daemon: latencies of requests and commits, and gauges collected on scrape."""
 
 from __future__ import annotations
 
@@ -16,89 +16,92 @@ from carpool.service.auth import Principal, Role
 from carpool.service.service import SchedulerService
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-_EVERYBODY = Principal("metrics", Role.READER)
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_READER = Principal("metrics", Role.READER)
 
 
 class ServiceMetrics:
-    """What a daemon measures of itself, in a registry of its own."""
+    """The metrics of one daemon, in their own registry."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.requests = Histogram(
             "carpool_http_seconds",
-            "Seconds until an answer began, by route",
+            "Seconds until the response starts, by route",
             ("method", "route", "status"),
             registry=self._registry,
-            buckets=_SECONDS,
+            buckets=_BUCKETS_S,
         )
         self.commits = Histogram(
             "carpool_commit_seconds",
-            "Seconds to make what was accepted durable",
+            "Seconds to commit accepted changes to disk",
             registry=self._registry,
-            buckets=_SECONDS,
+            buckets=_BUCKETS_S,
         )
         ProcessCollector(registry=self._registry)
-        self._threads = ThreadPoolExecutor(2, "commit")  # one commits, one writes out a balance meanwhile
+        # Own threads, so that commits do not wait behind file checks: one commits while the other writes a snapshot.
+        self._threads = ThreadPoolExecutor(2, "commit")
 
-    def watch(self, clerk: SchedulerService) -> None:
-        """Tell of this clerk's daemon too."""
-        self._registry.register(_ServiceCollector(clerk))
+    def add_service(self, service: SchedulerService) -> None:
+        """Collect the gauges of a service at every scrape."""
+        self._registry.register(_ServiceCollector(service))
 
     def text(self) -> bytes:
-        """All figures, as Prometheus reads them."""
+        """Render all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     async def commit(self, work: Callable[[], None]) -> None:
-        """Commit in a thread, and note how long it took; not behind files that somebody else's job has to look at."""
-        began = perf_counter()
+        """Run a commit in a thread and record its latency."""
+        start = perf_counter()
         await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        self.commits.observe(perf_counter() - began)
+        self.commits.observe(perf_counter() - start)
 
 
 class MetricsMiddleware:
-    """Notes of every request how long its answer took to begin."""
+    """Records for every request the time until its response starts."""
 
-    def __init__(self, app: ASGIApp, meters: ServiceMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServiceMetrics) -> None:
         self._app = app
-        self._meters = meters
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = perf_counter()
+        start = perf_counter()
 
-        async def noted(message: Message) -> None:
+        async def observe(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # By the route's pattern: paths are as many as jobs, and strangers make up methods.
+                # Labels are route patterns, never paths or unknown methods: clients could create any number of those.
                 route = getattr(scope.get("route"), "path", "other")
                 method = scope["method"] if route != "other" else "any"
-                self._meters.requests.labels(method, route, message["status"]).observe(perf_counter() - began)
+                self._metrics.requests.labels(method, route, message["status"]).observe(perf_counter() - start)
             await send(message)
 
-        await self._app(scope, receive, noted)
+        await self._app(scope, receive, observe)
 
 
 class _ServiceCollector(Collector):
-    def __init__(self, clerk: SchedulerService) -> None:
-        self._clerk = clerk
+    def __init__(self, service: SchedulerService) -> None:
+        self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        summary, vitals = self._clerk.summary(_EVERYBODY), self._clerk.vitals()
+        summary, counters = self._service.summary(_READER), self._service.counters()
         jobs = GaugeMetricFamily("carpool_jobs", "Jobs, by phase", labels=["phase"])
         for phase, count in summary.jobs.items():
             jobs.add_metric([phase], count)
         yield jobs
-        yield GaugeMetricFamily("carpool_devices", "Devices", summary.devices)
-        yield GaugeMetricFamily("carpool_devices_lost", "Devices that are lost", summary.lost_devices)
-        yield GaugeMetricFamily("carpool_devices_held", "Devices held, each by the fractions given away", summary.held)
-        yield GaugeMetricFamily("carpool_steps_per_second", "Steps of all running jobs", vitals.steps_per_s)
-        yield GaugeMetricFamily("carpool_feed_listeners", "Who listens to events", vitals.listeners)
-        yield CounterMetricFamily("carpool_decisions", "Plans that changed something", vitals.decisions)
-        yield CounterMetricFamily("carpool_events", "Events told", vitals.events)
+        for name, text, value in (
+            ("carpool_devices", "Devices", summary.devices),
+            ("carpool_devices_lost", "Devices on lost nodes", summary.lost_devices),
+            ("carpool_devices_held", "Allocated devices, as the sum of allocated fractions", summary.held),
+            ("carpool_steps_per_second", "Training steps per second of all running jobs", counters.steps_per_s),
+            ("carpool_feed_listeners", "Open event streams", counters.listeners),
+        ):
+            yield GaugeMetricFamily(name, text, value)
+        yield CounterMetricFamily("carpool_decisions", "Plans that changed an allocation", counters.decisions)
+        yield CounterMetricFamily("carpool_events", "Events published", counters.events)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is asked of the clerk only to learn names."""
+        """Return nothing, so that registering does not query the service."""
         return iter(())

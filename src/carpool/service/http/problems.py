@@ -1,4 +1,4 @@
-"""Problem details (RFC 9457): maps every error to a JSON response with cause and remedy."""
+"""Problem details (RFC 9457): turn every error into a JSON response with cause and remedy."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _STATUSES: dict[type[CarpoolError], int] = {
 
 
 class FieldError(BaseModel):
-    """One thing that is wrong with what was sent."""
+    """One invalid field of a request."""
 
-    where: str = Field(description="Where it stands.", examples=["body.job.0.weight"])
-    problem: str = Field(description="What is wrong with it.", examples=["Input should be greater than 0"])
+    where: str = Field(description="Path of the field.", examples=["body.job.0.weight"])
+    problem: str = Field(description="What is wrong.", examples=["Input should be greater than 0"])
 
 
 class ProblemDetails(BaseModel):
-    """What went wrong, and what to do about it."""
+    """An error: what is wrong, where, and what to do."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -59,17 +59,17 @@ class ProblemDetails(BaseModel):
         }
     )
 
-    type: str = Field("about:blank", description="What kind of problem; the status says it all.")
-    title: str = Field(description="The status in words.")
+    type: str = Field("about:blank", description="Always about:blank: the status tells the type of problem.")
+    title: str = Field(description="The phrase of the status code.")
     status: int
-    detail: str = Field(description="What is wrong, in a sentence for people.")
-    where: str = Field("", description="What it is about, where that is known.")
-    way_out: str = Field("", description="What to do.")
-    errors: list[FieldError] = Field(default_factory=list, description="Every mistake, where there are several.")
+    detail: str = Field(description="The error message, including the way out.")
+    where: str = Field("", description="The job, file or setting with the error; empty when unknown.")
+    way_out: str = Field("", description="How to fix it; empty when unknown.")
+    errors: list[FieldError] = Field(default_factory=list, description="All invalid fields of the request.")
 
 
 class RequestRejected(CarpoolError):
-    """A request that is turned away before anybody looks at what it asks."""
+    """A request that is rejected with an HTTP status before it is executed."""
 
     def __init__(self, status: int, detail: str, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -86,8 +86,8 @@ def problem(
     errors: Sequence[FieldError] = (),
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """An answer that tells what went wrong."""
-    said = ProblemDetails(
+    """Build a problem response."""
+    details = ProblemDetails(
         type="about:blank",
         title=HTTPStatus(status).phrase,
         status=status,
@@ -96,61 +96,61 @@ def problem(
         way_out=way_out,
         errors=list(errors),
     )
-    # Through the standard library: what was sent may come back in it, and lone surrogates must not break the answer.
-    text = json.dumps(said.model_dump())
+    # json rather than pydantic: the message may quote lone surrogates from the request.
+    text = json.dumps(details.model_dump())
     return Response(text, status, dict(headers or {}), MEDIA_TYPE)
 
 
 def problem_of_error(error: CarpoolError) -> Response:
-    """The answer to an error of ours."""
+    """Build the response to a carpool error."""
     if isinstance(error, RequestRejected):
         return problem(error.status, str(error), headers=error.headers)
-    status = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), 500)
+    status = next((code for error_type, code in _STATUSES.items() if isinstance(error, error_type)), 500)
     if isinstance(error, InputError):
         return problem(status, str(error), where=error.where, way_out=error.way_out)
     return problem(status, str(error))
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Let an app answer every error with a problem."""
+    """Answer every error of an app with a problem response."""
 
-    async def ours(request: Request, error: Exception) -> Response:
+    async def carpool_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, CarpoolError)
         if isinstance(error, RequestRejected) and error.status == HTTPStatus.UNAUTHORIZED and _is_page(request):
             return RedirectResponse(f"/sign-in?next={quote(request.url.path)}", 303)
         return problem_of_error(error)
 
-    async def of_http(request: Request, error: Exception) -> Response:
+    async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         headers = dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["Allow"] = ", ".join(sorted(_methods(request)))
         return problem(error.status_code, str(error.detail), headers=headers)
 
-    async def of_form(request: Request, error: Exception) -> Response:
+    async def validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        # The values themselves are left out: there may be secrets among them.
-        mistakes = [FieldError(where=".".join(map(str, each["loc"])), problem=each["msg"]) for each in error.errors()]
-        detail = "; ".join(f"{each.where}: {each.problem}" for each in mistakes[:3])
-        return problem(422, detail, errors=mistakes)
+        # Without the values: they may be secrets.
+        errors = [FieldError(where=".".join(map(str, each["loc"])), problem=each["msg"]) for each in error.errors()]
+        detail = "; ".join(f"{each.where}: {each.problem}" for each in errors[:3])
+        return problem(422, detail, errors=errors)
 
-    async def of_bug(request: Request, error: Exception) -> Response:
-        return problem(500, "This is a fault in carpool, not in what was asked; its log says more.")
+    async def internal_error(request: Request, error: Exception) -> Response:
+        return problem(500, "internal error of carpool. The daemon's log has the details.")
 
-    app.add_exception_handler(CarpoolError, ours)
-    app.add_exception_handler(HTTPException, of_http)
-    app.add_exception_handler(RequestValidationError, of_form)
-    app.add_exception_handler(Exception, of_bug)
+    app.add_exception_handler(CarpoolError, carpool_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
+    app.add_exception_handler(Exception, internal_error)
 
 
 def _is_page(request: Request) -> bool:
-    """Whether somebody with a browser looks at one of our pages."""
+    """Whether a browser asks for a page of the dashboard."""
     is_api = request.url.path.startswith(("/v1/", "/metrics"))
     return not is_api and request.method == "GET" and "text/html" in request.headers.get("accept", "")
 
 
 def _methods(request: Request) -> set[str]:
-    """What may be done at a path, by all of its routes together."""
+    """Return the methods that the routes of the requested path accept."""
     return {
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -160,6 +160,6 @@ def _methods(request: Request) -> set[str]:
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, object]]:
-    """What an API page says of the problems of a route."""
+    """Describe the error responses of a route for OpenAPI."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}

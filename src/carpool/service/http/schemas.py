@@ -1,4 +1,4 @@
-"""Pydantic schemas of request bodies and of the responses that are not views."""
+"""Pydantic schemas of request bodies, and of responses that are not views."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ Weight = Annotated[float, Field(gt=0, ge=1e-6, le=1e6, strict=True)]
 
 
 class JobTable(BaseModel):
-    """A job, as a ``[[job]]`` table of a job file has it; what is left out is as there."""
+    """A job, with the keys and defaults of a ``[[job]]`` table of a job file."""
 
     model_config = ConfigDict(
-        extra="allow",  # an unknown key is told with the nearest ones by whoever reads job files
+        extra="allow",  # the job-file reader rejects unknown keys and suggests similar ones
         json_schema_extra={"example": {"name": "mlp", "entry": "digits.py:mlp", "args": {"lr": 0.1}, "max_devices": 4}},
     )
 
     name: _Name
-    entry: _Text = Field("", description="file.py:function, or package.module:function.")
+    entry: _Text = Field("", description="Training to run: file.py:function, or package.module:function.")
     args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the entry.")
-    sweep: dict[str, list[Any]] = Field(default_factory=dict, description="Lists of values to try, one job for each.")
-    at_most: _Count = Field(0, description="Of a sweep's jobs, so many wait or run at once; 0: all.")
-    command: list[_Text] = Field(default_factory=list, description="Any program, instead of an entry.")
+    sweep: dict[str, list[Any]] = Field(default_factory=dict, description="Lists of values; one job per combination.")
+    at_most: _Count = Field(0, description="How many jobs of the sweep may wait or run at once; 0: all.")
+    command: list[_Text] = Field(default_factory=list, description="Program and arguments to run instead of an entry.")
     python: _Text = Field("", description="Interpreter of a command that begins with python.")
-    folder: _Text = Field("", description="Where it runs, seen from the submission's folder.")
+    folder: _Text = Field("", description="Working folder, relative to the submission's.")
     environment: dict[str, StrictStr | StrictInt | float] = Field(
-        default_factory=dict, description="Variables. They are kept in the daemon's store and never shown."
+        default_factory=dict, description="Environment variables; stored by the daemon, never returned."
     )
-    devices: _Count = 0
-    min_devices: _Count = 0
-    max_devices: _Count = 0
-    kinds: list[_Text] | _Text = Field(default_factory=list)
-    memory: Annotated[StrictInt, Field(ge=0)] | _Text = Field(0, description="On each device: bytes, or 6GiB.")
-    cpus: _Count = Field(0, description="Cores for each device it holds.")
-    ram: Annotated[StrictInt, Field(ge=0)] | _Text = Field(0, description="For each device it holds: bytes, or 16GiB.")
-    disk: Annotated[StrictInt, Field(ge=0)] | _Text = Field(0, description="On each node it is on.")
+    devices: _Count = Field(0, description="Devices requested.")
+    min_devices: _Count = Field(0, description="Fewest devices it can run on.")
+    max_devices: _Count = Field(0, description="Most devices it may use.")
+    kinds: list[_Text] | _Text = Field(default_factory=list, description="Allowed device types; empty: all.")
+    memory: Annotated[StrictInt, Field(ge=0)] | _Text = Field(0, description="Memory per device: bytes, or 6GiB.")
+    cpus: _Count = Field(0, description="CPU cores per device.")
+    ram: Annotated[StrictInt, Field(ge=0)] | _Text = Field(0, description="RAM per device: bytes, or 16GiB.")
+    disk: Annotated[StrictInt, Field(ge=0)] | _Text = Field(0, description="Disk space per node: bytes, or 90GiB.")
     weight: Weight = 1.0
     priority: Literal["low", "normal", "high", "urgent"] = "normal"
-    deadline: _Seconds | None = Field(None, description="By when it should finish: 8h from now, or a moment.")
-    user: _Text = Field("", description="Ignored: a job belongs to whoever submits it.")
-    after: list[_Name] | _Name = Field(default_factory=list, description="Jobs of the same submission.")
+    deadline: _Seconds | None = Field(None, description="When it should finish: a duration such as 8h, or a time.")
+    user: _Text = Field("", description="Ignored: the owner is the caller.")
+    after: list[_Name] | _Name = Field(default_factory=list, description="Jobs of this submission to wait for.")
     batch: _Count | dict[str, Any] = Field(default_factory=dict)
     exact: StrictBool = False
     shards: Annotated[StrictInt, Field(ge=1, le=1 << 16)] = 8
@@ -60,11 +60,11 @@ class JobTable(BaseModel):
     keep: Annotated[StrictInt, Field(ge=1, le=1000)] = 2
     time_limit: _Seconds = 0.0
     retries: Annotated[StrictInt, Field(ge=0, le=1000)] = 3
-    notify: list[_Text] | _Text = Field(default_factory=list, description="What to do when it is over.")
+    notify: list[_Text] | _Text = Field(default_factory=list, description="Command or URL to notify when the job ends.")
 
 
 class Submission(BaseModel):
-    """Jobs that are accepted together or not at all."""
+    """Jobs that are accepted all or none."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -77,19 +77,17 @@ class Submission(BaseModel):
     )
 
     folder: Annotated[StrictStr, Field(max_length=4096, pattern="^/")] = Field(
-        description="The folder, on the daemon's machine, from which relative paths are looked up."
+        description="Folder on the daemon's machine to which relative paths refer."
     )
     job: list[JobTable] = Field(min_length=1)
-    defaults: dict[str, Any] = Field(
-        default_factory=dict, description="What all of them have unless they say otherwise."
-    )
+    defaults: dict[str, Any] = Field(default_factory=dict, description="Keys for all jobs that do not set them.")
 
 
 class Accepted(BaseModel):
-    """Jobs that can no longer be lost."""
+    """Jobs that the daemon has accepted durably, or changed."""
 
     jobs: list[str] = Field(
-        description="Their names from now on: one that was taken has got a number.", examples=[["mlp"]]
+        description="Names of the jobs; a name that was taken has a number appended.", examples=[["mlp"]]
     )
 
 
@@ -102,7 +100,7 @@ class WeightUpdate(BaseModel):
 
 
 class DeviceLimits(BaseModel):
-    """How many devices a job may hold from now on."""
+    """A job's new device limits."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"min_devices": 1, "max_devices": 4}})
 
@@ -111,7 +109,7 @@ class DeviceLimits(BaseModel):
 
 
 class PolicyRequest(BaseModel):
-    """A policy as the command line takes it."""
+    """A policy, in the form NAME[:key=value…] or FILE.py:Class[:key=value…]."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"policy": "carpool:objective=makespan"}})
 
@@ -119,26 +117,26 @@ class PolicyRequest(BaseModel):
 
 
 class PolicyState(PolicyRequest):
-    """The policy that decides."""
+    """The active policy."""
 
-    fault: str = Field("", description="What the policy before did wrong, where that is why this one decides.")
+    fault: str = Field("", description="Why the previous policy was replaced by this fallback; empty: it was not.")
 
 
 class CallerInfo(BaseModel):
-    """Who asks."""
+    """The caller's name and role."""
 
     name: str
     role: Role
 
 
 class Explanation(BaseModel):
-    """Why a job waits, or holds what it holds."""
+    """Why a job waits, or why it holds its devices."""
 
     job: str
     why: str
 
 
 class Health(BaseModel):
-    """Whether the daemon works."""
+    """Health of the daemon."""
 
     status: Literal["ok", "starting"]

@@ -20,58 +20,53 @@ from carpool.service.transport import peer_uid
 
 
 class TimeoutProtocol(H11Protocol):
-    """HTTP on one connection; knows who is at the other end of a Unix socket, and does not wait for ever."""
+    """HTTP/1.1 protocol that passes on the user id of a Unix socket's peer and disconnects slow clients."""
 
-    def __init__(self, *given: Any, limits: Limits, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self._waiting = _Timeout(limits.headers_s)  # for the headers of a request
-        self._stalled = _Timeout(limits.stalled_s)  # while the other end takes nothing
+    def __init__(self, *args: Any, limits: Limits, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._headers_timeout = _Timeout(limits.headers_s)
+        self._write_timeout = _Timeout(limits.stalled_s)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody is there."""
         super().connection_made(transport)
         uid = peer_uid(transport.get_extra_info("socket"))
         if uid is not None:
             self.app_state = {**self.app_state, PEER: uid}
-            self.limit_concurrency = None  # whoever fills the port must not lock the daemon's owner out
-        self._waiting.set(transport.close)
+            self.limit_concurrency = None  # a full TCP port must not lock out the daemon's owner
+        self._headers_timeout.set(transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """They say something: a whole request, or a piece of one."""
         super().data_received(data)
-        cycle: Any = self.cycle  # None before the first request, whatever its type says
+        cycle: Any = self.cycle  # None before the first request, despite its annotation
         if cycle is not None and not cycle.response_complete:
-            self._waiting.clear()
+            self._headers_timeout.clear()
         else:
-            self._waiting.set(self.transport.close)
+            self._headers_timeout.set(self.transport.close)
 
     def pause_writing(self) -> None:
-        """They take nothing for now."""
         super().pause_writing()
-        self._stalled.set(self.transport.abort)
+        self._write_timeout.set(self.transport.abort)
 
     def resume_writing(self) -> None:
-        """They go on."""
         super().resume_writing()
-        self._stalled.clear()
+        self._write_timeout.clear()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """They have gone."""
-        self._waiting.clear()
-        self._stalled.clear()
+        self._headers_timeout.clear()
+        self._write_timeout.clear()
         super().connection_lost(exc)
 
 
 class _Timeout:
-    """Rings after a while unless it is cleared; setting it again while it is set changes nothing."""
+    """Calls a function after a delay unless cleared; setting it again does not restart the delay."""
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
         self._timer: asyncio.TimerHandle | None = None
 
-    def set(self, ring: Callable[[], None]) -> None:
+    def set(self, action: Callable[[], None]) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._after_s, ring)
+            self._timer = asyncio.get_running_loop().call_later(self._after_s, action)
 
     def clear(self) -> None:
         if self._timer is not None:
@@ -80,20 +75,20 @@ class _Timeout:
 
 
 class Listener(NamedTuple):
-    """A socket that listens, and how those who come by it are spoken to; None: in the clear."""
+    """A listening socket and its TLS context; None: plain HTTP."""
 
     socket: socket.socket
     tls: SSLContext | None = None
 
 
 class WebServer(uvicorn.Server):
-    """Serves an application on sockets until `stop`; signals are the business of whoever runs it."""
+    """Serves an application on several sockets until `stop`; leaves signals to the process that runs it."""
 
-    def __init__(self, app: ASGIApp, ears: Sequence[Listener], limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, listeners: Sequence[Listener], limits: Limits) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(TimeoutProtocol, limits=limits),  # type: ignore[arg-type]  # it is only ever called
+                http=partial(TimeoutProtocol, limits=limits),  # type: ignore[arg-type]  # uvicorn only calls it
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -105,28 +100,28 @@ class WebServer(uvicorn.Server):
                 timeout_graceful_shutdown=3,
             )
         )
-        self._ears = tuple(ears)
-        self.up = asyncio.Event()  # once requests are taken
+        self._listeners = tuple(listeners)
+        self.up = asyncio.Event()  # set once requests are accepted
 
     async def run_until_stopped(self) -> None:
-        """Serve; returns when `stop` was called and the last answers are out."""
-        await self.serve([ear.socket for ear in self._ears])
+        """Serve until `stop`, and until the last responses are sent."""
+        await self.serve([listener.socket for listener in self._listeners])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take requests; one socket after another, because uvicorn speaks to all alike."""
+        """Start one socket after another, because uvicorn has one TLS context for all sockets of a startup."""
         servers = []
-        for ear in self._ears:
-            self.config.ssl = ear.tls
-            await super().startup([ear.socket])
+        for listener in self._listeners:
+            self.config.ssl = listener.tls
+            await super().startup([listener.socket])
             servers += self.servers
         self.servers = servers
         self.up.set()
 
     def stop(self) -> None:
-        """Take no more requests and end."""
+        """Stop accepting requests and shut down."""
         self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Install no signal handlers."""
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from math import isfinite
 from typing import Annotated, Any
@@ -14,56 +14,54 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from carpool.service.auth import Principal
+from carpool.service.auth import Caller, Principal
 from carpool.service.http.api import COMMON_RESPONSES, JobName, bearer
-from carpool.service.http.auth_middleware import Caller, caller_in
-from carpool.service.http.deps import PrincipalDep
+from carpool.service.http.deps import PrincipalDep, caller_in
 from carpool.service.http.limits import Limits
 from carpool.service.http.problems import RequestRejected, responses
 from carpool.service.queries.event_log import Event
 from carpool.service.service import SchedulerService
 
-_RENDERED = 8192  # events whose text is kept for the next listener
-_LOOK_S = 0.25  # how often a followed log is looked at
+_MAX_RENDERED = 8192  # events whose text is cached
+_POLL_S = 0.25  # interval at which a followed log is read
 
 
 class Streams:
-    """Streams to people, so many to each and each for so long."""
+    """Opens event streams and followed logs, limited in number per user and in duration."""
 
-    def __init__(self, clerk: SchedulerService, limits: Limits) -> None:
-        self._clerk = clerk
+    def __init__(self, service: SchedulerService, limits: Limits) -> None:
+        self._service = service
         self._limits = limits
         self._open: Counter[str] = Counter()
         self._rendered: dict[tuple[int, str, bool], bytes] = {}
 
-    def events(self, who: Principal, after: int | None) -> StreamingResponse:
-        """Everything that somebody may see, behind an event's number or from now on."""
-        return self.opened(who, lambda: self._tell(who, after), "text/event-stream")
+    def events(self, principal: Principal, after: int | None) -> StreamingResponse:
+        """Stream the visible events with a number above `after`; only new ones when it is None."""
+        return self.open(principal, self._events(principal, after), "text/event-stream")
 
-    def log(self, who: Principal, job: str, start: int) -> StreamingResponse:
-        """A job's log from a byte on, until the job is over."""
-        self._clerk.log(who, job, start, most=4)  # NotThere before anything is sent
-        return self.opened(who, lambda: self._follow(who, job, start), "text/plain; charset=utf-8")
+    def log(self, principal: Principal, job: str, start: int) -> StreamingResponse:
+        """Stream a job's log from a byte on until the job ends."""
+        self._service.log(principal, job, start, most=4)  # raises NotFound before the response starts
+        return self.open(principal, self._follow(principal, job, start), "text/plain; charset=utf-8")
 
-    def opened(
-        self, who: Principal, source: Callable[[], AsyncGenerator[bytes, None]], media_type: str
-    ) -> StreamingResponse:
-        """What a source tells, counted as one of the person's streams; turned away where that is one too many."""
-        if self._open[who.name] >= self._limits.streams:
-            text = f"{who.name!r} has {self._limits.streams} streams open. Close one first."
+    def open(self, principal: Principal, chunks: AsyncGenerator[bytes, None], media_type: str) -> StreamingResponse:
+        """Stream the chunks; RequestRejected (429) when the user has too many streams open."""
+        name, limit = principal.name, self._limits.streams
+        if self._open[name] >= limit:
+            text = f"{name!r} has {self._open[name]} streams open; the limit is {limit}. Close one first."
             raise RequestRejected(429, text, headers={"Retry-After": "5"})
-        return _CountedStream(self._open, who.name, source(), media_type)
+        return _CountedStream(self._open, name, chunks, media_type)
 
-    async def _tell(self, who: Principal, after: int | None) -> AsyncGenerator[bytes, None]:
-        """Batches of events; a comment where there is nothing to tell, so that both ends know that the line stands."""
+    async def _events(self, principal: Principal, after: int | None) -> AsyncGenerator[bytes, None]:
+        """Yield batches of events, and a comment as heartbeat while there are none."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._limits.stream_s
         yield b": carpool\n\n"
-        async with aclosing(self._clerk.news(who, after)) as news:
-            coming = asyncio.ensure_future(anext(news, None))
+        async with aclosing(self._service.event_batches(principal, after)) as batches:
+            coming = asyncio.ensure_future(anext(batches, None))
             try:
                 while (left_s := until - loop.time()) > 0.0:
-                    await asyncio.wait({coming}, timeout=min(self._limits.beat_s, left_s))
+                    await asyncio.wait({coming}, timeout=min(self._limits.heartbeat_s, left_s))
                     if not coming.done():
                         yield b": still here\n\n"
                         continue
@@ -72,53 +70,52 @@ class Streams:
                         return
                     if batch:
                         yield self._render(batch)
-                    await asyncio.sleep(self._limits.gather_s)  # what happens meanwhile goes out together
-                    coming = asyncio.ensure_future(anext(news, None))
+                    await asyncio.sleep(self._limits.batch_s)
+                    coming = asyncio.ensure_future(anext(batches, None))
             finally:
                 coming.cancel()
                 await asyncio.wait({coming})
 
-    async def _follow(self, who: Principal, job: str, start: int) -> AsyncGenerator[bytes, None]:
+    async def _follow(self, principal: Principal, job: str, start: int) -> AsyncGenerator[bytes, None]:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._limits.stream_s
         while loop.time() < until:
-            piece = self._clerk.log(who, job, start)
-            if piece.text:
-                yield piece.text.encode()
-            if piece.is_over:
+            chunk = self._service.log(principal, job, start)
+            if chunk.text:
+                yield chunk.text.encode()
+            if chunk.is_over:
                 return
-            if piece.next == start or start < 0:
-                await asyncio.sleep(_LOOK_S)
-            start = piece.next
+            if chunk.next == start or start < 0:
+                await asyncio.sleep(_POLL_S)
+            start = chunk.next
 
     def _render(self, batch: Iterable[Event]) -> bytes:
-        """Events as text; most are the same for many listeners, so they are written once."""
-        if len(self._rendered) > _RENDERED:
+        """Render events, each once for all listeners that see the same of it."""
+        if len(self._rendered) > _MAX_RENDERED:
             self._rendered.clear()
-        found = []
+        texts = []
         for event in batch:
-            key = event.number, event.kind, bool(event.data)  # without data it is what others may see of it
-            text = self._rendered.get(key)
-            if text is None:
-                text = self._rendered[key] = as_sse(event)
-            found.append(text)
-        return b"".join(found)
+            key = event.number, event.kind, bool(event.data)  # data is empty for listeners that may not see it
+            if key not in self._rendered:
+                self._rendered[key] = as_sse(event)
+            texts.append(self._rendered[key])
+        return b"".join(texts)
 
 
 class _CountedStream(StreamingResponse):
-    """A stream that counts from now until it ends, however it does; one whose token was removed is told no more."""
+    """A stream that counts as open until it ends, and that ends when the caller's token is removed."""
 
-    def __init__(self, counts: Counter[str], name: str, pieces: AsyncGenerator[bytes, None], media_type: str) -> None:
-        super().__init__(pieces, media_type=media_type, headers={"X-Accel-Buffering": "no"})
-        self._counts, self._name, self._pieces = counts, name, pieces
+    def __init__(self, counts: Counter[str], name: str, chunks: AsyncGenerator[bytes, None], media_type: str) -> None:
+        super().__init__(chunks, media_type=media_type, headers={"X-Accel-Buffering": "no"})
+        self._counts, self._name, self._chunks = counts, name, chunks
         counts[name] += 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        visitor = caller_in(scope)
+        caller = caller_in(scope)
         try:
-            async with aclosing(self._pieces):
-                if visitor is not None:
-                    self.body_iterator = _while_known(self._pieces, visitor)
+            async with aclosing(self._chunks):
+                if caller is not None:
+                    self.body_iterator = _while_valid(self._chunks, caller)
                 await super().__call__(scope, receive, send)
         finally:
             self._counts[self._name] -= 1
@@ -126,21 +123,21 @@ class _CountedStream(StreamingResponse):
                 del self._counts[self._name]
 
 
-async def _while_known(pieces: AsyncGenerator[bytes, None], visitor: Caller) -> AsyncGenerator[bytes, None]:
-    async for piece in pieces:
-        if not visitor.is_known():
+async def _while_valid(chunks: AsyncGenerator[bytes, None], caller: Caller) -> AsyncGenerator[bytes, None]:
+    async for chunk in chunks:
+        if not caller.is_valid():
             return
-        yield piece
+        yield chunk
 
 
 def as_sse(event: Event) -> bytes:
-    """One event on the wire."""
+    """Encode an event as a server-sent event."""
     data = {"number": event.number, "at": event.at, "kind": event.kind, "job": event.job, "data": event.data}
     return f"id: {event.number}\nevent: {event.kind}\ndata: {json.dumps(_finite(data))}\n\n".encode()
 
 
 def _finite(value: Any) -> Any:
-    """The value with nothing in the place of what is no number: JSON knows no NaN."""
+    """Replace NaN and infinity by null, which JSON has."""
     if isinstance(value, Mapping):
         return {name: _finite(each) for name, each in value.items()}
     return None if isinstance(value, float) and not isfinite(value) else value
@@ -158,7 +155,7 @@ async def _streams(request: Request) -> Streams:
 StreamsDep = Annotated[Streams, Depends(_streams)]
 _EVENT = {
     "type": "object",
-    "description": "One event: its number, its kind, and as data a JSON object with number, at, kind, job and data.",
+    "description": "One event: its number, its kind, and a JSON object with number, at, kind, job and data.",
     "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": {"type": "string"}},
     "required": ["id", "event", "data"],
     "example": {
@@ -175,22 +172,22 @@ _EVENT = {
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "Server-sent events: submitted, phase, progress, decision, told, evaluated, device, policy, "
-            "late, missed. Comments keep a silent stream alive; it ends after an hour, and clients come back.",
+            "description": "Server-sent events: submitted, phase, changed, progress, decision, told, evaluated, "
+            "device, policy, late, missed. Comments keep an idle stream alive. It ends after an hour; reconnect then.",
             "content": {"text/event-stream": {"schema": _EVENT}},
         }
     },
 )
 async def events(
     streams: StreamsDep,
-    who: PrincipalDep,
-    after: Annotated[int | None, Query(ge=0, le=1 << 53, description="The number of the last event known.")] = None,
+    principal: PrincipalDep,
+    after: Annotated[int | None, Query(ge=0, le=1 << 53, description="Number of the last event received.")] = None,
     last: Annotated[
-        str, Header(alias="Last-Event-ID", max_length=20, pattern=r"^[0-9]*$", description="The same; it counts more.")
+        str, Header(alias="Last-Event-ID", max_length=20, pattern=r"^[0-9]*$", description="Overrides `after`.")
     ] = "",
 ) -> StreamingResponse:
-    """What happens, as it happens."""
-    return streams.events(who, int(last) if last else after)
+    """Stream events as they happen."""
+    return streams.events(principal, int(last) if last else after)
 
 
 @router.get(
@@ -199,7 +196,7 @@ async def events(
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "The log as text, until the job is over.",
+            "description": "The log as text, until the job ends.",
             "content": {"text/plain": {"schema": {"type": "string"}}},
         },
         **responses(404),
@@ -208,8 +205,8 @@ async def events(
 async def follow(
     job: JobName,
     streams: StreamsDep,
-    who: PrincipalDep,
-    start: Annotated[int, Query(ge=-(1 << 53), le=1 << 53, description="First byte; below 0 from the end.")] = 0,
+    principal: PrincipalDep,
+    start: Annotated[int, Query(ge=-(1 << 53), le=1 << 53, description="First byte; negative: from the end.")] = 0,
 ) -> StreamingResponse:
-    """A job's log as it is written."""
-    return streams.log(who, job, start)
+    """Stream a job's log as it is written."""
+    return streams.log(principal, job, start)

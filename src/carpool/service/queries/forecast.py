@@ -1,4 +1,4 @@
-"""Forecast: simulates the scheduler and its policy on believed rates to predict starts and ends."""
+"""Forecast: simulates the scheduler and its policy with estimated rates to predict when jobs start and end."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.estimated import EstimatorWorld
 
-DEFAULT_COSTS = Costs(start_s=1.0, resize_s=0.2, end_s=0.1)  # of jobs of which that is not known
-GUESSED_S = 120.0  # length on one device of a job of which nothing is known
+DEFAULT_COSTS = Costs(start_s=1.0, resize_s=0.2, end_s=0.1)  # of jobs without a profile
+_GUESSED_S = 120.0  # length on one device of a job of unknown length
 _DRAWS = 40
-_LOW, _HIGH = 0.1, 0.9  # quantiles of what is told as the range of an end
-_LENGTH_UNKNOWN = 1.0  # spread of a guessed length, relative to it
+_LOW, _HIGH = 0.1, 0.9  # quantiles of the range of an end
+_GUESS_SPREAD = 1.0  # relative spread of a guessed length
 
 
 @dataclass(frozen=True, slots=True)
 class JobForecast:
-    """One job of a plan."""
+    """The forecast of one job."""
 
     account: JobAccount
-    starts_at: float | None  # None: it never does
-    range_s: tuple[float, float] | None  # of its end, ten to ninety in a hundred
-    steps: float | None  # None: nobody knows
-    steps_per_s: float | None  # on what it first gets
-    spread: float  # of its rate, or of its length where that is a guess, relative
+    starts_at: float | None  # None: never
+    range_s: tuple[float, float] | None  # 10 % and 90 % quantiles of its end
+    steps: float | None  # None: unknown
+    steps_per_s: float | None  # on its first allocation
+    spread: float  # relative standard deviation of its rate, or of a guessed length
     basis: str
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A whole plan."""
+    """The forecast of all jobs."""
 
     cluster: Cluster
     names: Mapping[int, str]
@@ -65,11 +65,10 @@ def forecast_jobs(
     draws: int = _DRAWS,
     supplies: HostResources = UNKNOWN,
 ) -> Forecast:
-    """Let the policy decide over all jobs as if each ran as fast as is believed; then again, with luck good and bad.
+    """Simulate the jobs under a policy at their estimated rates, then `draws` more times at randomised rates.
 
-    A job's luck is drawn once for its whole length, log-normal with the spread of its belief; the policy does not know
-    of it. The draws tell how early and how late each job may end. `left` has the steps that are left of jobs that have
-    begun.
+    In each draw a job's rate is multiplied by one log-normal factor with the spread of its estimate, which the policy
+    does not see; the draws give the range of each job's end. `left` holds the remaining steps of started jobs.
     """
     cluster = as_cluster(devices, supplies)
     totals = {spec.id: profiles[spec.id].total_steps(spec) if spec.id in profiles else None for spec, _ in jobs}
@@ -77,29 +76,27 @@ def forecast_jobs(
     specs = [
         _with_length(spec, program.time_limit_s, totals[spec.id], cluster, devices, profiles) for spec, program in jobs
     ]
+    costs = {job: model.profile.costs for job, model in profiles.items()}
 
-    costs = {job: belief.profile.costs for job, belief in profiles.items()}
+    def run(factors: Mapping[JobId, float]) -> tuple[JobAccounting, Summary, OnlineEstimator]:
+        estimator = OnlineEstimator(cluster, initial_speeds(devices), profiles)
+        world = EstimatorWorld(estimator, factors, costs, DEFAULT_COSTS)
+        accounting = JobAccounting()
+        metrics = simulate([Arrival(0.0, spec) for spec in specs], cluster, policy, world, observers=(accounting,))
+        return accounting, metrics.summary(), estimator
 
-    def run(luck: Mapping[JobId, float]) -> tuple[JobAccounting, Summary, OnlineEstimator]:
-        live = OnlineEstimator(cluster, initial_speeds(devices), profiles)
-        world = EstimatorWorld(live, luck, costs, DEFAULT_COSTS)
-        ledger = JobAccounting()
-        metrics = simulate([Arrival(0.0, spec) for spec in specs], cluster, policy, world, observers=(ledger,))
-        return ledger, metrics.summary(), live
-
-    ledger, summary, live = run({})
-    grounds = {spec.id: _grounds(ledger.accounts[spec.id], live, totals[spec.id]) for spec in specs}
+    accounting, summary, estimator = run({})
+    accounts = accounting.accounts
+    rates = {spec.id: _first_rate(accounts[spec.id], estimator, totals[spec.id]) for spec in specs}
     ends: dict[JobId, list[float]] = {spec.id: [] for spec in specs}
-    chance = Random(seed)
+    rng = Random(seed)
     for _ in range(draws):
-        luck = {job: exp(chance.gauss(0.0, log(1.0 + spread))) for job, (_, spread, _) in grounds.items()}
-        for job, account in run(luck)[0].accounts.items():
+        factors = {job: exp(rng.gauss(0.0, log(1.0 + spread))) for job, (_, spread, _) in rates.items()}
+        for job, account in run(factors)[0].accounts.items():
             if account.ended_at is not None:
                 ends[job].append(account.ended_at)
-    foreseen = [
-        _job_forecast(ledger.accounts[spec.id], ends[spec.id], totals[spec.id], grounds[spec.id]) for spec in specs
-    ]
-    return Forecast(cluster, {device.id: device.name for device in devices}, tuple(foreseen), summary)
+    forecasts = [_job_forecast(accounts[spec.id], ends[spec.id], totals[spec.id], rates[spec.id]) for spec in specs]
+    return Forecast(cluster, {device.id: device.name for device in devices}, tuple(forecasts), summary)
 
 
 def _with_length(
@@ -110,31 +107,33 @@ def _with_length(
     devices: Sequence[LocalDevice],
     profiles: Mapping[JobId, ProfileRateModel],
 ) -> JobSpec:
-    """The spec with a length in steps: known, or so many as make up the guessed time on one device."""
+    """Set the length in steps: the known one, or the steps that fill the guessed time on the minimum allocation."""
     if total is not None:
         return replace(spec, work=total)
     one = Placement(((Kind(devices[0].kind), spec.narrowest),))
     rate = OnlineEstimator(cluster, initial_speeds(devices), profiles).rate(spec, one).mean
-    return replace(spec, work=rate * min(GUESSED_S, time_limit_s or GUESSED_S))
+    return replace(spec, work=rate * min(_GUESSED_S, time_limit_s or _GUESSED_S))
 
 
-def _grounds(account: JobAccount, live: OnlineEstimator, total: float | None) -> tuple[float | None, float, str]:
-    """The rate on what a job first gets, how unsure its time is, and on what grounds."""
+def _first_rate(
+    account: JobAccount, estimator: OnlineEstimator, total: float | None
+) -> tuple[float | None, float, str]:
+    """Return the estimated rate on a job's first allocation, its relative spread, and its basis."""
     first = next((given.allocation for given in account.decisions if given.allocation is not None), None)
     if first is None:
-        return None, 0.0, "it is never given a device"
-    belief = live.first_belief(account.spec, live.cluster.placement(first))
+        return None, 0.0, "never allocated a device"
+    belief = estimator.first_belief(account.spec, estimator.cluster.placement(first))
     rate, std = belief.rate
     if total is None:
-        return rate, _LENGTH_UNKNOWN, f"{belief.basis}; length guessed"
+        return rate, _GUESS_SPREAD, f"{belief.basis}; length guessed"
     return rate, std / rate, belief.basis
 
 
 def _job_forecast(
-    account: JobAccount, ends: list[float], total: float | None, grounds: tuple[float | None, float, str]
+    account: JobAccount, ends: list[float], total: float | None, first_rate: tuple[float | None, float, str]
 ) -> JobForecast:
     starts = next((given.at for given in account.decisions if given.allocation is not None), None)
-    rate, spread, basis = grounds
+    rate, spread, basis = first_rate
     ends = sorted(ends)
     span = None
     if ends and account.ended_at is not None:
@@ -145,7 +144,7 @@ def _job_forecast(
 
 
 def forecast_json(forecast: Forecast, policy: str, devices: Sequence[LocalDevice]) -> Json:
-    """What ``plan --json`` prints."""
+    """Build the document that ``carpool plan --json`` prints."""
     figures = forecast.summary
     return {
         "schema": 1,
@@ -157,11 +156,11 @@ def forecast_json(forecast: Forecast, policy: str, devices: Sequence[LocalDevice
         "weighted_jct_s": finite_or_none(figures.weighted_jct_s),
         "utilisation": {"device": finite_or_none(figures.utilisation)},
         "assumed": DEFAULT_COSTS._asdict(),
-        "jobs": [_job(job, forecast.names) for job in forecast.jobs],
+        "jobs": [_job_json(job, forecast.names) for job in forecast.jobs],
     }
 
 
-def _job(job: JobForecast, names: Mapping[int, str]) -> Json:
+def _job_json(job: JobForecast, names: Mapping[int, str]) -> Json:
     account = job.account
     return {
         "name": account.spec.id,

@@ -1,4 +1,4 @@
-"""Views: plain values that API and dashboard return; times are Unix time."""
+"""Views: plain values that API and dashboard return. Field names are JSON keys; times are Unix time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from carpool.core.model import JobId, Phase
 
 @dataclass(frozen=True, slots=True)
 class DeviceShareView:
-    """What a job holds of one device."""
+    """A job's share of one device."""
 
     device: int
     name: str  # of the device
@@ -20,7 +20,7 @@ class DeviceShareView:
 
 @dataclass(frozen=True, slots=True)
 class TimeEstimate:
-    """Seconds until something, and how far off that may be (one standard deviation)."""
+    """Expected seconds until an event, with one standard deviation."""
 
     mean_s: float
     std_s: float
@@ -28,46 +28,46 @@ class TimeEstimate:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as people see it."""
+    """A job: its request, state, progress and outcome."""
 
     id: JobId
     user: str
     phase: Phase
-    what: str  # its entry, or its command in one line
+    what: str  # the entry, or the command line
     weight: float
-    devices: int  # asked for
+    devices: int  # requested
     min_devices: int
     max_devices: int
     exact: bool
     after: tuple[JobId, ...]
     submitted_at: float
-    started_at: float | None  # when it was first given a device
+    started_at: float | None  # of its first allocation
     ended_at: float | None
-    waited_s: float  # time without a device, until now or its end
+    waited_s: float  # time without a device so far
     holds: tuple[DeviceShareView, ...]
-    batch_size: int  # 0: the training's own
+    batch_size: int  # 0: as the training sets it
     steps: float
     total_steps: float | None
     steps_per_s: float
     loss: float | None
     metrics: Mapping[str, float]
-    ends_in: TimeEstimate | None  # None: nobody knows, or it is over
-    reason: str  # of the newest decision about it
+    ends_in: TimeEstimate | None  # None: unknown, or ended
+    reason: str  # of its latest decision
     error: str
-    exit_code: int | None  # of a job that is over: its command's own, else 0 where it finished and 1 where it did not
+    exit_code: int | None  # after its end: that of its command, else 0 for finished and 1 otherwise
     digest: str | None
-    cpus: int = 0  # asked for, for each device; 0: whatever there is
-    ram_bytes: int = 0  # likewise
-    disk_bytes: int = 0  # on each node
+    cpus: int = 0  # requested per device; 0: no request
+    ram_bytes: int = 0  # requested per device
+    disk_bytes: int = 0  # requested per node
     priority: str = "normal"
-    array: str = ""  # the sweep that it is one of
-    at_most: int = 0  # of its array that may wait or run at once
-    deadline: float | None = None  # by when it should have finished
-    is_late: bool = False  # it had not by then
+    array: str = ""  # the sweep it belongs to
+    at_most: int = 0  # jobs of its array that may wait or run at once; 0: all
+    deadline: float | None = None
+    is_late: bool = False  # missed its deadline
 
     @property
     def progress(self) -> float | None:
-        """How much of it is done, from 0 to 1, where its length is known."""
+        """The fraction completed, from 0 to 1; None when its length is unknown."""
         if self.phase is Phase.FINISHED:
             return 1.0
         return None if not self.total_steps else min(1.0, self.steps / self.total_steps)
@@ -75,7 +75,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Some of the jobs that match, and how many do."""
+    """One page of the matching jobs, and their total number."""
 
     jobs: tuple[JobView, ...]
     total: int
@@ -84,29 +84,29 @@ class JobPage:
 
 @dataclass(frozen=True, slots=True)
 class ResidentView:
-    """A job on a device, as seen from the device; the name is empty where it is somebody else's business."""
+    """A job on a device; the name is empty when the caller may not see the job."""
 
     job: str
     fraction: float
     turn: int
-    memory_bytes: int = 0  # that it says it needs there; 0: nobody knows
+    memory_bytes: int = 0  # requested there; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignProcessView:
-    """A process that computes on a device and is no job of the daemon's."""
+    """A process on a device that does not belong to the daemon."""
 
     device: str  # its name
     pid: int
-    user: str  # of the machine; empty: not told
+    user: str  # its Unix user; empty: unknown
     program: str
-    memory_bytes: int  # 0: not told
-    keeps_free: bool  # whether the device is left to it while no job is there
+    memory_bytes: int  # 0: unknown
+    keeps_free: bool  # whether the scheduler avoids the device because of it while no job is there
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device and who holds it."""
+    """A device and the jobs on it."""
 
     id: int
     name: str
@@ -117,10 +117,15 @@ class DeviceView:
     residents: tuple[ResidentView, ...]
     outsiders: tuple[ForeignProcessView, ...] = ()
 
+    @property
+    def held(self) -> float:
+        """The allocated fraction, at most 1."""
+        return min(1.0, sum(resident.fraction for resident in self.residents))
+
 
 @dataclass(frozen=True, slots=True)
 class ResourceView:
-    """Something of what a machine has besides its devices; 0: unknown, or none."""
+    """CPU cores, RAM and disk of a machine; 0: unknown, or none."""
 
     cpus: int
     ram_bytes: int
@@ -134,28 +139,28 @@ class NodeView:
     name: str
     is_lost: bool
     devices: int
-    kinds: Mapping[str, int]  # devices of each
-    held: float  # devices held, each by the fractions given away, at most 1
+    kinds: Mapping[str, int]  # number of devices by type
+    held: float  # allocated devices: the sum of allocated fractions, at most 1 per device
     supplies: ResourceView
-    taken: ResourceView  # of its supplies, by jobs that asked for some
+    taken: ResourceView  # the part of `supplies` that jobs requested
     outsiders: tuple[ForeignProcessView, ...] = ()  # on all of its devices
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeView:
-    """One line of a plan: what a job gets; nothing where it is taken off."""
+    """One change of a plan: the new allocation of a job; empty when the job is preempted."""
 
     job: str
     holds: tuple[DeviceShareView, ...]
     batch_size: int
-    believed: float  # units of work per second expected; 0: not known yet
+    believed: float  # expected units of work per second; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionView:
-    """A plan that changed something."""
+    """A plan that changed at least one allocation."""
 
-    number: int  # grows from decision to decision
+    number: int  # increases with every decision
     at: float
     reason: str
     changes: tuple[ChangeView, ...]
@@ -163,7 +168,7 @@ class DecisionView:
 
 @dataclass(frozen=True, slots=True)
 class SpanView:
-    """A job held a share of a device for a while; `until` is None while it still does."""
+    """A job held a share of a device; `until` is None while it still does."""
 
     device: int
     job: str
@@ -174,7 +179,7 @@ class SpanView:
 
 @dataclass(frozen=True, slots=True)
 class StoryEventView:
-    """Something in a job's story, in words."""
+    """One event of a job's history, as text."""
 
     at: float
     words: str
@@ -182,7 +187,7 @@ class StoryEventView:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementView:
-    """One report of a training: its loss and rate, or what it measured of itself."""
+    """One report of a training: loss, rate, or evaluation metrics."""
 
     at: float
     step: float
@@ -193,33 +198,33 @@ class MeasurementView:
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """A stretch of a job's log."""
+    """A part of a job's log."""
 
     text: str
     start: int  # in bytes
-    next: int  # where the next stretch begins
-    is_over: bool  # whether nothing will follow
+    next: int  # where the next part begins
+    is_over: bool  # whether this is the end of the log
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryView:
-    """The whole daemon in a few figures."""
+    """Overview of the daemon."""
 
     at: float
     version: str
     policy: str
-    jobs: Mapping[Phase, int]  # of those that may be seen
+    jobs: Mapping[Phase, int]  # jobs the caller may see, by phase
     devices: int
     lost_devices: int
-    held: float  # devices held, each by the fractions given away, at most 1
-    policy_fault: str = ""  # of the policy before, where that is why this one decides
+    held: float  # allocated devices: the sum of allocated fractions, at most 1 per device
+    policy_fault: str = ""  # why the previous policy was replaced by this fallback; empty: it was not
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceCounters:
-    """What a daemon has done so far, counted."""
+    """Counters of the daemon."""
 
     decisions: int
     events: int
     listeners: int
-    steps_per_s: float  # of all running jobs together
+    steps_per_s: float  # of all running jobs

@@ -1,0 +1,30 @@
+"""View builders: logs are read in chunks of whole characters."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.service.queries.present import read_log
+
+
+@given(text=st.text(), most=st.integers(1, 9))
+def test_a_log_read_in_chunks_is_the_log(tmp_path_factory: pytest.TempPathFactory, text: str, most: int) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    path.write_bytes(text.encode("utf-8", "replace"))
+    most = max(most, 4)  # the longest character
+    for is_over in (True, False):
+        start, read = 0, ""
+        while (chunk := read_log(path, start, most, is_over=is_over)).text:
+            assert chunk.next > start
+            start, read = chunk.next, read + chunk.text
+        assert read == path.read_bytes().decode()
+        assert chunk.is_over == is_over
+
+
+def test_an_incomplete_character_is_read_later(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes("ä".encode() + "ö".encode()[:1])
+    assert read_log(path, 0, 99, is_over=False).text == "ä"
+    assert read_log(path, 0, 99, is_over=True).text == "ä\N{REPLACEMENT CHARACTER}"
