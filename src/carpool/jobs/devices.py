@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 from carpool.core.model import Kind, NodeId
 from carpool.core.topology import Bank, Cluster, Node
+from carpool.jobs.nvml import Nvml
 
 _BRAND = re.compile(r"^(NVIDIA|Tesla|GeForce|Quadro)\s+")
 
@@ -48,19 +48,12 @@ def use_pci_bus_order() -> None:
 def list_gpus(is_ours: IsOurs = lambda pid: False) -> list[Gpu]:
     """What the driver lists and CUDA_VISIBLE_DEVICES lets through; nothing where there is no driver."""
     use_pci_bus_order()
-    try:
-        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError:  # nvidia-ml-py comes with the extra `torch`; without it `carpool doctor` says so
+    nvml = Nvml.open()
+    if nvml is None:
         return []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        found = [_described(pynvml, place, is_ours) for place in range(pynvml.nvmlDeviceGetCount())]
-    finally:
-        pynvml.nvmlShutdown()
-    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    with nvml.closing():
+        gpus = [_describe(nvml, index, is_ours) for index in range(nvml.count())]
+    return visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible(gpus: Sequence[Gpu], setting: str | None) -> list[Gpu]:
@@ -93,18 +86,16 @@ def _is_named(gpu: Gpu, name: str) -> bool:
     return gpu.index == int(name) if name.isdecimal() else bool(gpu.uuid) and gpu.uuid.startswith(name)
 
 
-def _described(pynvml: Any, place: int, is_ours: IsOurs) -> Gpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(place)
-    name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
-    name, uuid = (text.decode() if isinstance(text, bytes) else text for text in (name, uuid))
-    memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    try:
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError:  # not every driver tells
-        processes = []
-    others = [each for each in processes if not is_ours(int(each.pid))]
-    taken = sum(int(other.usedGpuMemory or 0) for other in others)  # None where the driver hides it
-    return Gpu(place, short_model(name), memory_bytes, uuid, tuple(int(other.pid) for other in others), taken)
+def _describe(nvml: Nvml, index: int, is_ours: IsOurs) -> Gpu:
+    others = [process for process in nvml.processes(index) or () if not is_ours(process.pid)]
+    return Gpu(
+        index=index,
+        model=short_model(nvml.name(index)),
+        memory_bytes=nvml.memory_bytes(index),
+        uuid=nvml.uuid(index),
+        outsiders=tuple(process.pid for process in others),
+        taken_bytes=sum(process.memory_bytes for process in others),
+    )
 
 
 NODE_NAME = "local"

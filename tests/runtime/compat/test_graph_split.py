@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
 from typing import Any
@@ -11,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.runtime.graphs.capture import Edge, is_branched, linear_prefix, split_at_fork
+from carpool.runtime.compat import cuda_driver, graph_split
+from carpool.runtime.compat.graph_split import Edge, is_branched, linear_prefix, split_at_fork
 
 
 @given(st.permutations(range(6)), st.permutations(range(5)))
@@ -125,7 +125,8 @@ FORKED: list[Edge] = [(1, 2), (2, 3), (2, 4), (3, 5), (4, 5)]
 def test_a_graph_is_cut_behind_the_node_that_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     driver.add(10, [5, 4, 3, 2, 1], list(FORKED))
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(cuda_driver, "load", lambda: driver)
+    monkeypatch.setattr(graph_split, "load", lambda: driver)
     assert is_branched(10)
     rest = split_at_fork(10)
     assert rest is not None
@@ -144,7 +145,8 @@ def test_a_graph_that_cannot_be_cut_is_left_as_it_was(
 ) -> None:
     driver = Driver(refuses)
     driver.add(10, [1, 2, 3, 4, 5], list(edges))
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(cuda_driver, "load", lambda: driver)
+    monkeypatch.setattr(graph_split, "load", lambda: driver)
     assert is_branched(10)
     assert split_at_fork(10) is None
     assert driver.graphs == {10: ([1, 2, 3, 4, 5], edges)}
