@@ -58,6 +58,9 @@ class Nvml:
         finally:
             self._pynvml.nvmlShutdown()
 
+    def driver_version(self) -> str:
+        return _text(self._query("nvmlSystemGetDriverVersion"))
+
     def count(self) -> int:
         """The number of GPUs, whatever CUDA_VISIBLE_DEVICES says."""
         return int(self._query("nvmlDeviceGetCount") or 0)

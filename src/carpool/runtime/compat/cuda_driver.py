@@ -60,13 +60,16 @@ def is_mps_client(device: int) -> bool | None:
 
 def edges() -> Iterator[Edge]:
     """What of the driver is used, and whether it is here."""
+    if problem := _missing():
+        yield Edge("CUDA driver", problem, "GPUs cannot be used: install the NVIDIA driver.")
+        return
     yield Edge(
-        "GPU virtual memory",
+        "virtual memory",
         _missing(*VIRTUAL_MEMORY),
         "Jobs that share a GPU under --memory-cap cannot be swapped out, and fail at start.",
     )
     yield Edge(
-        "stream memory ops",
+        "stream signals",
         _missing(*STREAM_MEMORY_OPERATIONS),
         "Jobs that take turns on a GPU are handed over by the CPU: the GPU idles between turns.",
     )

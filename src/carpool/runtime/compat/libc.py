@@ -35,15 +35,15 @@ def malloc_trim() -> None:
 
 def edges() -> Iterator[Edge]:
     """What of the C library and the kernel is used, and whether it is here."""
-    yield Edge("prctl", _missing("prctl"), "Required: workers could not exit with the executor.")
-    yield Edge("pidfd", _pidfd_problem(), "Required: process exits could not be detected. Use Linux 5.3 or newer.")
+    yield Edge("prctl", _missing("prctl"), "Required: without it workers outlive a killed executor.")
+    yield Edge("pidfd", _pidfd_problem(), "Required, to detect exits of processes: use Linux 5.3 or newer.")
     yield Edge(
-        "malloc settings",
+        "malloc",
         _missing("mallopt", "malloc_trim"),
-        "CPU steps map fresh pages each time: a small CNN takes 15 % longer.",
+        "Steps on a CPU map fresh pages each time: those of a small CNN take 15 % longer.",
     )
     yield Edge(
-        "huge pages", _huge_page_problem(), "The heap of CPU workers uses 4 KiB pages, with more TLB misses in a step."
+        "huge pages", _huge_page_problem(), "The heap of workers has 4 KiB pages: steps on a CPU have more TLB misses."
     )
 
 

@@ -1,6 +1,6 @@
-"""Private torch APIs (2.11 to 2.13): each use in one place, with a check and a fallback.
+"""Private torch APIs: all uses, each with a fallback where torch lacks it.
 
-Where a function is missing, `edges` says what that costs; ``carpool doctor`` prints it.
+`edges` lists which of them are missing and what that costs, for ``carpool doctor``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from carpool.runtime.compat.edge import Edge
 
+OLDEST, NEWEST = (2, 11), (2, 13)  # versions of torch that the uses below were tested with
 BatchNorm = _BatchNorm  # the base class of all BatchNorm layers
 _FOREACH = ("_foreach_copy_", "_foreach_add_", "_foreach_mul_")
 
@@ -111,29 +112,27 @@ def occupy_gpu(cycles: int) -> None:
 
 def edges() -> Iterator[Edge]:
     """Which private APIs are used, and whether this build of torch has them."""
+    yield Edge("foreach ops", _missing(torch, *_FOREACH), "Copies and sums of gradients launch one kernel per tensor.")
     yield Edge(
-        "torch foreach", _missing(torch, *_FOREACH), "Copies and sums of gradients launch one kernel per tensor."
-    )
-    yield Edge(
-        "tensor versions",
+        "tensor version",
         _missing(torch.Tensor, "_version"),
         "A loss that changes weights in place is detected in the first step of a job only.",
     )
-    yield Edge("gloo groups", _missing(dist, "ProcessGroupGloo"), "The group reducer is unavailable.")
+    yield Edge("gloo", _missing(dist, "ProcessGroupGloo"), "`carpool run --reducer group` fails; the default reducer does not need it.")
     if torch.version.cuda is None:
         return
     yield Edge(
-        "graph memory pools",
+        "graph pools",
         _missing(torch._C, "_cuda_customAllocator"),
         "A job that is swapped out keeps the memory of its CUDA graphs on the GPU.",
     )
     yield Edge(
-        "failed captures",
+        "capture abort",
         _missing(torch._C, "_cuda_endAllocateToPool"),
         "After a failed CUDA graph capture, later allocations stay in its memory pool.",
     )
     yield Edge(
-        "cuBLAS workspaces",
+        "cuBLAS memory",
         _missing(torch._C, "_cuda_clearCublasWorkspaces"),
         "A warm worker without a job holds some 10 MiB more of GPU memory.",
     )
