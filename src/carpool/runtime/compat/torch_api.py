@@ -118,7 +118,7 @@ def edges() -> Iterator[Edge]:
         _missing(torch.Tensor, "_version"),
         "A loss that changes weights in place is detected in the first step of a job only.",
     )
-    yield Edge("gloo", _missing(dist, "ProcessGroupGloo"), "`carpool run --reducer group` fails; the default reducer does not need it.")
+    yield Edge("gloo", _missing(dist, "ProcessGroupGloo"), "carpool run --reducer group fails; the default works.")
     if torch.version.cuda is None:
         return
     yield Edge(
