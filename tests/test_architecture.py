@@ -177,7 +177,7 @@ def test_fragile_interfaces_are_used_in_compat_only() -> None:
         if COMPAT not in path.parents
         for problem in fragile_uses(path.read_text(encoding="utf-8"))
     ]
-    assert found == [], "put these behind carpool.runtime.compat, with a fallback and a line in its edges()"
+    assert found == [], "put these behind carpool.runtime.compat, with a fallback and a line in its features()"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -66,7 +67,7 @@ def list_gpus(is_ours: IsOurs = lambda pid: False) -> list[Gpu]:
     nvml = Nvml.open()
     if nvml is None:
         return []
-    with nvml.closing():
+    with closing(nvml):
         gpus = [_describe(nvml, index, is_ours) for index in range(nvml.count())]
     return visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 

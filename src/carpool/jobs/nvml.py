@@ -5,8 +5,6 @@ CUDA is not initialized. nvidia-ml-py comes with the extra ``torch``; it is impo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 # CUDA cores of a multiprocessor by compute capability, where not 128 (CUDA C++ Programming Guide, appendix 16).
@@ -50,13 +48,8 @@ class Nvml:
         except NvmlUnavailable:
             return None
 
-    @contextmanager
-    def closing(self) -> Iterator[Nvml]:
-        """Shut NVML down afterwards."""
-        try:
-            yield self
-        finally:
-            self._pynvml.nvmlShutdown()
+    def close(self) -> None:
+        self._pynvml.nvmlShutdown()
 
     def driver_version(self) -> str:
         return _text(self._query("nvmlSystemGetDriverVersion"))

@@ -8,13 +8,14 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from carpool.jobs.devices import Gpu, list_gpus
 from carpool.jobs.nvml import Nvml, NvmlUnavailable
 from carpool.runtime.compat import cuda_driver, libc
-from carpool.runtime.compat.edge import Edge
+from carpool.runtime.compat.feature import Feature
 from carpool.runtime.process.shared_memory import new_memory_file
 from carpool.runtime.sharing.mps_daemon import MpsDaemon, MpsUnavailable
 
@@ -37,25 +38,25 @@ def examine() -> Iterator[Finding]:
     yield Finding("Python", True, platform.python_version())
     yield _cores()
     yield _try("shared memory", _shared_memory, "Workers exchange gradients through it: allow memfd_create.")
-    yield from _edges(libc.edges())
+    yield from _features(libc.features())
     has_torch = importlib.util.find_spec("torch") is not None
     yield _try("torch", _torch, _INSTALL) if has_torch else Finding("torch", False, "not installed", _INSTALL)
     if has_torch:
         from carpool.runtime.compat import torch_api
 
-        yield from _edges(torch_api.edges())
+        yield from _features(torch_api.features())
     yield _try(
         "NVML", _nvml, "GPUs are not detected without it. Install nvidia-ml-py, and check the driver (nvidia-smi)."
     )
     gpus = list_gpus() if has_torch else []
     yield _gpus(gpus)
-    yield from _edges(cuda_driver.edges())
+    yield from _features(cuda_driver.features())
     yield from _on_gpus(gpus)
 
 
-def _edges(edges: Iterable[Edge]) -> Iterator[Finding]:
-    for edge in edges:
-        yield Finding(edge.name, not edge.problem, edge.problem or "available", edge.fallback if edge.problem else "")
+def _features(features: Iterable[Feature]) -> Iterator[Finding]:
+    for name, problem, fallback in features:
+        yield Finding(name, not problem, problem or "available", fallback if problem else "")
 
 
 def _cores() -> Finding:
@@ -111,7 +112,7 @@ def _torch() -> str:
 
 
 def _nvml() -> str:
-    with Nvml().closing() as nvml:
+    with closing(Nvml()) as nvml:
         return f"driver {nvml.driver_version()}"
 
 

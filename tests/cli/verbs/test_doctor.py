@@ -10,7 +10,7 @@ from carpool.cli.main import run
 from carpool.jobs.devices import Gpu
 from carpool.runtime import doctor
 from carpool.runtime.compat import libc
-from carpool.runtime.compat.edge import Edge
+from carpool.runtime.compat.feature import Feature
 from carpool.runtime.sharing.mps_daemon import MpsUnavailable
 
 
@@ -61,7 +61,9 @@ def test_a_failed_check_reports_the_first_line_of_its_error(monkeypatch: pytest.
 
 
 def test_a_missing_interface_is_listed_with_its_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libc, "edges", lambda: [Edge("malloc", "no mallopt", "slower"), Edge("pidfd", "", "unused")])
+    monkeypatch.setattr(
+        libc, "features", lambda: [Feature("malloc", "no mallopt", "slower"), Feature("pidfd", "", "unused")]
+    )
     found = {finding.name: finding for finding in doctor.examine()}
     assert found["malloc"] == doctor.Finding("malloc", False, "no mallopt", "slower")
     assert found["pidfd"] == doctor.Finding("pidfd", True, "available", "")

@@ -42,18 +42,18 @@ def test_the_mps_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_mps_client(0) is None
 
 
-def test_edges_name_what_a_driver_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_name_what_a_driver_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     every = (*cuda_driver.VIRTUAL_MEMORY, *cuda_driver.STREAM_MEMORY_OPERATIONS, "cuDeviceGetAttribute")
     use(monkeypatch, **dict.fromkeys(every))
-    (lacking,) = (edge for edge in cuda_driver.edges() if edge.problem)
+    (lacking,) = (feature for feature in cuda_driver.features() if feature.problem)
     assert (lacking.name, "cuGraphGetEdges_v2" in lacking.problem) == ("graph editing", True)
 
 
-def test_without_a_driver_one_edge_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_one_feature_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")
 
     monkeypatch.setattr(cuda_driver, "load", missing)
-    (edge,) = cuda_driver.edges()
-    assert "libcuda" in edge.problem
+    (feature,) = cuda_driver.features()
+    assert "libcuda" in feature.problem
     assert is_mps_client(0) is None

@@ -17,7 +17,7 @@ def test_prctl_returns_its_errno() -> None:
 
 
 def test_this_c_library_has_everything() -> None:
-    assert [edge.name for edge in libc.edges() if edge.problem and edge.name != "huge pages"] == []
+    assert [feature.name for feature in libc.features() if feature.problem and feature.name != "huge pages"] == []
 
 
 def test_another_c_library_needs_no_malloc_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_another_c_library_needs_no_malloc_settings(monkeypatch: pytest.MonkeyPa
     libc.mallopt(-1, 1)
     libc.malloc_trim()
     assert libc.prctl(1, 0) == errno.ENOSYS
-    problems = {edge.name: edge.problem for edge in libc.edges()}
+    problems = {feature.name: feature.problem for feature in libc.features()}
     assert "mallopt" in problems["malloc"]
     assert "prctl" in problems["prctl"]
     assert not problems["pidfd"]

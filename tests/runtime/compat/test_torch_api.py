@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_this_torch_has_every_private_api() -> None:
-    assert [edge for edge in torch_api.edges() if edge.problem] == []
+    assert [feature for feature in torch_api.features() if feature.problem] == []
 
 
 def test_the_tested_versions_are_those_that_are_declared() -> None:
@@ -30,7 +30,7 @@ def test_the_tested_versions_are_those_that_are_declared() -> None:
 
 def test_a_missing_api_is_named_with_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch, "_foreach_mul_")
-    (missing,) = (edge for edge in torch_api.edges() if edge.problem)
+    (missing,) = (feature for feature in torch_api.features() if feature.problem)
     assert "_foreach_mul_" in missing.problem
     assert missing.fallback
 

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterator
 from functools import cache
 
-from carpool.runtime.compat.edge import Edge
+from carpool.runtime.compat.feature import Feature
 
 LIBRARY = "libcuda.so.1"
 OUT_OF_MEMORY = 2  # cuda.h: CUDA_ERROR_OUT_OF_MEMORY
@@ -58,27 +58,27 @@ def is_mps_client(device: int) -> bool | None:
     return bool(found.value)
 
 
-def edges() -> Iterator[Edge]:
+def features() -> Iterator[Feature]:
     """What of the driver is used, and whether it is here."""
     if problem := _missing():
-        yield Edge("CUDA driver", problem, "GPUs cannot be used: install the NVIDIA driver.")
+        yield Feature("CUDA driver", problem, "GPUs cannot be used: install the NVIDIA driver.")
         return
-    yield Edge(
+    yield Feature(
         "virtual memory",
         _missing(*VIRTUAL_MEMORY),
         "Jobs that share a GPU under --memory-cap cannot be swapped out, and fail at start.",
     )
-    yield Edge(
+    yield Feature(
         "stream signals",
         _missing(*STREAM_MEMORY_OPERATIONS),
         "Jobs that take turns on a GPU are handed over by the CPU: the GPU idles between turns.",
     )
-    yield Edge(
+    yield Feature(
         "graph editing",
         _missing(*GRAPH_EDITING),
-        "A branched CUDA graph starts only once its turn has begun: the GPU idles between turns.",
+        "A job with branched CUDA graphs takes milliseconds of GPU time from the job whose turn precedes its own.",
     )
-    yield Edge(
+    yield Feature(
         "MPS attribute", _missing("cuDeviceGetAttribute"), "A GPU share is verified by its multiprocessor count alone."
     )
 

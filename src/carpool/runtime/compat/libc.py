@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Iterator
 
-from carpool.runtime.compat.edge import Edge
+from carpool.runtime.compat.feature import Feature
 
 _HUGE_PAGES_SINCE = (2, 35)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -33,16 +33,16 @@ def malloc_trim() -> None:
         function(0)
 
 
-def edges() -> Iterator[Edge]:
+def features() -> Iterator[Feature]:
     """What of the C library and the kernel is used, and whether it is here."""
-    yield Edge("prctl", _missing("prctl"), "Required: without it workers outlive a killed executor.")
-    yield Edge("pidfd", _pidfd_problem(), "Required, to detect exits of processes: use Linux 5.3 or newer.")
-    yield Edge(
+    yield Feature("prctl", _missing("prctl"), "Required: without it workers outlive a killed executor.")
+    yield Feature("pidfd", _pidfd_problem(), "Required, to detect exits of processes: use Linux 5.3 or newer.")
+    yield Feature(
         "malloc",
         _missing("mallopt", "malloc_trim"),
         "Steps on a CPU map fresh pages each time: those of a small CNN take 15 % longer.",
     )
-    yield Edge(
+    yield Feature(
         "huge pages", _huge_page_problem(), "The heap of workers has 4 KiB pages: steps on a CPU have more TLB misses."
     )
 

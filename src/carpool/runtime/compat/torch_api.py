@@ -1,6 +1,6 @@
 """Private torch APIs: all uses, each with a fallback where torch lacks it.
 
-`edges` lists which of them are missing and what that costs, for ``carpool doctor``.
+`features` lists which of them are missing and what that costs, for ``carpool doctor``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from carpool.runtime.compat.edge import Edge
+from carpool.runtime.compat.feature import Feature
 
 OLDEST, NEWEST = (2, 11), (2, 13)  # versions of torch that the uses below were tested with
 BatchNorm = _BatchNorm  # the base class of all BatchNorm layers
@@ -110,28 +110,30 @@ def occupy_gpu(cycles: int) -> None:
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
-def edges() -> Iterator[Edge]:
+def features() -> Iterator[Feature]:
     """Which private APIs are used, and whether this build of torch has them."""
-    yield Edge("foreach ops", _missing(torch, *_FOREACH), "Copies and sums of gradients launch one kernel per tensor.")
-    yield Edge(
+    yield Feature(
+        "foreach ops", _missing(torch, *_FOREACH), "Copies and sums of gradients launch one kernel per tensor."
+    )
+    yield Feature(
         "tensor version",
         _missing(torch.Tensor, "_version"),
         "A loss that changes weights in place is detected in the first step of a job only.",
     )
-    yield Edge("gloo", _missing(dist, "ProcessGroupGloo"), "carpool run --reducer group fails; the default works.")
+    yield Feature("gloo", _missing(dist, "ProcessGroupGloo"), "carpool run --reducer group fails; the default works.")
     if torch.version.cuda is None:
         return
-    yield Edge(
+    yield Feature(
         "graph pools",
         _missing(torch._C, "_cuda_customAllocator"),
         "A job that is swapped out keeps the memory of its CUDA graphs on the GPU.",
     )
-    yield Edge(
+    yield Feature(
         "capture abort",
         _missing(torch._C, "_cuda_endAllocateToPool"),
         "After a failed CUDA graph capture, later allocations stay in its memory pool.",
     )
-    yield Edge(
+    yield Feature(
         "cuBLAS memory",
         _missing(torch._C, "_cuda_clearCublasWorkspaces"),
         "A warm worker without a job holds some 10 MiB more of GPU memory.",
