@@ -1,8 +1,8 @@
 # Each target sets up what it needs. `make help` lists them.
 
 PYTHON ?= python3
-# Extras to install: `make setup EXTRAS=dev,plots,torch`.
-EXTRAS ?= dev,plots,serve,torch
+# Extras to install: `make setup EXTRAS=dev,torch`.
+EXTRAS ?= dev,serve,torch
 # Further words for pytest: `make test PYTEST_ARGS="-m slow"`.
 PYTEST_ARGS ?=
 # Processes that share the tests.

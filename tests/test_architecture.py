@@ -27,14 +27,17 @@ IMPURE_CALLS = frozenset({"__import__", "breakpoint", "eval", "exec", "id", "inp
 SOLE_IMPORTERS = {
     "click": {"cli"},
     "fastapi": {"dashboard", "service"},
-    "flwr": {"backends"},
     "hypothesis": {"testing"},
     "pydantic": {"service"},
+    "pynvml": {"jobs"},
     "pytest": {"testing"},
-    "ray": {"backends"},
     "torch": {"runtime", "testing"},
     "uvicorn": {"cli", "service"},
 }
+# Where ctypes and private names of other packages may be used.
+COMPAT = PACKAGE / "runtime" / "compat"
+# Underscored names that are documented: of named tuples, and os._exit.
+DOCUMENTED = frozenset({"_asdict", "_exit", "_fields", "_make", "_replace"})
 VAGUE_NAMES = frozenset({"common", "helper", "helpers", "manager", "misc", "util", "utils"})
 
 
@@ -74,6 +77,38 @@ def foreign_imports(source: str, package: str) -> list[str]:
         if owners is not None and package not in owners:
             found.append(f"{line}: imports {name}, which only {' and '.join(sorted(owners))} may")
     return found
+
+
+def fragile_uses(source: str) -> list[str]:
+    """Uses of ctypes and of private names that the module itself does not define, as ``line: what``."""
+    tree = ast.parse(source)
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    own |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_own(node.value)}
+    own |= {
+        node.target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [*(alias.name for alias in node.names), getattr(node, "module", None) or ""]
+            parts = [part for name in names for part in name.split(".")]
+            found += [(node.lineno, f"imports {part}") for part in parts if part == "ctypes" or is_private(part)]
+        elif isinstance(node, ast.Attribute) and is_private(node.attr) and not is_own(node.value):
+            found += [(node.lineno, f"uses {node.attr}")] if node.attr not in own else []
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("attr"):
+            words = [ast.unparse(each).strip("'") for each in node.args[1:2] if isinstance(each, ast.Constant)]
+            found += [(node.lineno, f"uses {word}") for word in words if is_private(word)]
+    return [f"{line}: {use}" for line, use in sorted(found)]
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in DOCUMENTED
+
+
+def is_own(value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and value.id in {"self", "cls"}
 
 
 def modules(folder: Path) -> list[Path]:
@@ -128,11 +163,39 @@ def test_heavy_packages_have_sole_importers() -> None:
     [
         ("import torch.nn", "policies", ["1: imports torch.nn, which only runtime and testing may"]),
         ("from fastapi import FastAPI", "cli", ["1: imports fastapi, which only dashboard and service may"]),
-        ("import ray", "backends", []),
+        ("import torch", "runtime", []),
     ],
 )
 def test_foreign_imports_are_seen(source: str, package: str, problems: list[str]) -> None:
     assert foreign_imports(source, package) == problems
+
+
+def test_fragile_interfaces_are_used_in_compat_only() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{problem}"
+        for path in modules(PACKAGE)
+        if COMPAT not in path.parents
+        for problem in fragile_uses(path.read_text(encoding="utf-8"))
+    ]
+    assert found == [], "put these behind carpool.runtime.compat, with a fallback and a line in its features()"
+
+
+@pytest.mark.parametrize(
+    ("source", "problems"),
+    [
+        ("import ctypes", ["1: imports ctypes"]),
+        ("from ctypes import CDLL", ["1: imports ctypes"]),
+        ("from torch._C import Graph", ["1: imports _C"]),
+        ("from torch.nn.modules.batchnorm import _BatchNorm", ["1: imports _BatchNorm"]),
+        ("torch._foreach_copy_(a, b)", ["1: uses _foreach_copy_"]),
+        ("version = weight._version", ["1: uses _version"]),
+        ("parts = getattr(schedule, '_schedulers', ())", ["1: uses _schedulers"]),
+        ("class A:\n    def _f(self): ...\n    def g(self, other): return other._f() + self._x", []),
+        ("import os\nos._exit(0)\nrow._replace(a=1)\nimport __future__", []),
+    ],
+)
+def test_fragile_uses_are_seen(source: str, problems: list[str]) -> None:
+    assert fragile_uses(source) == problems
 
 
 def test_names_say_what_is_inside() -> None:
@@ -141,7 +204,7 @@ def test_names_say_what_is_inside() -> None:
 
 
 def test_import_is_light() -> None:
-    heavy = {"click", "matplotlib", "numpy", "pydantic", "ray", "rich", "scipy", "sklearn", "torch"}
+    heavy = {"click", "numpy", "pydantic", "rich", "scipy", "sklearn", "torch"}
     program = f"import sys, carpool; print(*sorted({heavy!r} & sys.modules.keys()))"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     assert loaded == [], "`import carpool` must not load these; import them where they are used"

@@ -68,7 +68,7 @@ class Caller:
         """Break the line without a word, as a crash does."""
         self.link._writer.transport.abort()
         self.link._writer.close()
-        self.link._process.let_go()
+        self.link._process.close()
 
 
 class Place:
@@ -269,7 +269,7 @@ def test_nobody_comes_and_it_ends_with_everything_on_disk(loop: asyncio.Abstract
         released = await caller.first(parked, ReleaseApplied)  # its state is in a mirror, and nowhere else
         assert place.checkpoints(parked) == set()
         caller.die()
-        await executor.end(PATIENCE_S)
+        await executor.wait(PATIENCE_S)
         place.process.wait()
         assert place.checkpoints(parked) == {int(released.done)}
         assert place.checkpoints(running)

@@ -5,117 +5,45 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 from carpool.core.model import Kind, NodeId
 from carpool.core.topology import Bank, Cluster, Node
+from carpool.jobs.nvml import Nvml
 
+NODE_NAME = "local"
 _BRAND = re.compile(r"^(NVIDIA|Tesla|GeForce|Quadro)\s+")
+_SYNTAX = "Write cpu:4 (4 devices), cpu:2x1,1x2 (2 devices of 1 core, 1 of 2 cores), cuda, or cuda:0,1."
+_GROUP = re.compile(r"(\d+)x(\d+)")
+_MAX_DEVICES = 1024
+
+IsOurs = Callable[[int], bool]  # whether a process, by its id, belongs to this carpool
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as CUDA will number it in a process of ours."""
+    """One GPU, with the index that CUDA gives it in our processes."""
 
     index: int
-    model: str  # without the maker's name: H200, V100-SXM2-16GB
+    model: str  # without the vendor's name: H200, V100-SXM2-16GB
     memory_bytes: int = 0
     uuid: str = ""
-    outsiders: tuple[int, ...] = ()  # processes that compute on it and are not ours
-    taken_bytes: int = 0  # memory they hold
+    foreign_pids: tuple[int, ...] = ()  # processes of others that compute on it
+    foreign_bytes: int = 0  # memory that they hold
 
     @property
-    def left_bytes(self) -> int:
-        """Memory that is left for us; 0: unknown."""
-        return max(1, self.memory_bytes - self.taken_bytes) if self.memory_bytes else 0
-
-
-IsOurs = Callable[[int], bool]  # whether a process is one of ours
-
-
-def use_pci_bus_order() -> None:
-    """Let CUDA number GPUs as the driver lists them, here and in processes to come; by itself it puts fast ones first.
-
-    Before CUDA starts.
-    """
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-
-
-def list_gpus(is_ours: IsOurs = lambda pid: False) -> list[Gpu]:
-    """What the driver lists and CUDA_VISIBLE_DEVICES lets through; nothing where there is no driver."""
-    use_pci_bus_order()
-    try:
-        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError:  # nvidia-ml-py comes with the extra `torch`; without it `carpool doctor` says so
-        return []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        found = [_described(pynvml, place, is_ours) for place in range(pynvml.nvmlDeviceGetCount())]
-    finally:
-        pynvml.nvmlShutdown()
-    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def visible(gpus: Sequence[Gpu], setting: str | None) -> list[Gpu]:
-    """The GPUs that CUDA will see, numbered as it will: it stops at the first name it does not know."""
-    if setting is None:
-        return list(gpus)
-    chosen: list[Gpu] = []
-    for name in filter(None, (part.strip() for part in setting.split(","))):
-        found = next((gpu for gpu in gpus if _is_named(gpu, name)), None)
-        if found is None:
-            break
-        chosen.append(replace(found, index=len(chosen)))
-    return chosen
-
-
-def cuda_visible_names(places: Iterable[int], setting: str | None) -> list[str]:
-    """What GPUs that this process numbers so are called in a process of its own: by the names they were given to us."""
-    names = None if setting is None else [part.strip() for part in setting.split(",") if part.strip()]
-    return [str(place) if names is None else names[place] for place in places]
-
-
-def short_model(name: str) -> str:
-    """A model's name as one word without its maker: ``NVIDIA H200`` is ``H200``."""
-    while (shorter := _BRAND.sub("", name)) != name:
-        name = shorter
-    return re.sub(r"[^\w.\-]+", "-", name.strip())
-
-
-def _is_named(gpu: Gpu, name: str) -> bool:
-    return gpu.index == int(name) if name.isdecimal() else bool(gpu.uuid) and gpu.uuid.startswith(name)
-
-
-def _described(pynvml: Any, place: int, is_ours: IsOurs) -> Gpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(place)
-    name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
-    name, uuid = (text.decode() if isinstance(text, bytes) else text for text in (name, uuid))
-    memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    try:
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError:  # not every driver tells
-        processes = []
-    others = [each for each in processes if not is_ours(int(each.pid))]
-    taken = sum(int(other.usedGpuMemory or 0) for other in others)  # None where the driver hides it
-    return Gpu(place, short_model(name), memory_bytes, uuid, tuple(int(other.pid) for other in others), taken)
-
-
-NODE_NAME = "local"
-_GRAMMAR = "Write cpu:4 (four devices), cpu:2x1,1x2 (two of one core, one of two), cuda, or cuda:0,1."
-_GROUP = re.compile(r"(\d+)x(\d+)")
-_MOST_DEVICES = 1024
+    def free_bytes(self) -> int:
+        """Memory that other processes leave; 0: unknown."""
+        return max(1, self.memory_bytes - self.foreign_bytes) if self.memory_bytes else 0
 
 
 @dataclass(frozen=True, slots=True)
 class LocalDevice:
-    """One device: a set of cores, or a GPU with the cores that feed it."""
+    """One device: a set of cores, or a GPU."""
 
     id: int  # as in the cluster
     name: str  # cpu:0, cuda:0
@@ -123,6 +51,67 @@ class LocalDevice:
     cores: tuple[int, ...] = ()
     cuda: int | None = None  # index of the GPU
     memory_bytes: int = 0  # 0: unknown, not checked
+
+
+def use_pci_bus_order() -> None:
+    """Make CUDA number GPUs as the driver lists them, here and in child processes; call it before CUDA starts.
+
+    By default CUDA numbers the fastest GPU first.
+    """
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+
+
+def list_gpus(is_ours: IsOurs = lambda pid: False) -> list[Gpu]:
+    """List the GPUs that CUDA_VISIBLE_DEVICES allows; none where NVML is unavailable."""
+    use_pci_bus_order()
+    nvml = Nvml.open()
+    if nvml is None:
+        return []
+    with closing(nvml):
+        gpus = [_describe(nvml, index, is_ours) for index in range(nvml.count())]
+    return visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _describe(nvml: Nvml, index: int, is_ours: IsOurs) -> Gpu:
+    foreign = [process for process in nvml.processes(index) or () if not is_ours(process.pid)]
+    return Gpu(
+        index=index,
+        model=short_model(nvml.name(index)),
+        memory_bytes=nvml.memory_bytes(index),
+        uuid=nvml.uuid(index),
+        foreign_pids=tuple(process.pid for process in foreign),
+        foreign_bytes=sum(process.memory_bytes for process in foreign),
+    )
+
+
+def visible(gpus: Sequence[Gpu], setting: str | None) -> list[Gpu]:
+    """Select and number GPUs as CUDA does for a CUDA_VISIBLE_DEVICES: up to the first name that it does not know."""
+    if setting is None:
+        return list(gpus)
+    chosen: list[Gpu] = []
+    for name in filter(None, (part.strip() for part in setting.split(","))):
+        found = next((gpu for gpu in gpus if _has_name(gpu, name)), None)
+        if found is None:
+            break
+        chosen.append(replace(found, index=len(chosen)))
+    return chosen
+
+
+def _has_name(gpu: Gpu, name: str) -> bool:
+    return gpu.index == int(name) if name.isdecimal() else bool(gpu.uuid) and gpu.uuid.startswith(name)
+
+
+def cuda_visible_names(indices: Iterable[int], setting: str | None) -> list[str]:
+    """Name GPUs of this process for the CUDA_VISIBLE_DEVICES of a child, given our own `setting`."""
+    names = None if setting is None else [part.strip() for part in setting.split(",") if part.strip()]
+    return [str(index) if names is None else names[index] for index in indices]
+
+
+def short_model(name: str) -> str:
+    """Shorten a GPU's name to one word without the vendor: ``NVIDIA H200`` becomes ``H200``."""
+    while (shorter := _BRAND.sub("", name)) != name:
+        name = shorter
+    return re.sub(r"[^\w.\-]+", "-", name.strip())
 
 
 def parse_devices(
@@ -133,20 +122,19 @@ def parse_devices(
     gpus: Sequence[Gpu] | None = None,
     is_ours: IsOurs = lambda pid: False,
 ) -> list[LocalDevice]:
-    """The devices that ``cpu:N``, ``cpu:CxK,…``, ``cuda`` or ``cuda:I,…`` name; empty: GPUs if any, else every core.
+    """Parse ``cpu:N``, ``cpu:CxK,…``, ``cuda`` or ``cuda:I,…``; empty: all GPUs, or one device per core without GPUs.
 
-    ``cores`` and ``gpus`` are those of this machine that this process may use, unless given. A GPU on which only
-    processes of ours compute is free.
+    ``cores`` and ``gpus`` default to those of this machine that this process may use.
     """
     cores = sorted(os.sched_getaffinity(0)) if cores is None else cores
-    kind, _, rest = text.strip().partition(":")
-    if not kind:
+    device_type, _, rest = text.strip().partition(":")
+    if not device_type:
         found = list_gpus(is_ours) if gpus is None else gpus
-        return _cuda(found, "", text) if found else _round_robin(len(cores), cores)
-    if kind == "cuda":
-        return _cuda(list_gpus(is_ours) if gpus is None else gpus, rest, text)
-    if kind != "cpu":
-        raise InputError(f"devices {text!r} are of no known kind", way_out=_GRAMMAR)
+        return _cuda_devices(found, "", text) if found else _round_robin(len(cores), cores)
+    if device_type == "cuda":
+        return _cuda_devices(list_gpus(is_ours) if gpus is None else gpus, rest, text)
+    if device_type != "cpu":
+        raise _invalid(text, f"unknown device type {device_type!r}", _SYNTAX)
     if not rest:
         return _round_robin(len(cores), cores)
     if rest.isdecimal():
@@ -155,16 +143,16 @@ def parse_devices(
 
 
 def foreign_process_note(gpus: Sequence[Gpu]) -> str:
-    """What to tell people when programs that are not ours compute on GPUs; empty when there are none."""
-    told = [f"cuda:{gpu.index} (process {', '.join(map(str, gpu.outsiders))})" for gpu in gpus if gpu.outsiders]
-    if not told:
+    """Describe processes of others on the GPUs, for the user; empty when there are none."""
+    busy = [f"cuda:{gpu.index} (pid {', '.join(map(str, gpu.foreign_pids))})" for gpu in gpus if gpu.foreign_pids]
+    if not busy:
         return ""
-    use = "used all the same, less the memory they hold" if len(told) == len(gpus) else "left out unless named"
-    return f"other programs compute on {'; '.join(told)}: {use}"
+    use = "used anyway, less the memory they hold" if len(busy) == len(gpus) else "not used unless named in --devices"
+    return f"other processes compute on {'; '.join(busy)}: {use}"
 
 
 def overlap_note(devices: Sequence[LocalDevice]) -> str:
-    """What to tell people when devices have cores in common; empty when they have none."""
+    """Describe devices that share cores, for the user; empty when none do."""
     owners: dict[int, int] = {}
     for device in devices:
         for core in device.cores:
@@ -176,7 +164,7 @@ def overlap_note(devices: Sequence[LocalDevice]) -> str:
 
 
 def as_cluster(devices: Sequence[LocalDevice], supplies: HostResources = UNKNOWN) -> Cluster:
-    """One node with a bank for every run of like devices."""
+    """Build a cluster of one node, with a bank for every run of equal devices."""
     banks = []
     for (kind, memory_bytes), run in groupby(devices, key=lambda device: (device.kind, device.memory_bytes)):
         ids = [device.id for device in run]
@@ -184,76 +172,79 @@ def as_cluster(devices: Sequence[LocalDevice], supplies: HostResources = UNKNOWN
     return Cluster((Node(NodeId(0), NODE_NAME, tuple(banks), supplies),))
 
 
+def _invalid(text: str, problem: str, way_out: str) -> InputError:
+    return InputError(problem, where=f"devices {text!r}", way_out=way_out)
+
+
 def _count(digits: str, text: str) -> int:
     count = int(digits)
-    if not 1 <= count <= _MOST_DEVICES:
-        raise InputError(
-            f"devices {text!r} are {count}", way_out=f"Give at least 1 and at most {_MOST_DEVICES} devices."
-        )
+    if not 1 <= count <= _MAX_DEVICES:
+        raise _invalid(text, f"{count} devices", f"Give at least 1 and at most {_MAX_DEVICES} devices.")
     return count
 
 
 def _round_robin(count: int, cores: Sequence[int]) -> list[LocalDevice]:
-    """Cores dealt round-robin over `count` devices; where there are too few, devices share them."""
-    hands = [tuple(cores[place % len(cores) :: count]) for place in range(count)]
-    return [_of_cores(place, hand) for place, hand in enumerate(hands)]
+    """Deal cores round-robin to `count` devices; devices share cores where there are fewer."""
+    return [_core_device(number, tuple(cores[number % len(cores) :: count])) for number in range(count)]
 
 
 def _grouped(rest: str, text: str, cores: Sequence[int], *, oversubscribe: bool) -> list[LocalDevice]:
-    sizes: list[int] = []
-    for part in rest.split(","):
-        match = _GROUP.fullmatch(part.strip())
-        if match is None:
-            raise InputError(f"{part!r} in devices {text!r} is not understood", way_out=_GRAMMAR)
-        size = int(match[2])
-        if not 1 <= size <= len(cores):
-            raise InputError(
-                f"{part!r} in devices {text!r} asks {size} cores for one device; there are {len(cores)}",
-                way_out=f"Give every device 1 to {len(cores)} cores.",
-            )
-        sizes += [size] * _count(match[1], text)
+    sizes = [size for part in rest.split(",") for size in _group_sizes(part, text, len(cores))]
     if sum(sizes) > len(cores) and not oversubscribe:
-        raise InputError(
-            f"devices {text!r} ask {sum(sizes)} cores; there are {len(cores)}",
-            way_out="Ask for fewer, or let devices share cores with --oversubscribe.",
-        )
+        way_out = "Ask for fewer, or let devices share cores with --oversubscribe."
+        raise _invalid(text, f"needs {sum(sizes)} cores; {len(cores)} are usable", way_out)
     devices, first = [], 0
-    for place, size in enumerate(sizes):
-        hand = tuple(sorted(cores[(first + offset) % len(cores)] for offset in range(size)))
-        devices.append(_of_cores(place, hand))
+    for number, size in enumerate(sizes):
+        chosen = tuple(sorted(cores[(first + offset) % len(cores)] for offset in range(size)))
+        devices.append(_core_device(number, chosen))
         first += size
     return devices
 
 
-def _of_cores(place: int, cores: tuple[int, ...]) -> LocalDevice:
-    return LocalDevice(place, f"cpu:{place}", f"cpu{len(cores)}", cores)
+def _group_sizes(part: str, text: str, num_cores: int) -> list[int]:
+    """Parse ``CxK``: C devices of K cores."""
+    match = _GROUP.fullmatch(part.strip())
+    if match is None:
+        raise _invalid(text, f"{part!r} is not COUNTxCORES", _SYNTAX)
+    size = int(match[2])
+    if not 1 <= size <= num_cores:
+        problem = f"{part!r} needs {size} cores for one device; {num_cores} are usable"
+        raise _invalid(text, problem, f"Give every device 1 to {num_cores} cores.")
+    return [size] * _count(match[1], text)
 
 
-def _cuda(gpus: Sequence[Gpu], rest: str, text: str) -> list[LocalDevice]:
+def _core_device(number: int, cores: tuple[int, ...]) -> LocalDevice:
+    return LocalDevice(number, f"cpu:{number}", f"cpu{len(cores)}", cores)
+
+
+def _cuda_devices(gpus: Sequence[Gpu], rest: str, text: str) -> list[LocalDevice]:
     if not gpus:
-        raise InputError(
-            f"devices {text!r} are GPUs; none is visible here",
-            way_out="Check the driver and CUDA_VISIBLE_DEVICES, or use --devices cpu:N.",
-        )
-    named = {gpu.index: gpu for gpu in gpus}
-    alone = [index for index, gpu in named.items() if not gpu.outsiders]
-    wanted = alone or list(named)  # others were there first: only whoever names such a GPU gets it
-    if rest:
-        parts = [part.strip() for part in rest.split(",")]
-        if not all(part.isdecimal() for part in parts):
-            raise InputError(f"devices {text!r} are not understood", way_out=_GRAMMAR)
-        wanted = [int(part) for part in parts]
-    for index in wanted:
-        if index not in named:
-            raise InputError(
-                f"devices {text!r} name GPU {index}; there are {', '.join(map(str, named))}",
-                way_out="Name those that are there.",
-            )
-    if len(set(wanted)) < len(wanted):
-        raise InputError(f"devices {text!r} name a GPU twice", way_out="Name each GPU once.")
-    # Like ones side by side, so that each kind is one bank.
-    wanted.sort(key=lambda index: list(dict.fromkeys(gpu.model for gpu in gpus)).index(named[index].model))
+        way_out = "Check the driver and CUDA_VISIBLE_DEVICES (carpool doctor), or use --devices cpu:N."
+        raise _invalid(text, "no GPU is visible", way_out)
+    by_index = {gpu.index: gpu for gpu in gpus}
+    chosen = _named_gpus(rest, text, by_index) if rest else _unoccupied(gpus)
+    # Equal models next to each other, so that each model is one bank.
+    models = list(dict.fromkeys(gpu.model for gpu in gpus))
+    chosen.sort(key=lambda index: models.index(by_index[index].model))
     return [
-        LocalDevice(place, f"cuda:{index}", named[index].model, (), index, named[index].left_bytes)
-        for place, index in enumerate(wanted)
+        LocalDevice(number, f"cuda:{index}", by_index[index].model, (), index, by_index[index].free_bytes)
+        for number, index in enumerate(chosen)
     ]
+
+
+def _unoccupied(gpus: Sequence[Gpu]) -> list[int]:
+    """The GPUs without processes of others; all, where there is no such GPU."""
+    return [gpu.index for gpu in gpus if not gpu.foreign_pids] or [gpu.index for gpu in gpus]
+
+
+def _named_gpus(rest: str, text: str, by_index: dict[int, Gpu]) -> list[int]:
+    parts = [part.strip() for part in rest.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise _invalid(text, f"{rest!r} is not a list of GPU indices", _SYNTAX)
+    chosen = [int(part) for part in parts]
+    for index in chosen:
+        if index not in by_index:
+            raise _invalid(text, f"no GPU {index}", f"Visible GPUs: {', '.join(map(str, by_index))}.")
+    if len(set(chosen)) < len(chosen):
+        raise _invalid(text, "names a GPU twice", "Name each GPU once.")
+    return chosen

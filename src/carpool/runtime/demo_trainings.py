@@ -12,7 +12,7 @@ from carpool.runtime.engine.training import Training
 
 
 def mlp(epochs: int = 25) -> Training:
-    """A perceptron of three layers reads handwritten digits."""
+    """Train a three-layer perceptron on handwritten digits."""
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
     )
@@ -21,7 +21,7 @@ def mlp(epochs: int = 25) -> Training:
 
 
 def cnn(epochs: int = 12) -> Training:
-    """Two convolutions and dropout read the same digits."""
+    """Train a small CNN with dropout on handwritten digits."""
     model = nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Dropout(0.25), nn.Linear(1024, 10)),
@@ -30,7 +30,7 @@ def cnn(epochs: int = 12) -> Training:
 
 
 def resnet(epochs: int = 6) -> Training:
-    """A residual network with batch normalisation sorts made-up colour images."""
+    """Train a residual network with batch normalization on synthetic color images."""
     model = nn.Sequential(
         *(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
         *(Residual(16, 16), Residual(16, 32), Residual(32, 64)),
@@ -41,31 +41,30 @@ def resnet(epochs: int = 6) -> Training:
 
 
 def transformer(epochs: int = 10) -> Training:
-    """A small transformer reads digits row by row."""
-    model = RowReader(width=64, depth=2)
+    """Train a small transformer on the rows of handwritten digits."""
+    model = RowTransformer(width=64, depth=2)
     return _training(model, torch.optim.AdamW(model.parameters(), lr=1e-3), digits(), 32, epochs)
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a short cut; halves the picture when it widens."""
+    """Residual block of two convolutions; halves the resolution when it widens."""
 
-    def __init__(self, inside: int, outside: int) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        stride = 1 if inside == outside else 2
-        self.first = nn.Conv2d(inside, outside, 3, stride, padding=1, bias=False)
-        self.first_norm = nn.BatchNorm2d(outside)
-        self.second = nn.Conv2d(outside, outside, 3, padding=1, bias=False)
-        self.second_norm = nn.BatchNorm2d(outside)
-        self.short_cut = nn.Identity() if stride == 1 else nn.Conv2d(inside, outside, 1, stride, bias=False)
+        stride = 1 if inputs == outputs else 2
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outputs)
+        self.short_cut = nn.Identity() if stride == 1 else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images with `outside` channels."""
         hidden = functional.relu(self.first_norm(self.first(images)))
         return functional.relu(self.second_norm(self.second(hidden)) + self.short_cut(images))
 
 
-class RowReader(nn.Module):
-    """Takes the rows of a picture as a sequence."""
+class RowTransformer(nn.Module):
+    """Transformer that reads the rows of an 8×8 image as a sequence."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -76,7 +75,6 @@ class RowReader(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """A score for each of ten classes."""
         rows = self.embed(images.squeeze(1)) + self.place
         return torch.as_tensor(self.head(self.layers(rows).mean(1)))
 

@@ -7,99 +7,113 @@ import importlib.util
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from carpool.jobs.devices import Gpu, list_gpus
+from carpool.jobs.nvml import Nvml, NvmlUnavailable
+from carpool.runtime.compat import cuda_driver, libc
+from carpool.runtime.compat.feature import Feature
 from carpool.runtime.process.shared_memory import new_memory_file
 from carpool.runtime.sharing.mps_daemon import MpsDaemon, MpsUnavailable
 
-_TRIED_BYTES = 1 << 20
+_TEST_BYTES = 1 << 20
+_INSTALL = "Needed for training: pip install 'carpool[torch]'."
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One ability."""
+    """Whether this machine has one capability."""
 
     name: str
     is_there: bool
-    found: str  # in words
-    way_out: str = ""  # where it is missing
+    found: str  # a version or device where it is there, else the problem
+    way_out: str = ""  # the fix, or what carpool does without it
 
 
 def examine() -> Iterator[Finding]:
-    """Look at everything, one finding after another."""
+    """Check everything, one finding after another."""
     yield Finding("Python", True, platform.python_version())
     yield _cores()
-    yield _shared_memory()
-    torch = _package("torch", "torch", "No real trainings without it: pip install 'carpool[torch]'.")
-    yield torch
-    gpus = list_gpus() if torch.is_there else []
+    yield _try("shared memory", _shared_memory, "Workers exchange gradients through it: allow memfd_create.")
+    yield from _features(libc.features())
+    has_torch = importlib.util.find_spec("torch") is not None
+    yield _try("torch", _torch, _INSTALL) if has_torch else Finding("torch", False, "not installed", _INSTALL)
+    if has_torch:
+        from carpool.runtime.compat import torch_api
+
+        yield from _features(torch_api.features())
+    yield _try(
+        "NVML", _nvml, "GPUs are not detected without it. Install nvidia-ml-py, and check the driver (nvidia-smi)."
+    )
+    gpus = list_gpus() if has_torch else []
     yield _gpus(gpus)
+    yield from _features(cuda_driver.features())
     yield from _on_gpus(gpus)
-    if torch.is_there:
-        yield _tried("gloo", _gloo, "Jobs on several machines need it; trainings on one machine do not.")
-    yield _package("Ray", "ray", "Only for clusters under Ray: pip install 'carpool[ray]'.")
-    yield _package("Flower", "flwr", "Only for federations: pip install 'carpool[federated]'.")
+
+
+def _features(features: Iterable[Feature]) -> Iterator[Finding]:
+    for name, problem, fallback in features:
+        yield Finding(name, not problem, problem or "available", fallback if problem else "")
 
 
 def _cores() -> Finding:
-    usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    words = f"{usable} of {there} usable" if usable < there else f"{usable} usable"
-    return Finding("cores", True, words)
-
-
-def _shared_memory() -> Finding:
-    try:
-        fd = new_memory_file("doctor", _TRIED_BYTES)
-        try:
-            os.pwrite(fd, b"\1", _TRIED_BYTES - 1)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        return Finding("shared memory", False, str(error), "Workers exchange gradients in it: allow memfd_create.")
-    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
-    return Finding("shared memory", True, f"memory files work; /dev/shm, which is not needed, has {free / 1e9:.1f} GB")
-
-
-def _package(name: str, package: str, way_out: str) -> Finding:
-    if importlib.util.find_spec(package) is None:
-        return Finding(name, False, "not installed", way_out)
-    try:
-        return Finding(name, True, version(package))
-    except PackageNotFoundError:
-        return Finding(name, True, "installed")
+    usable, installed = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    return Finding("cores", True, f"{usable} of {installed} usable" if usable < installed else f"{usable} usable")
 
 
 def _gpus(gpus: list[Gpu]) -> Finding:
     if not gpus:
-        way_out = "Check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES; until then trainings run on cores."
+        way_out = "Check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES; without a GPU, trainings run on CPU cores."
         return Finding("GPUs", False, "none visible", way_out)
-    told = ", ".join(f"cuda:{gpu.index} {gpu.model} ({gpu.memory_bytes / 2**30:.0f} GiB)" for gpu in gpus)
-    return Finding("GPUs", True, told)
+    names = ", ".join(f"cuda:{gpu.index} {gpu.model} ({gpu.memory_bytes / 2**30:.0f} GiB)" for gpu in gpus)
+    return Finding("GPUs", True, names)
 
 
 def _on_gpus(gpus: list[Gpu]) -> Iterator[Finding]:
-    tried: list[tuple[str, Callable[[], str], str]] = [
-        ("CUDA", _cuda, "Install a build of torch for this driver's CUDA."),
-        ("CUDA graphs", _graph, "Steps are launched kernel by kernel: small models run several times slower."),
-        ("MPS", _mps, "Jobs that share a GPU take turns, step by step, instead of computing at the same time."),
-        ("NCCL", _nccl, "Gradients travel through the host's memory, which is all that one machine needs."),
+    checks: list[tuple[str, Callable[[], str], str]] = [
+        ("CUDA", _cuda, "Install a torch build for the CUDA version of this driver."),
+        ("CUDA graphs", _graph, "Steps launch kernel by kernel: small models run several times slower."),
+        ("MPS", _mps, "Jobs that share a GPU take turns step by step instead of computing at the same time."),
+        ("NCCL", _nccl, "Gradients travel through host memory; on a single machine nothing else is needed."),
     ]
-    for name, attempt, way_out in tried:
-        if gpus:
-            yield _tried(name, attempt, way_out)
-        else:
-            yield Finding(name, False, "there is no GPU", way_out)
+    for name, check, way_out in checks:
+        yield _try(name, check, way_out) if gpus else Finding(name, False, "no GPU", way_out)
 
 
-def _tried(name: str, attempt: Callable[[], str], way_out: str) -> Finding:
+def _try(name: str, check: Callable[[], str], way_out: str) -> Finding:
     try:
-        return Finding(name, True, attempt())
-    except (MpsUnavailable, OSError, RuntimeError, ImportError, AttributeError) as error:
+        return Finding(name, True, check())
+    except (MpsUnavailable, NvmlUnavailable, OSError, RuntimeError, ImportError, AttributeError) as error:
         return Finding(name, False, str(error).partition("\n")[0] or type(error).__name__, way_out)
+
+
+def _shared_memory() -> str:
+    fd = new_memory_file("doctor", _TEST_BYTES)
+    try:
+        os.pwrite(fd, b"\1", _TEST_BYTES - 1)
+    finally:
+        os.close(fd)
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
+    return f"memfd_create works; /dev/shm (not needed) has {free / 1e9:.1f} GB free"
+
+
+def _torch() -> str:
+    import torch
+
+    from carpool.runtime.compat.torch_api import NEWEST, OLDEST
+
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if OLDEST <= version <= NEWEST:
+        return torch.__version__
+    return f"{torch.__version__}, untested: carpool is tested with {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+
+
+def _nvml() -> str:
+    with closing(Nvml()) as nvml:
+        return f"driver {nvml.driver_version()}"
 
 
 def _cuda() -> str:
@@ -116,36 +130,28 @@ def _graph() -> str:
 
     cell = torch.zeros(1, device="cuda")
 
-    def work() -> None:
+    def add_one() -> None:
         cell.add_(1)
 
-    replay = CudaGraphCapture(torch.device("cuda", 0)).record(work)
+    replay = CudaGraphCapture(torch.device("cuda", 0)).record(add_one)
     for _ in range(3):
         replay()
     if cell.item() != 3.0:
-        raise RuntimeError(f"a recording of 'add one', replayed three times, gave {cell.item():g}")
-    return "recorded and replayed"
+        raise RuntimeError(f"a captured 'add 1', replayed 3 times, computed {cell.item():g}")
+    return "captured and replayed"
 
 
 def _mps() -> str:
-    async def attempt() -> None:
+    async def start_and_quit() -> None:
         mps = MpsDaemon()
         await mps.start()
         await mps.quit()
 
-    asyncio.run(attempt())
-    return "its daemon starts and ends: shares of a GPU are lanes, side by side"
+    asyncio.run(start_and_quit())
+    return "the daemon starts and stops: jobs can compute on shares of a GPU at the same time"
 
 
 def _nccl() -> str:
     import torch
 
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-
-
-def _gloo() -> str:
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_gloo_available():
-        raise RuntimeError("this build of torch has none")
-    return "built in"

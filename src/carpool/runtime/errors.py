@@ -6,24 +6,24 @@ from carpool.core.errors import CarpoolError
 
 
 class TrainingError(CarpoolError):
-    """The user's training did something that cannot be trained with, found while it ran."""
+    """The user's training does something unsupported, detected while it ran."""
 
 
 class Diverged(TrainingError):
-    """The loss or a gradient is not a finite number any more."""
+    """The loss or a gradient is infinite or NaN."""
 
 
 class CheckpointError(CarpoolError):
-    """A checkpoint that cannot be written or read."""
+    """A checkpoint cannot be written or read."""
 
 
 class LaneMismatch(CarpoolError):
-    """A process is not on the lane it was started with, and must not compute."""
+    """A process did not get the GPU share it was started with, and must not compute."""
 
 
 class LeaveRequested(CarpoolError):
-    """A worker was told to leave."""
+    """The executor asked a worker to exit."""
 
 
 class StateLost(CarpoolError):
-    """An update failed half-way, or the GPU is lost: another process has to go on from a mirror."""
+    """An update failed half-way or the GPU failed: another worker must resume from a mirror."""

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from carpool.runtime.compat.torch_api import foreach_copy_
+from carpool.runtime.engine import flat_buffers
 from carpool.runtime.engine.flat_buffers import copy_tensors
 
 
@@ -19,13 +21,12 @@ def test_every_tensor_gets_its_contents() -> None:
 
 def test_a_copy_is_of_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[set[torch.dtype]] = []
-    real = torch._foreach_copy_
 
     def noting(targets: Any, sources: Any) -> None:
         seen.append({tensor.dtype for tensor in (*targets, *sources)})
-        real(targets, sources)
+        foreach_copy_(targets, sources)
 
-    monkeypatch.setattr(torch, "_foreach_copy_", noting)
+    monkeypatch.setattr(flat_buffers, "foreach_copy_", noting)
     row = [torch.zeros(2), torch.zeros((), dtype=torch.int64)] * 3
     copy_tensors(row, [tensor.clone() for tensor in row])
     assert seen == [{torch.float32}, {torch.int64}]

@@ -14,8 +14,8 @@ import pytest
 from carpool.core.messages import Assign, AssignApplied, JobFailed, OutsidersSeen, Release, ReleaseApplied
 from carpool.core.model import Allocation, JobId
 from carpool.jobs.devices import LocalDevice
+from carpool.jobs.nvml import GpuProcess
 from carpool.jobs.program import Program
-from carpool.runtime.compat.nvml import GpuProcess
 from carpool.runtime.executor.client_protocol import ExecutorOptions
 from carpool.runtime.executor.context import ExecutorDependencies
 from carpool.runtime.executor.executor import Executor

@@ -1,15 +1,10 @@
-# ruff: noqa: N802 - the names are NVIDIA's
-"""What a process sees of its GPU against its lane, and the driver's answers to the questions behind it."""
+"""What a process sees of its GPU against its lane."""
 
 from __future__ import annotations
-
-import ctypes
-from typing import Any
 
 import pytest
 import torch
 
-from carpool.runtime.compat.nvml import GpuProcess, Nvml
 from carpool.runtime.process.worker_setup import VisibleGpu, lane_note, lane_problem
 
 
@@ -36,53 +31,3 @@ def test_a_whole_lane_without_mps_is_said_and_no_problem() -> None:
     assert lane_note(100, torch.device("cuda:0"), seen) == (
         "a lane of 100 % on cuda:0: 132 multiprocessors seen, without NVIDIA's MPS"
     )
-
-
-class FakeLibrary:
-    """Answers like NVIDIA's, for one GPU with 132 multiprocessors and two processes."""
-
-    def nvmlDeviceGetCount_v2(self, into: Any) -> int:
-        into._obj.value = 1
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, place: ctypes.c_uint, into: Any) -> int:
-        into._obj.value = 0xABC
-        return 0 if place.value == 0 else 2
-
-    def nvmlDeviceGetUUID(self, handle: ctypes.c_void_p, text: Any, size: ctypes.c_uint) -> int:
-        assert handle.value == 0xABC
-        text.value = b"GPU-1-2"
-        return 0
-
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: ctypes.c_void_p, number: Any, rows: Any) -> int:
-        assert number._obj.value == len(rows)
-        number._obj.value = 2
-        rows[0].pid, rows[0].used_bytes = 11, 7
-        rows[1].pid, rows[1].used_bytes = 12, 2**64 - 1
-        return 0
-
-    def nvmlDeviceGetNumGpuCores(self, handle: ctypes.c_void_p, into: Any) -> int:
-        into._obj.value = 16896
-        return 0
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: ctypes.c_void_p, major: Any, minor: Any) -> int:
-        major._obj.value, minor._obj.value = 9, 0
-        return 0
-
-
-def test_the_driver_is_asked_in_its_own_language() -> None:
-    nvml = Nvml(FakeLibrary())  # type: ignore[arg-type]
-    assert nvml.count() == 1
-    assert nvml.uuid(0) == "GPU-1-2"
-    assert nvml.computing(0) == [GpuProcess(11, 7), GpuProcess(12, 0)]
-    assert nvml.multiprocessors(0) == 132
-    assert nvml.clients(0) is None  # it does not know the question
-    assert nvml.computing(1) is None  # there is no such GPU
-
-
-def test_an_old_driver_does_not_know_every_question() -> None:
-    nvml = Nvml(object())  # type: ignore[arg-type]
-    assert nvml.count() == 0
-    assert nvml.uuid(0) == ""
-    assert nvml.computing(0) is None
-    assert nvml.multiprocessors(0) is None

@@ -11,7 +11,7 @@ import pytest
 from carpool.core.messages import ForeignProcess, OutsidersSeen
 from carpool.core.model import DeviceId
 from carpool.jobs.devices import LocalDevice
-from carpool.runtime.compat.nvml import GpuProcess
+from carpool.jobs.nvml import GpuProcess
 from carpool.runtime.sharing.foreign_processes import EVERY_S, ForeignProcessMonitor, belongs_to, is_descendant
 
 GPU = LocalDevice(7, "cuda:1", "H200", (), 1)

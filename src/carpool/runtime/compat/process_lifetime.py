@@ -3,88 +3,95 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_libc = ctypes.CDLL(None, use_errno=True)
+from carpool.runtime.compat.libc import prctl
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36  # sys/prctl.h
 
 
 def exit_with_parent(parent: int, sign: signal.Signals = signal.SIGKILL) -> None:
-    """Get a signal when the parent's thread that made this process ends; at once, if it has ended already."""
-    if _libc.prctl(_PR_SET_PDEATHSIG, int(sign), 0, 0, 0) != 0:
-        error = ctypes.get_errno()
+    """Receive a signal when the parent's thread that started this process exits; at once if it has exited already."""
+    if error := prctl(_PR_SET_PDEATHSIG, int(sign)):
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
     if os.getppid() != parent:
         os.kill(os.getpid(), sign)
 
 
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent exits."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
 def set_process_name(name: str) -> None:
     """Set the name that ps and top show (15 bytes at most)."""
-    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
     """Wait for a child without a thread."""
     if process.poll() is None:
-        await ProcessHandle(process.pid, process).end()
+        handle = ProcessHandle(process.pid, process)
+        try:
+            await handle.wait()
+        finally:
+            handle.close()
     process.wait()
 
 
 class ProcessHandle:
-    """Another process by its number, whoever's child it is: its end is seen, and can be brought about.
+    """Waits for another process, a child or not, and kills it.
 
-    It must be known to be alive when this is made: numbers are given out again.
+    The process must be alive when the handle is made, since the kernel reuses process ids.
     """
 
     def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
         self._child = child
-        self._handle = os.pidfd_open(pid)
+        self._fd = os.pidfd_open(pid)
 
-    async def end(self, patience_s: float | None = None) -> None:
-        """Wait for its end, without a thread; when patience ends, end it. Nothing can be asked of it afterwards."""
-        if self._handle < 0:
+    async def wait(self, kill_after_s: float | None = None) -> None:
+        """Wait for the exit without a thread, and kill the process after a timeout; closes the handle."""
+        if self._fd < 0:
             return
         loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        handle = os.dup(self._handle)  # several may wait, and a loop knows one reader of a descriptor
-        loop.add_reader(handle, ended.set)
+        exited = asyncio.Event()
+        fd = os.dup(self._fd)  # an event loop allows one reader per descriptor
+        loop.add_reader(fd, exited.set)
         try:
-            await asyncio.wait_for(ended.wait(), patience_s)
+            await asyncio.wait_for(exited.wait(), kill_after_s)
         except TimeoutError:
             self.kill()
-            await ended.wait()
+            await exited.wait()
         finally:
-            loop.remove_reader(handle)
-            os.close(handle)
+            loop.remove_reader(fd)
+            os.close(fd)
         if self._child is not None:
             self._child.wait()
-        self.let_go()
+        self.close()
 
     def kill(self) -> None:
-        """End it in the middle of whatever it does."""
-        if self._handle >= 0:
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        """Send SIGKILL."""
+        if self._fd >= 0:
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
 
-    def let_go(self) -> None:
-        """Look at it no longer."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+    def close(self) -> None:
+        """Stop watching the process."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
-    def disown(self) -> None:
-        """Let it outlive this process."""
-        self.let_go()
+    def detach(self) -> None:
+        """Let the process outlive this one."""
+        self.close()
         if self._child is not None:
-            self._child.returncode = 0  # else Popen complains that nobody has waited for it
+            self._child.returncode = 0  # else Popen warns that the child still runs
 
     @property
-    def verdict(self) -> str:
-        """How it ended, as far as can be told."""
+    def exit_reason(self) -> str:
+        """The exit code or signal, where it is known."""
         code = None if self._child is None else self._child.poll()
         if code is None:
             return "ended"

@@ -1,7 +1,7 @@
 """CUDA virtual memory: address ranges whose physical memory is mapped and unmapped.
 
-A recorded graph holds raw addresses. Memory that is unmapped goes back to the device for others; mapped again, the
-addresses are the same and the recording is as good as before. What was in it is lost.
+A captured graph holds raw addresses. Unmapping gives memory back to the device; after mapping again the addresses are
+the same, and the graph is valid as before. The content is lost.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from carpool.runtime.compat.cuda_driver import OUT_OF_MEMORY, CudaDriverError, call
+from carpool.runtime.compat.torch_api import custom_pool
+
 _CHUNK = 2 << 20  # bytes: the granularity of all NVIDIA GPUs with virtual memory management
-_DEVICE, _PINNED, _READ_WRITE = 1, 1, 3  # CU_MEM_LOCATION_TYPE_DEVICE, …_ALLOCATION_TYPE_PINNED, …_ACCESS_FLAGS
+_DEVICE, _PINNED, _READ_WRITE = 1, 1, 3  # cuda.h: CU_MEM_LOCATION_TYPE_…, CU_MEM_ALLOCATION_TYPE_…, CU_MEM_ACCESS_…
 
 
 class Region(Protocol):
-    """A range of addresses with a part in use at its begin."""
+    """A reserved address range whose first `size` bytes are in use."""
 
     @property
     def size(self) -> int:
@@ -26,7 +29,7 @@ class Region(Protocol):
         ...
 
     def grow(self, num_bytes: int) -> int:
-        """Take more into use, with memory behind it; where it begins, in bytes from the region's begin."""
+        """Map more memory behind what is in use; the offset at which it begins."""
         ...
 
     def bytes(self) -> Tensor:
@@ -34,70 +37,66 @@ class Region(Protocol):
         ...
 
     def clear(self) -> None:
-        """Have nothing in use; it must have memory."""
+        """Free everything that is in use; it must be mapped."""
         ...
 
     def unmap(self) -> None:
-        """Give the memory back; the addresses stay taken."""
+        """Give the memory back and keep the addresses."""
         ...
 
     def map(self) -> None:
-        """Have memory behind the addresses again, with any content."""
+        """Map memory, with undefined content, to the addresses in use."""
         ...
 
 
 class HostRegion:
-    """Pages of this process; those that are given back read as zeros."""
+    """A region in host memory, for CPU devices; unmapped pages read as zeros."""
 
     def __init__(self, reserve: int = 1 << 30) -> None:
         self._pages = mmap.mmap(-1, reserve, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.size = 0
 
     def grow(self, num_bytes: int) -> int:
-        """Take more into use; pages are there when they are touched."""
         start = self.size
         self.size = start + _rounded(num_bytes)
         if self.size > len(self._pages):
-            raise MemoryError(f"a region of {len(self._pages)} bytes is asked for {self.size}")
+            raise MemoryError(f"a region of {len(self._pages)} bytes cannot grow to {self.size}")
         return start
 
     def bytes(self) -> Tensor:
-        """What is in use."""
         return torch.frombuffer(self._pages, dtype=torch.uint8, count=self.size)
 
     def clear(self) -> None:
-        """Have nothing in use."""
         self.unmap()
         self.size = 0
 
     def unmap(self) -> None:
-        """Give the pages back to the system."""
         self._pages.madvise(mmap.MADV_DONTNEED)
 
     def map(self) -> None:
-        """Nothing to do: touching a page brings one."""
+        """Do nothing: the kernel maps pages on access."""
 
 
-class _Location(ctypes.Structure):
-    _fields_ = (("kind", ctypes.c_int), ("id", ctypes.c_int))
+class _Location(ctypes.Structure):  # CUmemLocation
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
 
 class _Properties(ctypes.Structure):  # CUmemAllocationProp
     _fields_ = (
-        ("kind", ctypes.c_int),
-        ("handles", ctypes.c_int),
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
         ("location", _Location),
-        ("windows", ctypes.c_void_p),
+        ("win32_metadata", ctypes.c_void_p),
         ("flags", ctypes.c_ubyte * 8),
     )
 
 
-class _Access(ctypes.Structure):
+class _Access(ctypes.Structure):  # CUmemAccessDesc
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
-class _Bytes:
-    """Some bytes that a GPU can reach, in the form in which torch takes over what others have allocated."""
+class _ArrayInterface:
+    """Memory that a GPU can access, in the form in which torch adopts it."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -108,107 +107,101 @@ class _Bytes:
         }
 
 
-def _taken_over(address: int, num_bytes: int, device: torch.device) -> Tensor:
-    return torch.as_tensor(_Bytes(address, num_bytes), device=device)
+def _as_tensor(address: int, num_bytes: int, device: torch.device) -> Tensor:
+    return torch.as_tensor(_ArrayInterface(address, num_bytes), device=device)
 
 
 def device_view(device: torch.device, pinned: Tensor) -> Tensor:
-    """A tensor in pinned memory as a tensor of the GPU, whose kernels read it where it lies.
+    """View a tensor in pinned memory as a tensor of the GPU, whose kernels then read host memory.
 
-    So it takes no copy, which would stand behind all others at the copy engine: those of a whole state, for example.
+    A copy would queue behind all others at the copy engine, for example those of a whole state that is swapped in.
     """
-    seen = _taken_over(pinned.data_ptr(), pinned.nbytes, device).view(pinned.dtype)
-    assert seen.data_ptr() == pinned.data_ptr(), "it is the same memory"
-    return seen
+    view = _as_tensor(pinned.data_ptr(), pinned.nbytes, device).view(pinned.dtype)
+    assert view.data_ptr() == pinned.data_ptr(), "it is the same memory"
+    return view
 
 
 class CudaRegion:
-    """A range of a GPU's addresses; torch must have made the GPU's context."""
+    """A region of a GPU's addresses; torch must have created the GPU's context."""
 
     def __init__(self, device: torch.device, reserve: int) -> None:
         self._device = device
-        self._cuda = ctypes.CDLL("libcuda.so.1")
         self._location = _Location(_DEVICE, device.index or 0)
         self._handles: list[ctypes.c_ulonglong] = []
         self._reserve = _rounded(reserve)
-        base = ctypes.c_ulonglong()
-        zero = ctypes.c_ulonglong(0)
-        self._call("cuMemAddressReserve", ctypes.byref(base), _size(self._reserve), _size(0), zero, zero)
+        base, zero = ctypes.c_ulonglong(), ctypes.c_ulonglong(0)
+        _call("cuMemAddressReserve", ctypes.byref(base), _size(self._reserve), _size(0), zero, zero)
         self.base = base.value
         self.size = 0
 
     def grow(self, num_bytes: int) -> int:
-        """Take more into use."""
         start, more = self.size, _rounded(num_bytes)
         if start + more > self._reserve:
-            raise torch.OutOfMemoryError(f"a region of {self._reserve} bytes is asked for {start + more}")
-        self._back(start, more)
+            raise torch.OutOfMemoryError(f"a region of {self._reserve} bytes cannot grow to {start + more}")
+        self._map(start, more)
         self.size = start + more
         return start
 
     def bytes(self) -> Tensor:
-        """What is in use."""
-        return _taken_over(self.base, self.size, self._device)
+        return _as_tensor(self.base, self.size, self._device)
 
     def clear(self) -> None:
-        """Have nothing in use."""
         if self.size:
             self.unmap()
         self.size = 0
 
     def unmap(self) -> None:
-        """Give the memory back to the device; nothing that is still to be done there may touch it."""
-        self._call("cuMemUnmap", ctypes.c_ulonglong(self.base), _size(self.size))
+        """Give the memory back; no pending work of the device may access it."""
+        _call("cuMemUnmap", ctypes.c_ulonglong(self.base), _size(self.size))
         for handle in self._handles:
-            self._call("cuMemRelease", handle)
+            _call("cuMemRelease", handle)
         self._handles.clear()
 
     def map(self) -> None:
-        """Have memory behind all that is in use, in one piece."""
-        self._back(0, self.size)
+        """Map one piece of memory to all addresses in use."""
+        self._map(0, self.size)
 
-    def _back(self, start: int, num_bytes: int) -> None:
-        handle = ctypes.c_ulonglong()
-        properties = _Properties(kind=_PINNED, location=self._location)
-        where = ctypes.c_ulonglong(self.base + start)
-        zero = ctypes.c_ulonglong(0)
-        self._call("cuMemCreate", ctypes.byref(handle), _size(num_bytes), ctypes.byref(properties), zero)
+    def _map(self, start: int, num_bytes: int) -> None:
+        handle, zero = ctypes.c_ulonglong(), ctypes.c_ulonglong(0)
+        properties = _Properties(type=_PINNED, location=self._location)
+        address = ctypes.c_ulonglong(self.base + start)
+        _call("cuMemCreate", ctypes.byref(handle), _size(num_bytes), ctypes.byref(properties), zero)
         self._handles.append(handle)
-        self._call("cuMemMap", where, _size(num_bytes), _size(0), handle, zero)
+        _call("cuMemMap", address, _size(num_bytes), _size(0), handle, zero)
         access = _Access(self._location, _READ_WRITE)
-        self._call("cuMemSetAccess", where, _size(num_bytes), ctypes.byref(access), _size(1))
-
-    def _call(self, name: str, *args: object) -> None:
-        code = getattr(self._cuda, name)(*args)
-        if code == 2:  # CUDA_ERROR_OUT_OF_MEMORY
-            raise torch.OutOfMemoryError(f"{name}: the GPU has no memory left")
-        if code:
-            raise RuntimeError(f"CUDA error: {name} failed with {code}")
+        _call("cuMemSetAccess", address, _size(num_bytes), ctypes.byref(access), _size(1))
 
 
 class ScratchPool:
-    """A pool for recordings whose memory comes from a region."""
+    """A memory pool for CUDA graphs whose memory comes from a region."""
 
     def __init__(self, region: CudaRegion) -> None:
-        taking = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
-        leaving = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+        allocator = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+        deallocator = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 
-        def take(num_bytes: int, _device: int, _stream: int | None) -> int | None:
+        def allocate(num_bytes: int, _device: int, _stream: int | None) -> int | None:
             try:
                 return region.base + region.grow(num_bytes)
             except RuntimeError:
-                return None  # torch says what that means
+                return None  # torch raises its own error
 
-        # Held for ever: torch keeps their addresses. Memory is never given back this way, but by the region itself.
-        self._calls = taking(take), leaving(lambda *_: None)
-        addresses = [ctypes.cast(call, ctypes.c_void_p).value or 0 for call in self._calls]
-        self._pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*addresses))
-        self.region = region
+        # torch keeps their addresses, so they must live as long as the pool. Only the region itself frees memory.
+        self._callbacks = allocator(allocate), deallocator(lambda *_: None)
+        self._pool = custom_pool(*(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in self._callbacks))
 
     @property
     def id(self) -> Any:
-        """What a recording names it by."""
+        """What a capture names the pool by."""
         return self._pool.id
+
+
+def _call(name: str, *args: object) -> None:
+    try:
+        call(name, *args)
+    except CudaDriverError as error:
+        if error.code == OUT_OF_MEMORY:
+            raise torch.OutOfMemoryError(f"{name}: the GPU has no memory left") from error
+        raise
 
 
 def _rounded(num_bytes: int) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from carpool.predictors.loss.gradient_noise import NoiseScale
+from carpool.runtime.compat.torch_api import nested_schedules
 
 if TYPE_CHECKING:
     from carpool.runtime.engine.trainer import Trainer
@@ -103,7 +104,7 @@ def _schedules(schedule: Any) -> Iterator[Any]:
     """A schedule, and those it is made of."""
     if schedule is not None:
         yield schedule
-        for part in getattr(schedule, "_schedulers", ()):
+        for part in nested_schedules(schedule):
             yield from _schedules(part)
 
 

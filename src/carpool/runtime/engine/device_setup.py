@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from carpool.runtime.compat.torch_api import own_buffers
 from carpool.runtime.engine.optimizer_step import normalize_optimizer
 from carpool.runtime.engine.training import Training
 
@@ -30,9 +31,10 @@ def place_training(training: Training, device: torch.device) -> None:
 def _spread_buffers(model: nn.Module) -> None:
     """Give every element of a buffer a place of its own: one that was expanded cannot be written to."""
     for module in model.modules():
-        for key, buffer in module._buffers.items():
+        buffers = own_buffers(module)
+        for key, buffer in buffers.items():
             if buffer is not None and 0 in buffer.stride() and buffer.numel() > 1:
-                module._buffers[key] = buffer.contiguous()
+                buffers[key] = buffer.contiguous()
 
 
 def set_matmul_precision(precision: str) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from carpool.runtime.compat.torch_api import foreach_copy_, own_buffers
 from carpool.runtime.errors import TrainingError
 
 
@@ -23,7 +24,7 @@ def copy_tensors(into: Sequence[Tensor], contents: Sequence[Tensor]) -> None:
     a MobileNetV3.
     """
     for targets, sources in group_by_dtype(into, contents):
-        torch._foreach_copy_(targets, sources)
+        foreach_copy_(targets, sources)
 
 
 def group_by_dtype(into: Sequence[Tensor], contents: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
@@ -77,12 +78,12 @@ class _Segment(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    module: nn.Module
+    buffers: dict[str, Tensor | None]  # of its module
     key: str
     name: str
 
     def read(self) -> Tensor:
-        buffer = self.module._buffers[self.key]
+        buffer = self.buffers[self.key]
         if buffer is None:
             raise TrainingError(f"buffer {self.name!r} is gone; it was there when the training began")
         return buffer
@@ -155,7 +156,7 @@ class FlatLayout:
     def refuse_new_buffers(self) -> None:
         """Refuse a buffer that was empty at first and is not any more: no fresh model could take the state over."""
         for slot in self._empty:
-            if slot.module._buffers.get(slot.key) is not None:
+            if slot.buffers.get(slot.key) is not None:
                 raise TrainingError(
                     f"buffer {slot.name!r} was None when the training began, and a step has filled it: it would not "
                     "survive. Give it its shape when the model is made."
@@ -165,7 +166,7 @@ class FlatLayout:
     def put_back(self, buffers: list[Tensor], contents: list[Tensor]) -> None:
         """Give the model these buffers with these contents again, even if it replaced them by others."""
         for slot, buffer in zip(self.slots, buffers, strict=True):
-            slot.module._buffers[slot.key] = buffer
+            slot.buffers[slot.key] = buffer
         copy_tensors(buffers, contents)
 
 
@@ -179,20 +180,20 @@ def _buffer_slots(model: nn.Module) -> tuple[list[_Slot], list[_Slot]]:
     whole: list[_Slot] = []
     seen = set()
     for prefix, module in model.named_modules():
-        for key, buffer in module._buffers.items():
+        for key, buffer in own_buffers(module).items():
             if buffer is None or id(buffer) in seen:
                 continue
             seen.add(id(buffer))
-            slot = _Slot(module, key, f"{prefix}.{key}" if prefix else key)
+            slot = _Slot(own_buffers(module), key, f"{prefix}.{key}" if prefix else key)
             (floats if buffer.is_floating_point() or buffer.is_complex() else whole).append(slot)
     return floats, whole
 
 
 def _empty_slots(model: nn.Module) -> list[_Slot]:
     return [
-        _Slot(module, key, f"{prefix}.{key}" if prefix else key)
+        _Slot(own_buffers(module), key, f"{prefix}.{key}" if prefix else key)
         for prefix, module in model.named_modules()
-        for key, buffer in module._buffers.items()
+        for key, buffer in own_buffers(module).items()
         if buffer is None
     ]
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from carpool.runtime.compat.torch_api import foreach_add_, foreach_copy_, foreach_mul_
 from carpool.runtime.data.batches import BatchSource
 from carpool.runtime.data.sampler import Draw
 from carpool.runtime.engine.determinism import seed_pass
@@ -255,7 +256,7 @@ class ForwardBackward:
             elif not adding:
                 view.zero_()
         if views:
-            (torch._foreach_add_ if adding else torch._foreach_copy_)(views, found)
+            (foreach_add_ if adding else foreach_copy_)(views, found)
         values[layout.used.start : layout.used.stop] += torch.tensor(used, dtype=values.dtype).to(values.device)
 
     def _take_buffers(self, made: Contribution, share: float, *, adding: bool) -> None:
@@ -267,14 +268,14 @@ class ForwardBackward:
             views = layout.buffer_views(made.values)
             now_real = [real(buffer) for buffer in floats]
             if adding:
-                torch._foreach_add_(views, now_real, alpha=share)
+                foreach_add_(views, now_real, alpha=share)
             else:
-                torch._foreach_copy_(views, now_real)
+                foreach_copy_(views, now_real)
             if share == 1.0:
                 made.values[layout.changed.start : layout.changed.stop] = 1.0
             else:
                 if not adding:
-                    torch._foreach_mul_(views, share)
+                    foreach_mul_(views, share)
                 changed = [(buffer != old).any() for buffer, old in zip(floats, self._before.contents, strict=False)]
                 made.values[layout.changed.start : layout.changed.stop] += torch.stack(changed)
         if adding:

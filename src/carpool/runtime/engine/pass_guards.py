@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from carpool.runtime.compat.torch_api import foreach_copy_, versions
 from carpool.runtime.engine.flat_buffers import FlatLayout, group_by_dtype
 from carpool.runtime.errors import TrainingError
 
@@ -42,7 +43,7 @@ class BufferSnapshot:
             self._rows = group_by_dtype(self.contents, buffers)
         with torch.no_grad():
             for contents, kept in self._rows:
-                torch._foreach_copy_(contents, kept)
+                foreach_copy_(contents, kept)
 
     def restore(self) -> None:
         """Give the model its buffers back, even those that it has replaced by others."""
@@ -94,7 +95,7 @@ class MutationGuard:
             self._is_measured = True
 
     def _counts(self) -> list[int]:
-        return [weight._version for weight in self._weights]
+        return versions(self._weights)
 
     @torch.no_grad()
     def _norms(self) -> list[str]:

@@ -9,10 +9,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import LRScheduler
 
 from carpool.core.errors import InputError
+from carpool.runtime.compat.torch_api import BatchNorm
 from carpool.runtime.data.batches import Augment
 from carpool.runtime.data.sampler import Shuffle
 from carpool.runtime.engine.stop_criteria import Best, Stop
@@ -86,7 +86,7 @@ class Training:
     def batch_norms(self) -> list[str]:
         """The layers that take statistics over the batch, by name (those in eval mode do not)."""
         return [
-            name for name, module in self.model.named_modules() if isinstance(module, _BatchNorm) and module.training
+            name for name, module in self.model.named_modules() if isinstance(module, BatchNorm) and module.training
         ]
 
 

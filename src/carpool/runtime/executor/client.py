@@ -101,7 +101,7 @@ class ExecutorSocket:
         if (pid := self.resident) is not None:
             hung = ProcessHandle(pid)
             hung.kill()
-            await hung.end()
+            await hung.wait()
 
     @property
     def resident(self) -> int | None:
@@ -288,7 +288,7 @@ class ExecutorClient:
         Somebody should go on receiving meanwhile, or the last reports are lost.
         """
         self._say({"do": "stop", "checkpoint": checkpoint})
-        await self._process.end(None if checkpoint else _STOP_S)
+        await self._process.wait(None if checkpoint else _STOP_S)
         if not self._has_listener:
             self._writer.close()  # else by whoever hears of its end
 
@@ -298,7 +298,7 @@ class ExecutorClient:
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
         self._writer.close()
-        self._process.disown()
+        self._process.detach()
 
     def kill(self) -> None:
         """End the executor, and with it all it started, in the middle of whatever they do; `receive` says `Gone`."""
@@ -330,5 +330,5 @@ class ExecutorClient:
 
     async def _bury(self) -> str:
         self._writer.close()
-        await self._process.end(_STOP_S)
-        return self._process.verdict
+        await self._process.wait(_STOP_S)
+        return self._process.exit_reason

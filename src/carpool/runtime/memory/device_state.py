@@ -18,6 +18,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from carpool.runtime.compat.torch_api import has_custom_pools
 from carpool.runtime.compat.vmm import CudaRegion, HostRegion, Region, ScratchPool
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.graphs.capture import CudaGraphCapture
@@ -265,7 +266,7 @@ def device_state_of(trainer: Trainer, *, loosely: bool) -> DeviceState:
         return DeviceState(trainer, HostRegion(), None)
     reserve = torch.cuda.get_device_properties(device).total_memory
     state, limit = CudaRegion(device, reserve), partial(tighten_limit, device=device)
-    if trainer.graphs is None:
+    if trainer.graphs is None or not has_custom_pools():
         return DeviceState(trainer, state, None, limit)
     scratch = CudaRegion(device, reserve)
     trainer.graphs = trainer.recorded_by(CudaGraphCapture(device, ScratchPool(scratch)), loosely=loosely)

@@ -10,7 +10,6 @@ subtracted.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import resource
@@ -18,13 +17,11 @@ from pathlib import Path
 
 import torch
 
-from carpool.runtime.compat.allocator import give_freed_memory_back
+from carpool.runtime.compat.allocator import release_freed_memory
 from carpool.runtime.engine.trainer import Trainer
 
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5): "reset the peak resident set size"
-_M_MMAP_THRESHOLD, _SMALL_BLOCK = -3, 64 << 10  # malloc.h
-_PR_SET_THP_DISABLE = 41  # sys/prctl.h
 
 
 class MemoryFootprint:
@@ -57,20 +54,6 @@ class MemoryFootprint:
         if self._device.type == "cuda":
             return torch.cuda.max_memory_reserved(self._device)
         return self.peak_bytes()
-
-
-def map_large_blocks() -> None:
-    """Have every block but the smallest mapped and unmapped by itself from now on, so that resident is what is in use.
-
-    A heap keeps what was freed and cannot always use it again, and huge pages (allocator.py) are taken whole for the
-    least part of them: the same training takes up to a tenth more or less for no other reason than how sizes follow
-    each other. Slower, so not for measuring time.
-    """
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
-    mallopt = getattr(libc, "mallopt", None)
-    if mallopt is not None:  # another C library has none
-        mallopt(_M_MMAP_THRESHOLD, _SMALL_BLOCK)
 
 
 def limit_memory(num_bytes: int, device: torch.device) -> None:
@@ -117,4 +100,4 @@ def release_memory(trainer: Trainer) -> None:
     if trainer.device.type == "cuda":
         torch.cuda.empty_cache()
     else:
-        give_freed_memory_back()
+        release_freed_memory()

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from carpool.runtime.compat.nvml import Nvml
+from carpool.jobs.nvml import Nvml
 from carpool.runtime.compat.process_lifetime import set_process_name
+from carpool.runtime.compat.torch_api import release_cublas_workspaces
 from carpool.runtime.data.datasets import TensorData
 from carpool.runtime.engine.determinism import enable_determinism
 from carpool.runtime.engine.stop_criteria import Stop
@@ -74,7 +75,7 @@ def warm_up(device: torch.device) -> list[str]:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch._C._cuda_clearCublasWorkspaces()  # else they stay in the allocator for ever
+        release_cublas_workspaces()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     return left_out
@@ -93,7 +94,9 @@ def _held_bytes(device: torch.device) -> int:
     if nvml is None:
         return 0
     rows = [
-        row for place in range(nvml.count()) for row in (*(nvml.computing(place) or ()), *(nvml.clients(place) or ()))
+        row
+        for index in range(nvml.count())
+        for row in (*(nvml.processes(index) or ()), *(nvml.mps_processes(index) or ()))
     ]
     return max((row.memory_bytes for row in rows if row.pid == os.getpid()), default=0)
 

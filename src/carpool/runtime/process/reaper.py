@@ -10,7 +10,6 @@ on to the command, for `carpool.session`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import select
@@ -20,9 +19,8 @@ import sys
 import time
 from pathlib import Path
 
-from carpool.runtime.compat.process_lifetime import exit_with_parent, set_process_name
+from carpool.runtime.compat.process_lifetime import adopt_orphans, exit_with_parent, set_process_name
 
-_PR_SET_CHILD_SUBREAPER = 36
 NOT_STARTED = 127
 
 
@@ -30,7 +28,7 @@ def main() -> int:
     """Guard the command in the arguments."""
     fd, parent, grace_s, cores = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     command = sys.argv[6:]
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import sys
@@ -14,9 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from carpool.jobs.nvml import Nvml
 from carpool.jobs.program import Program
-from carpool.runtime.compat.allocator import give_freed_memory_back, keep_freed_memory
-from carpool.runtime.compat.nvml import Nvml
+from carpool.runtime.compat.allocator import keep_freed_memory, release_freed_memory
+from carpool.runtime.compat.cuda_driver import is_mps_client
 from carpool.runtime.compat.process_lifetime import set_process_name
 from carpool.runtime.engine.determinism import enable_determinism
 from carpool.runtime.engine.step_source import StepSource
@@ -57,7 +57,6 @@ class StartupTimer:
 # on the whole GPU. Nothing would tell but slower neighbours and other bits. So every process on a lane counts.
 
 
-_MPS_ENABLED = 133  # cuda.h: CU_DEVICE_ATTRIBUTE_MPS_ENABLED
 _GRAIN = 2  # multiprocessors that are given out together
 
 
@@ -72,7 +71,7 @@ class VisibleGpu(NamedTuple):
 def inspect_gpu(device: torch.device) -> VisibleGpu:
     """Start CUDA, if it is not started, and look."""
     seen = torch.cuda.get_device_properties(device).multi_processor_count
-    return VisibleGpu(int(seen), _total_multiprocessors(device), _is_mps_client(device))
+    return VisibleGpu(int(seen), _total_multiprocessors(device), is_mps_client(device.index or 0))
 
 
 def lane_problem(asked: int, seen: VisibleGpu) -> str:
@@ -98,18 +97,8 @@ def _total_multiprocessors(device: torch.device) -> int | None:
     if nvml is None:
         return None
     uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
-    places = [place for place in range(nvml.count()) if uuid and nvml.uuid(place).removeprefix("GPU-") == uuid]
-    return nvml.multiprocessors(places[0]) if places else None
-
-
-def _is_mps_client(device: torch.device) -> bool | None:
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    answer = ctypes.c_int()
-    asked = driver.cuDeviceGetAttribute(ctypes.byref(answer), _MPS_ENABLED, ctypes.c_int(device.index or 0))
-    return bool(answer.value) if asked == 0 else None
+    index = nvml.index_of(uuid)
+    return None if index is None else nvml.multiprocessors(index)
 
 
 def configure_process(begin: Begin, program: Program, fds: tuple[int, ...]) -> None:
@@ -175,7 +164,7 @@ def make_trainer(
     )
     if program.batch_size:
         trainer.resize_batch(program.batch_size)
-    give_freed_memory_back()  # what loading the data took: a worker holds what its steps need and no more
+    release_freed_memory()  # what loading the data took: a worker holds what its steps need and no more
     arrival.passed(f"to bring it to {device}")
     return trainer
 

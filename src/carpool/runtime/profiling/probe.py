@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from carpool.predictors.loss.gradient_noise import NoiseScale
-from carpool.runtime.compat.gpu_meter import GpuMeter
+from carpool.runtime.compat.allocator import map_large_blocks
 from carpool.runtime.data.sampler import batch_lengths
 from carpool.runtime.engine.stop_criteria import Stop
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.engine.training import Training
-from carpool.runtime.memory.memory_usage import MemoryFootprint, limit_memory, map_large_blocks
+from carpool.runtime.memory.memory_usage import MemoryFootprint, limit_memory
+from carpool.runtime.profiling.gpu_meter import GpuMeter
 from carpool.runtime.profiling.sweep import ProbeConfig
 from carpool.runtime.worker.entry_loader import load_training
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from carpool.runtime.compat.torch_api import foreach_copy_
 from carpool.runtime.engine.flat_buffers import FlatLayout
 from carpool.runtime.reduce.shm_layout import aligned
 
@@ -66,7 +67,7 @@ class ParamExchange:
         theirs = [place for index in parameters for place in self._places[index]]
         ours = [tensor for index in parameters for tensor in self._contents(index)]
         if theirs:
-            torch._foreach_copy_(theirs, ours)
+            foreach_copy_(theirs, ours)
 
     @torch.no_grad()
     def take(self, parameters: Sequence[int]) -> None:
@@ -74,7 +75,7 @@ class ParamExchange:
         theirs = [place for index in parameters for place in self._places[index]]
         ours = [tensor for index in parameters for tensor in self._contents(index)]
         if theirs:
-            torch._foreach_copy_(ours, theirs)
+            foreach_copy_(ours, theirs)
 
     def _contents(self, index: int) -> list[Tensor]:
         """A parameter and all that is remembered of it; only the parameter where that cannot be copied."""

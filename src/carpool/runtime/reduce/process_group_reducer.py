@@ -19,10 +19,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store
 
+from carpool.runtime.compat.torch_api import new_process_group
 from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout
 from carpool.runtime.engine.forward_backward import Contributions, ContributionSlots, Step
 from carpool.runtime.reduce.reducer import StepAborted
@@ -37,18 +36,11 @@ class PeerLost(StepAborted):
     """A rank of the group is gone, or somebody says so: the step must be made again in another epoch."""
 
 
-def open_group(
-    store: Store, epoch: int, rank: int, size: int, *, backend: str = "gloo", timeout_s: float = 60.0
-) -> Any:
+def open_group(store: Any, epoch: int, rank: int, size: int, *, backend: str = "gloo", timeout_s: float = 60.0) -> Any:
     """Join the group of an epoch; every epoch has names of its own in the store, so that none meets an older one."""
-    prefix = PrefixStore(f"epoch-{epoch}", store)
-    patience = timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=timeout_s)
     try:
-        if backend == "nccl":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = patience
-            return dist.ProcessGroupNCCL(prefix, rank, size, options)
-        return dist.ProcessGroupGloo(prefix, rank, size, patience)
+        return new_process_group(store, f"epoch-{epoch}", rank, size, backend=backend, timeout=timeout)
     except RuntimeError as error:
         raise PeerLost(f"the group of epoch {epoch} did not come together: {_first_line(error)}") from error
 

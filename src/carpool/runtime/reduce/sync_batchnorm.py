@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from carpool.core.errors import InputError
 from carpool.jobs.program import Program
+from carpool.runtime.compat.torch_api import BatchNorm, check_batch_norm_input
 from carpool.runtime.engine.forward_backward import Step
 from carpool.runtime.engine.training import Training
 from carpool.runtime.errors import TrainingError
@@ -112,7 +112,7 @@ class SyncBatchNorms:
 
     def __init__(self, model: nn.Module) -> None:
         self.meeting: ShmAllGather | None = None  # None: there are no other parts
-        layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)}
+        layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, BatchNorm)}
         for name, layer in layers.items():
             if type(layer) not in _KINDS:
                 raise InputError(
@@ -127,11 +127,11 @@ class SyncBatchNorms:
         """The same: a copy of the model, for a moving average say, is normalised as the model is."""
         return self
 
-    def _forward(self, layer: _BatchNorm, inputs: Tensor) -> Tensor:
+    def _forward(self, layer: BatchNorm, inputs: Tensor) -> Tensor:
         if self.meeting is None or not layer.training:
             normalised: Tensor = type(layer).forward(layer, inputs)
             return normalised
-        layer._check_input_dim(inputs)  # type: ignore[no-untyped-call]
+        check_batch_norm_input(layer, inputs)
         settings = (layer.weight, layer.bias, layer.eps, self.meeting)
         normalised, mean, variance, count = _Normalise.apply(inputs, *settings)  # type: ignore[no-untyped-call]
         if layer.track_running_stats:
@@ -188,7 +188,7 @@ def _over(inputs: Tensor) -> list[int]:
 
 
 @torch.no_grad()
-def _remember(layer: _BatchNorm, mean: Tensor, variance: Tensor, count: float) -> None:
+def _remember(layer: BatchNorm, mean: Tensor, variance: Tensor, count: float) -> None:
     """Let the running statistics follow, as torch's own layers do it: the variance without bias."""
     assert layer.running_mean is not None
     assert layer.running_var is not None

@@ -12,13 +12,14 @@ is what the GPU itself takes, not what two operating-system processes take to wa
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 from typing import Protocol
 
 import torch
 
+from carpool.runtime.compat.cuda_driver import CudaDriverError
+from carpool.runtime.compat.stream_signal import StreamSignal
 from carpool.runtime.process.shared_memory import new_memory_file
 
 _PAGE = mmap.PAGESIZE
@@ -77,36 +78,6 @@ def signal_of(baton: DeviceHandoff, device: torch.device) -> HandoffSignal | Non
     if device.type != "cuda":
         return None
     try:
-        return StreamSignal(baton, device)
-    except (OSError, AttributeError):  # another driver
+        return StreamSignal(baton.page, device)
+    except CudaDriverError:
         return None
-
-
-class StreamSignal:
-    """The current stream of a GPU, by the driver's stream memory operations."""
-
-    def __init__(self, baton: DeviceHandoff, device: torch.device) -> None:
-        self._stream = torch.cuda.current_stream(device)
-        self._cuda = ctypes.CDLL("libcuda.so.1")
-        address = ctypes.addressof(ctypes.c_char.from_buffer(baton.page))
-        self._call("cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(_PAGE), ctypes.c_uint(2))
-        seen = ctypes.c_ulonglong()
-        self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(seen), ctypes.c_void_p(address), ctypes.c_uint(0))
-        self._word = seen
-
-    def hold_until(self, number: int) -> None:
-        """Let the stream wait."""
-        at_least = ctypes.c_uint(0)  # CU_STREAM_WAIT_VALUE_GEQ
-        self._call("cuStreamWaitValue32_v2", self._on, self._word, ctypes.c_uint(number), at_least)
-
-    def reach(self, number: int) -> None:
-        """Let the stream write."""
-        self._call("cuStreamWriteValue32_v2", self._on, self._word, ctypes.c_uint(number), ctypes.c_uint(0))
-
-    @property
-    def _on(self) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self._stream.cuda_stream)
-
-    def _call(self, name: str, *args: object) -> None:
-        if code := getattr(self._cuda, name)(*args):
-            raise OSError(f"{name} failed with {code}")

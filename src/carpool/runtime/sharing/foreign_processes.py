@@ -11,7 +11,7 @@ from carpool.core.constraints.resource_limits import describe_process
 from carpool.core.messages import ForeignProcess, OutsidersSeen
 from carpool.core.model import DeviceId
 from carpool.jobs.devices import Gpu, IsOurs, LocalDevice, visible
-from carpool.runtime.compat.nvml import GpuProcess, Nvml
+from carpool.jobs.nvml import GpuProcess, Nvml
 
 EVERY_S = 5.0  # the driver answers within a millisecond
 _DEEPEST = 64  # generations of processes between one of ours and us
@@ -99,7 +99,7 @@ def process_lister() -> ListProcesses:
     seen = visible(listed, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def ask(index: int) -> list[GpuProcess] | None:
-        return driver.computing(places.index(seen[index].uuid)) if index < len(seen) else None
+        return driver.processes(places.index(seen[index].uuid)) if index < len(seen) else None
 
     return ask
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from carpool.runtime.compat.torch_api import foreach_copy_
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.memory.swap_client import SwapClient
@@ -91,7 +92,7 @@ class HostStaging:
             self._twins = []  # first let go of those that were there
             self._twins = [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in tensors]
         with torch.no_grad():
-            torch._foreach_copy_(self._twins, [tensor.contiguous() for tensor in tensors], non_blocking=True)
+            foreach_copy_(self._twins, [tensor.contiguous() for tensor in tensors], non_blocking=True)
         if self._arrived is not None:
             self._arrived.record()
         return self._twins

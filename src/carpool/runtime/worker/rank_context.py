@@ -7,8 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch._C._distributed_c10d import FileStore
-
+from carpool.runtime.compat.torch_api import file_store
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.process.protocol import Proceed
 from carpool.runtime.reduce.param_exchange import ParamExchange, copying_s
@@ -127,7 +126,7 @@ class GroupJoiner:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this node
         kept = os.dup(fd)  # the store opens its file by this number
         try:
-            store = FileStore(f"/proc/self/fd/{kept}", -1)
+            store = file_store(f"/proc/self/fd/{kept}")
             group = open_group(store, said.formation, said.rank, said.size, timeout_s=GROUP_TIMEOUT_S)
         except BaseException:
             os.close(kept)

@@ -17,6 +17,7 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from carpool.core.model import JobId
+from carpool.runtime.compat.process_lifetime import wait_for_exit
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.service.daemon.webhook import ADDRESS
 
@@ -148,7 +149,7 @@ async def deliver(notice: Notification) -> None:
         given.seek(0)
         process = _start(notice, given, said)
         try:
-            await _end_of(process)
+            await wait_for_exit(process)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -171,16 +172,3 @@ def _start(notice: Notification, given: IO[bytes], said: IO[bytes]) -> subproces
         cwd=notice.folder or None,
         start_new_session=True,
     )
-
-
-async def _end_of(process: subprocess.Popen[bytes]) -> None:
-    """Wait until a process has ended, without a thread."""
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    handle = os.pidfd_open(process.pid)
-    loop.add_reader(handle, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)

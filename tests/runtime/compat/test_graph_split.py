@@ -1,8 +1,7 @@
-"""Where recordings stop being one chain of work."""
+"""Graph split: linear prefixes of graphs, and cutting them through a fake driver."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
 from typing import Any
@@ -11,16 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.runtime.graphs.capture import Edge, is_branched, linear_prefix, split_at_fork
+from carpool.runtime.compat import cuda_driver, graph_split
+from carpool.runtime.compat.graph_split import Edge, is_branched, linear_prefix, split_at_fork
 
 
 @given(st.permutations(range(6)), st.permutations(range(5)))
-def test_nodes_one_after_another_are_a_chain_in_whatever_order_they_are_listed(
-    nodes: list[int], order: list[int]
-) -> None:
+def test_a_chain_is_its_own_prefix_in_whatever_order_it_is_listed(nodes: list[int], order: list[int]) -> None:
     edges = list(itertools.pairwise(nodes))
     assert linear_prefix(sorted(nodes), [edges[place] for place in order]) == nodes
-    assert linear_prefix(nodes, edges[1:]) == [], "a node stands beside the others"
+    assert linear_prefix(nodes, edges[1:]) == [], "there are two first nodes"
 
 
 @pytest.mark.parametrize(
@@ -28,17 +26,17 @@ def test_nodes_one_after_another_are_a_chain_in_whatever_order_they_are_listed(
     [
         ([(0, 1), (1, 2), (1, 3), (2, 4), (3, 4)], [0, 1]),  # a fork and a join
         ([(0, 1), (1, 2), (2, 3), (2, 4)], [0, 1, 2]),  # a fork alone
-        ([(0, 2), (1, 2), (2, 3), (3, 4)], []),  # two begins
-        ([(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)], [0]),  # a way round
+        ([(0, 2), (1, 2), (2, 3), (3, 4)], []),  # two first nodes
+        ([(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)], [0]),  # a bypass
         ([(0, 1), (2, 3), (3, 4)], []),  # two chains
     ],
 )
-def test_a_chain_ends_with_the_first_node_that_forks(edges: list[Edge], first: list[int]) -> None:
+def test_the_prefix_ends_with_the_first_node_that_forks(edges: list[Edge], first: list[int]) -> None:
     assert linear_prefix(range(5), edges) == first
 
 
 @given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda edge: edge[0] < edge[1])))
-def test_what_is_left_hangs_on_the_end_of_the_chain_alone(edges: set[Edge]) -> None:
+def test_the_rest_depends_on_the_end_of_the_prefix_alone(edges: set[Edge]) -> None:
     first = linear_prefix(range(8), sorted(edges))
     assert set(itertools.pairwise(first)) <= edges
     behind = {start for start, end in edges if start in first and end not in first}
@@ -46,18 +44,18 @@ def test_what_is_left_hangs_on_the_end_of_the_chain_alone(edges: set[Edge]) -> N
     assert not [edge for edge in edges if edge[0] not in first and edge[1] in first]
 
 
-def test_one_node_and_none_are_chains() -> None:
+def test_one_node_and_no_nodes_are_chains() -> None:
     assert linear_prefix([3], []) == [3]
     assert linear_prefix([], []) == []
 
 
-def test_without_a_driver_nothing_is_said_to_have_branches_and_nothing_is_cut() -> None:
+def test_without_a_driver_no_graph_is_branched_and_none_is_cut() -> None:
     assert not is_branched(0)
     assert split_at_fork(0) is None
 
 
 class Driver:
-    """What of CUDA's driver keeps graphs, with handles that are numbers."""
+    """The graph functions of libcuda, with numbers as handles."""
 
     def __init__(self, refuses: str = "") -> None:
         self.graphs: dict[int, tuple[list[int], list[Edge]]] = {}
@@ -122,14 +120,15 @@ class Driver:
 FORKED: list[Edge] = [(1, 2), (2, 3), (2, 4), (3, 5), (4, 5)]
 
 
-def test_a_graph_is_cut_behind_the_node_that_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_is_cut_after_the_node_that_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     driver.add(10, [5, 4, 3, 2, 1], list(FORKED))
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(cuda_driver, "load", lambda: driver)
+    monkeypatch.setattr(graph_split, "load", lambda: driver)
     assert is_branched(10)
     rest = split_at_fork(10)
     assert rest is not None
-    assert driver.graphs == {10: ([2, 1], [(1, 2)])}, "and the clone is gone"
+    assert driver.graphs == {10: ([2, 1], [(1, 2)])}, "the clone is destroyed"
     assert driver.ready == {7: ([105, 104, 103], [(103, 105), (104, 105)])}
     rest.launch(33)
     assert driver.launched == [(7, 33)]
@@ -139,12 +138,13 @@ def test_a_graph_is_cut_behind_the_node_that_forks(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("edges", "refuses"), [(FORKED, "instantiate"), ([(2, 5), (3, 4)], "")])
-def test_a_graph_that_cannot_be_cut_is_left_as_it_was(
+def test_a_graph_that_cannot_be_cut_stays_unchanged(
     monkeypatch: pytest.MonkeyPatch, edges: list[Edge], refuses: str
 ) -> None:
     driver = Driver(refuses)
     driver.add(10, [1, 2, 3, 4, 5], list(edges))
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(cuda_driver, "load", lambda: driver)
+    monkeypatch.setattr(graph_split, "load", lambda: driver)
     assert is_branched(10)
     assert split_at_fork(10) is None
     assert driver.graphs == {10: ([1, 2, 3, 4, 5], edges)}

@@ -1,0 +1,92 @@
+"""CUDA driver API: load libcuda and call its functions by name."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from functools import cache
+
+from carpool.runtime.compat.feature import Feature
+
+LIBRARY = "libcuda.so.1"
+OUT_OF_MEMORY = 2  # cuda.h: CUDA_ERROR_OUT_OF_MEMORY
+_MPS_ENABLED = 133  # cuda.h: CU_DEVICE_ATTRIBUTE_MPS_ENABLED
+
+# What each user of this module needs, as cuda.h names it.
+VIRTUAL_MEMORY = ("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease")
+STREAM_MEMORY_OPERATIONS = (
+    *("cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2"),
+    *("cuStreamWaitValue32_v2", "cuStreamWriteValue32_v2"),
+)
+GRAPH_EDITING = (
+    *("cuGraphGetNodes", "cuGraphGetEdges_v2", "cuGraphClone", "cuGraphNodeFindInClone", "cuGraphDestroyNode"),
+    *("cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuGraphDestroy", "cuGraphExecDestroy"),
+)
+
+
+class CudaDriverError(RuntimeError):
+    """The driver is missing, lacks a function, or refused a call."""
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code  # CUresult; None: there was no call
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """Load libcuda. Raises `OSError` where no NVIDIA driver is installed."""
+    return ctypes.CDLL(LIBRARY)
+
+
+def call(name: str, *args: object) -> None:
+    """Call a driver function. Raises `CudaDriverError` unless it returns CUDA_SUCCESS."""
+    try:
+        function = getattr(load(), name)
+    except (OSError, AttributeError) as error:
+        raise CudaDriverError(f"the NVIDIA driver has no {name}: {error}") from error
+    if code := function(*args):
+        raise CudaDriverError(f"CUDA error: {name} failed with code {code}", code)
+
+
+def is_mps_client(device: int) -> bool | None:
+    """Whether this process computes on a GPU through MPS; None where the driver does not answer."""
+    found = ctypes.c_int()
+    try:
+        call("cuDeviceGetAttribute", ctypes.byref(found), _MPS_ENABLED, ctypes.c_int(device))
+    except CudaDriverError:
+        return None
+    return bool(found.value)
+
+
+def features() -> Iterator[Feature]:
+    """What of the driver is used, and whether it is here."""
+    if problem := _missing():
+        yield Feature("CUDA driver", problem, "GPUs cannot be used: install the NVIDIA driver.")
+        return
+    yield Feature(
+        "virtual memory",
+        _missing(*VIRTUAL_MEMORY),
+        "Jobs that share a GPU under --memory-cap cannot be swapped out, and fail at start.",
+    )
+    yield Feature(
+        "stream signals",
+        _missing(*STREAM_MEMORY_OPERATIONS),
+        "Jobs that take turns on a GPU are handed over by the CPU: the GPU idles between turns.",
+    )
+    yield Feature(
+        "graph editing",
+        _missing(*GRAPH_EDITING),
+        "A job with branched CUDA graphs takes milliseconds of GPU time from the job whose turn precedes its own.",
+    )
+    yield Feature(
+        "MPS attribute", _missing("cuDeviceGetAttribute"), "A GPU share is verified by its multiprocessor count alone."
+    )
+
+
+def _missing(*names: str) -> str:
+    try:
+        library = load()
+    except OSError as error:
+        return str(error)
+    absent = [name for name in names if not hasattr(library, name)]
+    return f"the NVIDIA driver has no {', '.join(absent)}" if absent else ""
