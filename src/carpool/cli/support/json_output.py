@@ -8,9 +8,9 @@ from typing import TextIO
 
 import click
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON only.")
 
 
 def guard_stdout() -> AbstractContextManager[TextIO]:
-    """Keep stdout for the result: what a policy of a file prints meanwhile goes to stderr."""
+    """Redirect stdout to stderr, so that a user's policy that prints does not corrupt the result."""
     return redirect_stdout(sys.stderr)

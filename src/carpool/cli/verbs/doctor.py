@@ -20,9 +20,10 @@ Examples:
 @click.command("doctor", epilog=_EPILOG)
 @json_option
 def doctor(as_json: bool) -> None:
-    """Try what trainings need on this machine: yes or no for each, with what was found and the way out.
+    """Check what this machine supports: GPUs, CUDA graphs, MPS, NCCL, shared memory and optional packages.
 
-    Everything but the cores can be missing: jobs then run more slowly, or on fewer kinds of machines.
+    Each check prints yes or no with what was found; a no says how to fix it. Jobs run without most of these, but more
+    slowly or on CPU only.
     """
     from carpool.runtime.doctor import examine
 

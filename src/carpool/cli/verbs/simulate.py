@@ -1,4 +1,4 @@
-"""``carpool simulate``: replay a trace under one or more policies."""
+"""``carpool simulate``: simulate a trace under one or more policies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from carpool.sim.comparison import SimulationRequest, SimulationResult
 
 
-_SHORTEST_ROUND_S = 0.001
+_MIN_ROUND_S = 0.001
 _EPILOG = """\b
 Examples:
   carpool simulate --trace philly.csv --cluster 64x8xV100 --policy fifo --policy srtf --policy las
@@ -32,20 +32,24 @@ Examples:
 
 @click.command("simulate", epilog=_EPILOG)
 @click.option(
-    "--trace", required=True, metavar="FILE", help="Jobs and when each was submitted; the format is recognised."
+    "--trace", required=True, metavar="FILE", help="Trace of jobs with submission times; the format is detected."
 )
 @click.option(
     "--cluster", required=True, metavar="SPEC", help="NODESxDEVICESxKIND[,…], such as 64x8xV100, or a TOML file."
 )
 @click.option(
-    "--policy", "policies", multiple=True, metavar="NAME[:key=value]…", help="May be repeated. [default: fifo]"
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME[:key=value]…",
+    help="Scheduling policy; may be repeated. [default: fifo]",
 )
 @click.option(
     "--world",
     default="plain",
     show_default=True,
     metavar="WORLD",
-    help="plain, colocation:FILE, gavel:FILE, pollux:DIR, profile:FILE, parts, wired, or a TOML file.",
+    help="Performance model: plain, colocation:FILE, gavel:FILE, pollux:DIR, profile:FILE, parts, wired or a TOML file.",
 )
 @click.option(
     "--rounds",
@@ -53,23 +57,26 @@ Examples:
     type=float,
     default=0.0,
     metavar="S",
-    help="Decide every S seconds instead of at every event.",
+    help="Plan every S seconds instead of at every event.",
 )
-@click.option("--seed", type=int, help="For everything that is random.  [default: that of the world's file, else 0]")
+@click.option("--seed", type=int, help="Random seed.  [default: seed in the world's file, else 0]")
 @click.option(
-    "--failures", default="", metavar="FILE|RATES", help="CSV of at_s,event,target; or node_mtbf_s=…:job_mtbf_s=…."
+    "--failures",
+    default="",
+    metavar="FILE|RATES",
+    help="Failures to inject: CSV of at_s,event,target, or node_mtbf_s=…:job_mtbf_s=….",
+)
+@click.option("--format", "format_", default=None, metavar="NAME", help="Format of the trace, if it is not detected.")
+@click.option("--skip-invalid", is_flag=True, help="Skip and report invalid rows instead of stopping at the first.")
+@click.option(
+    "--max-jobs", type=click.IntRange(min=1), default=None, metavar="N", help="Simulate only the first N jobs."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON only.")
+@click.option(
+    "--report", default="", metavar="FILE.html", help="Write a self-contained HTML page with charts and timelines."
 )
 @click.option(
-    "--format", "format_", default=None, metavar="NAME", help="The trace's format, where it is not recognised."
-)
-@click.option("--skip-invalid", is_flag=True, help="Drop bad rows, count and list them, instead of stopping.")
-@click.option("--max-jobs", type=click.IntRange(min=1), default=None, metavar="N", help="Only the first N jobs.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON and nothing else.")
-@click.option(
-    "--report", default="", metavar="FILE.html", help="Write one self-contained page with charts and timelines."
-)
-@click.option(
-    "--journal", default="", metavar="FILE", help="Write every fact and plan as JSON lines (one policy only)."
+    "--journal", default="", metavar="FILE", help="Write every event and plan as JSON lines (one policy only)."
 )
 def simulate(
     trace: str,
@@ -86,10 +93,11 @@ def simulate(
     report: str,
     journal: str,
 ) -> int:
-    """Replay a trace under one or more policies and compare them.
+    """Simulate a trace under one or more policies and compare completion times and utilisation.
 
-    Each policy runs in a process of its own. Exit code 0 when every job finished under every policy, 1 when some did
-    not, 2 for bad input.
+    Policies are simulated in parallel processes.
+
+    Exit code: 0 every job finished under every policy, 1 some did not, 2 bad input.
     """
     from carpool.sim.comparison import SimulationRequest, compare, weighted_jct_bound_s
     from carpool.sim.worlds import seed_in_file
@@ -97,7 +105,7 @@ def simulate(
     policies = policies or ("fifo",)
     with guard_stdout():
         _check(round_s, policies, journal)
-    _check_apart(trace=trace, report=report, journal=journal)
+    _check_distinct_files(trace=trace, report=report, journal=journal)
     requests = [
         SimulationRequest(
             trace=trace,
@@ -115,13 +123,13 @@ def simulate(
         )
         for policy in policies
     ]
-    with guard_stdout(), _progress(policies, shown=not as_json and sys.stderr.isatty()) as tell:
-        results = compare(requests, tell)
+    with guard_stdout(), _progress(policies, shown=not as_json and sys.stderr.isatty()) as report_progress:
+        results = compare(requests, report_progress)
         bound_s = weighted_jct_bound_s(requests[0])
     if report:
         write_report(report, requests[0], results, bound_s)
-    for words in dropped_row_lines(results[0].dropped, results[0].dropped_rows):
-        click.echo(f"carpool: {words}", err=True)
+    for line in dropped_row_lines(results[0].dropped, results[0].dropped_rows):
+        click.echo(f"carpool: {line}", err=True)
     if as_json:
         click.echo(json.dumps(as_document(requests[0], results, bound_s)))
     else:
@@ -132,32 +140,34 @@ def simulate(
 def _check(round_s: float, policies: Sequence[str], journal: str) -> None:
     from carpool.policies.registry import parse_policy
 
-    if round_s and not _SHORTEST_ROUND_S <= round_s < float("inf"):
-        raise InputError(f"--rounds is {round_s}", way_out=f"Give seconds, at least {_SHORTEST_ROUND_S}, above 0.")
+    if round_s and not _MIN_ROUND_S <= round_s < float("inf"):
+        raise InputError(f"--rounds is {round_s}", way_out=f"Give at least {_MIN_ROUND_S} seconds.")
     for policy in policies:
         parse_policy(policy)
-    twice = next((policy for policy in policies if policies.count(policy) > 1), None)
-    if twice is not None:
-        raise InputError(f"policy {twice!r} is given twice", way_out="Name each policy once.")
+    repeated = next((policy for policy in policies if policies.count(policy) > 1), None)
+    if repeated is not None:
+        raise InputError(f"policy {repeated!r} is given twice", way_out="Give each policy once.")
     if journal and len(policies) > 1:
-        raise InputError(f"--journal holds one run, not {len(policies)}", way_out="Give it with one --policy.")
+        raise InputError(f"--journal records one policy, {len(policies)} are given", way_out="Give one --policy.")
 
 
-def _check_apart(**files: str) -> None:
-    """Refuse to write over what is read, or two things to one file."""
+def _check_distinct_files(**files: str) -> None:
+    """InputError if two options name the same file."""
     seen: dict[Path, str] = {}
-    for what, name in files.items():
+    for option, name in files.items():
         if name:
             path = Path(name).resolve()
             if path in seen:
-                raise InputError(f"--{what} and --{seen[path]} are the same file {name!r}", way_out="Name another.")
-            seen[path] = what
+                raise InputError(
+                    f"--{option} and --{seen[path]} are the same file {name!r}", way_out="Choose another file."
+                )
+            seen[path] = option
 
 
 def as_document(
     request: SimulationRequest, results: Sequence[SimulationResult], bound_s: float | None = None
 ) -> dict[str, object]:
-    """What ``--json`` prints."""
+    """Document printed by ``--json``."""
     bounds = {} if bound_s is None else {"bounds": {"weighted_jct_s": bound_s}}
     return {
         "schema": 1,
@@ -174,7 +184,7 @@ def as_document(
 def write_report(
     path: str, request: SimulationRequest, results: Sequence[SimulationResult], bound_s: float | None = None
 ) -> None:
-    """Write the page that compares the runs."""
+    """Write the HTML page that compares the policies."""
     from carpool.sim.cluster_spec import parse_cluster
     from carpool.sim.report import ReportHead, RunRecord, node_spans, render, write_page
 
@@ -212,18 +222,18 @@ def _print(results: Sequence[SimulationResult], report: str, bound_s: float | No
         click.echo(f"carpool: {note}" + (f" ({count} times)" if count > 1 else ""), err=True)
     print_comparison(results)
     if bound_s is not None:
-        click.echo(f"carpool: no policy can bring the weighted JCT below {bound_s:.1f} s", err=True)
+        click.echo(f"carpool: lower bound of the weighted JCT under any policy: {bound_s:.1f} s", err=True)
     for result in results:
-        missing = result.summary.jobs - result.summary.finished
-        if missing:
-            click.echo(f"carpool: {missing} jobs never finished under {result.policy}", err=True)
+        unfinished = result.summary.jobs - result.summary.finished
+        if unfinished:
+            click.echo(f"carpool: {unfinished} jobs never finished under {result.policy}", err=True)
     if report:
         click.echo(f"wrote {report}", err=True)
 
 
 @contextmanager
 def _progress(policies: Sequence[str], *, shown: bool) -> Iterator[Callable[[str, float], None] | None]:
-    """A bar per policy while it lasts."""
+    """Show a progress bar per policy."""
     if not shown:
         yield None
         return
