@@ -42,7 +42,7 @@ Examples:
     "--batches",
     default="",
     metavar="M,M…",
-    help="Batch sizes to measure. [default: the training's own, halved and doubled]",
+    help="Batch sizes to measure. [default: 1/8 to 4 times the training's own]",
 )
 @click.option(
     "--devices",
