@@ -34,7 +34,7 @@ def test_pages_require_sign_in_and_same_origin(tmp_path: Path) -> None:
             await browser.post("/sign-in", data={"token": token}, headers={"Origin": BASE})
             shown = await browser.get("/jobs", headers=PAGE)
             assert (shown.status_code, 'href="/jobs/a"' in shown.text) == (200, True)
-            forged = await browser.post("/wish/cancel", data={"job": "a"}, headers={"Origin": "http://evil.example"})
+            forged = await browser.post("/actions/cancel", data={"job": "a"}, headers={"Origin": "http://evil.example"})
             assert forged.status_code == 403
             assert (await at["ada"].get("/v1/jobs/a")).json()["phase"] == "running"
 
