@@ -78,7 +78,7 @@ def job_actions(job: JobView, principal: Principal) -> tuple[Action, ...]:
     min_devices = Field("min_devices", "At least", job.min_devices, 1, MAX_DEVICES)
     max_devices = Field("max_devices", "At most", job.max_devices, 1, MAX_DEVICES)
     limit = Action("limit", "Devices", question, "Set devices", (min_devices, max_devices))
-    question = "Preempt this job? It checkpoints, releases its devices and waits until you resume it."
+    question = "Preempt this job? It releases its devices, keeps its progress and waits until you resume it."
     pause = Action("pause", "Pause", question, f"Pause {job.id}")
     resume = Action("resume", "Resume", "Put this job back into the queue?", f"Resume {job.id}")
     question = "Cancel this job? It cannot be resumed; checkpoints, metrics and log are kept."

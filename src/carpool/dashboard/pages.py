@@ -60,14 +60,12 @@ class Page(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------------------- cluster
-async def load_figures(request: PageRequest) -> Compute:
-    """Counts of devices and jobs."""
+async def _load_figures(request: PageRequest) -> Compute:
     summary = request.service.summary(request.principal)
     return lambda: summary
 
 
-async def load_timeline(request: PageRequest) -> Compute:
-    """Allocations of all devices over time."""
+async def _load_timeline(request: PageRequest) -> Compute:
     now = request.service.now()
     window = TimeWindow.read(request.query, now)
     devices = request.service.devices(request.principal)
@@ -78,21 +76,18 @@ async def load_timeline(request: PageRequest) -> Compute:
     return partial(draw_timeline, devices, spans, window, now, request.zone, node)
 
 
-async def load_soon(request: PageRequest) -> Compute:
-    """Running jobs that end soonest."""
+async def _load_soon(request: PageRequest) -> Compute:
     running = await _all_jobs(request, JobFilter(phase=Phase.RUNNING, sort="ends"))
     return lambda: [job for job in sort_jobs(running, JobFilter(sort="ends")) if job.ends_in is not None][:MAX_SOON]
 
 
-async def load_latest(request: PageRequest) -> Compute:
-    """The newest plans."""
+async def _load_latest(request: PageRequest) -> Compute:
     found, now = request.service.decisions(request.principal, limit=MAX_LATEST), request.service.now()
     return lambda: SimpleNamespace(decisions=found, now=now)
 
 
 # ------------------------------------------------------------------------------------------------------------- jobs
-async def load_jobs(request: PageRequest) -> Compute:
-    """One page of the job list."""
+async def _load_jobs(request: PageRequest) -> Compute:
     filter_ = JobFilter.read(request.query)
     summary = request.service.summary(request.principal)
     make = partial(JobList.paginate, filter_, phases=summary.jobs, now=summary.at)
@@ -144,7 +139,7 @@ async def _all_jobs(request: PageRequest, filter_: JobFilter) -> list[JobView]:
 
 
 # -------------------------------------------------------------------------------------------------------------- job
-async def load_head(request: PageRequest) -> Compute:
+async def _load_head(request: PageRequest) -> Compute:
     """State of a job, the reason for its allocation, and the actions on it."""
     job, now = request.service.job(request.principal, request.job), request.service.now()
     why = request.service.why(request.principal, request.job)
@@ -152,8 +147,7 @@ async def load_head(request: PageRequest) -> Compute:
     return lambda: SimpleNamespace(job=job, why=why, now=now, actions=actions)
 
 
-async def load_curves(request: PageRequest) -> Compute:
-    """Curves of a job and its devices over time."""
+async def _load_curves(request: PageRequest) -> Compute:
     job, now = request.service.job(request.principal, request.job), request.service.now()
     measured = await request.service.measurements(request.principal, request.job)
     spans = request.service.timeline(request.principal, job.submitted_at, now, job.id)
@@ -161,13 +155,12 @@ async def load_curves(request: PageRequest) -> Compute:
     return partial(job_curves, job, measured, spans, devices, now, request.zone)
 
 
-async def load_story(request: PageRequest) -> Compute:
-    """History of a job, newest first."""
+async def _load_story(request: PageRequest) -> Compute:
     history, now = request.service.story(request.principal, request.job), request.service.now()
     return lambda: SimpleNamespace(events=history[::-1], now=now)
 
 
-async def load_log(request: PageRequest) -> Compute:
+async def _load_log(request: PageRequest) -> Compute:
     """Tail of a job's log, from the first complete line."""
     chunk = request.service.log(request.principal, request.job, -LOG_TAIL_BYTES)
     text = chunk.text if chunk.start == 0 else chunk.text.partition("\n")[2]
@@ -175,7 +168,7 @@ async def load_log(request: PageRequest) -> Compute:
 
 
 # -------------------------------------------------------------------------------------------------------- decisions
-async def load_policy(request: PageRequest) -> Compute:
+async def _load_policy(request: PageRequest) -> Compute:
     """The scheduling policy, and for admins the form to change it."""
     policy = request.service.policy
     actions = policy_action(policy, request.principal)
@@ -183,7 +176,7 @@ async def load_policy(request: PageRequest) -> Compute:
     return lambda: SimpleNamespace(text=policy, fault=fault, actions=actions)
 
 
-async def load_decisions(request: PageRequest) -> Compute:
+async def _load_decisions(request: PageRequest) -> Compute:
     """The newest plans, or those before a given number."""
     text = request.query.get("before", "")
     before = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else None
@@ -196,7 +189,7 @@ async def load_decisions(request: PageRequest) -> Compute:
 
 
 # ---------------------------------------------------------------------------------------------------------- compare
-async def load_compare(request: PageRequest) -> Compute:
+async def _load_compare(request: PageRequest) -> Compute:
     """Available reports, and the chosen one or else the newest."""
 
     def compute() -> SimpleNamespace:
@@ -213,10 +206,15 @@ PAGES = (
         "cluster",
         "Cluster",
         "/cluster",
-        {"figures": load_figures, "timeline": load_timeline, "soon": load_soon, "latest": load_latest},
+        {"figures": _load_figures, "timeline": _load_timeline, "soon": _load_soon, "latest": _load_latest},
     ),
-    Page("jobs", "Jobs", "/jobs", {"jobs": load_jobs}),
-    Page("job", "Job", "/jobs/{job}", {"head": load_head, "curves": load_curves, "story": load_story, "log": load_log}),
-    Page("decisions", "Decisions", "/decisions", {"policy": load_policy, "decisions": load_decisions}),
-    Page("compare", "Compare", "/compare", {"compare": load_compare}),
+    Page("jobs", "Jobs", "/jobs", {"jobs": _load_jobs}),
+    Page(
+        "job",
+        "Job",
+        "/jobs/{job}",
+        {"head": _load_head, "curves": _load_curves, "story": _load_story, "log": _load_log},
+    ),
+    Page("decisions", "Decisions", "/decisions", {"policy": _load_policy, "decisions": _load_decisions}),
+    Page("compare", "Compare", "/compare", {"compare": _load_compare}),
 )

@@ -222,9 +222,7 @@ def _shapes(stacks: Sequence[Sequence[Block]]) -> tuple[RowShape, ...]:
     """Draw the devices of a node as strips of one row, merging a job's whole neighbouring devices."""
     height = 100 / len(stacks)
     paths: dict[str, list[str]] = {}
-    open_: dict[
-        tuple[str, float, float], int
-    ] = {}  # whole-device blocks that reach to the previous strip, and the strip where they begin
+    open_: dict[tuple[str, float, float], int] = {}  # whole-device blocks up to the previous strip -> first strip
     for strip, blocks in enumerate([*stacks, []]):
         whole: dict[tuple[str, float, float], int] = {}
         for block in blocks:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
+
+from carpool.cli.support.json_output import print_json, print_note
 
 if TYPE_CHECKING:
     from carpool.service.client import Client, Json
@@ -69,7 +70,7 @@ def apply_to_jobs(
                 changed = _apply_to_name(client, name, request, array_action)
             except RequestDenied as denied:
                 hint = name_suggestions(client, name) if denied.status == 404 else ""
-                click.echo(f"carpool: {denied}{hint}", err=True)
+                print_note(f"{denied}{hint}")
                 code = 2
                 continue
             rows += changed
@@ -100,11 +101,6 @@ def _apply_to_name(client: Client, name: str, request: Callable[[Client, str], J
         except RequestDenied:
             raise denied from None
         return [job for job in client.all_jobs(contains=name, newest_first=False) if job["id"] in members]
-
-
-def print_json(value: dict[str, Any]) -> None:
-    """Print a JSON document with its schema version."""
-    click.echo(json.dumps({"schema": 1, **value}))
 
 
 Reply = TypeVar("Reply")

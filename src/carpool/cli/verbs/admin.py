@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
-from carpool.cli.support.daemon_client import print_json
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.json_output import json_option, print_json, print_note
 
 if TYPE_CHECKING:
     from carpool.service.auth import AccessTokens
@@ -38,8 +36,8 @@ def config_show(as_json: bool) -> None:
     rows = []
     for setting in SETTINGS.values():
         value = settings[setting.name]
-        shown = ("…" if value else "") if setting.is_secret else ",".join(value) if isinstance(value, tuple) else value
-        rows.append((setting.name, shown, settings.origins[setting.name], setting.about))
+        value = ",".join(value) if isinstance(value, tuple) else "…" if setting.is_secret and value else value
+        rows.append((setting.name, value, settings.origins[setting.name], setting.about))
     if as_json:
         keys = ("name", "value", "from", "about")
         values = [dict(zip(keys, row, strict=True)) for row in rows]
@@ -66,9 +64,14 @@ def token() -> None:
 
 def _open_tokens(state: str | None) -> AccessTokens:
     from carpool.service.auth import TOKEN_FILE, AccessTokens
+
+    return AccessTokens(_state_folder(state) / TOKEN_FILE)
+
+
+def _state_folder(state: str | None) -> Path:
     from carpool.service.config import read_settings
 
-    return AccessTokens(read_settings(os.environ, {"state": state}).state / TOKEN_FILE)
+    return read_settings(os.environ, {"state": state}).state
 
 
 @token.command("add", epilog="Example: carpool token add ada --role user")
@@ -78,7 +81,7 @@ def _open_tokens(state: str | None) -> AccessTokens:
     type=click.Choice(["admin", "user", "read-only"]),
     default="user",
     show_default=True,
-    help="admin: may do everything; user: may change their own jobs; read-only: may change nothing.",
+    help="admin: may do everything; user: submits jobs and controls their own; read-only: may change nothing.",
 )
 @state_option
 @json_option
@@ -125,11 +128,7 @@ def token_remove(token_id: str, state: str | None) -> None:
 @click.command("backup", epilog="Example: carpool backup carpool-monday.tar")
 @click.argument("target", metavar="FILE")
 @state_option
-@click.option(
-    "--without-checkpoints",
-    is_flag=True,
-    help="Leave checkpoints out: unfinished jobs restart from step 0 after a restore.",
-)
+@click.option("--without-checkpoints", is_flag=True, help="Leave checkpoints out: restored jobs restart from step 0.")
 @json_option
 def backup(target: str, state: str | None, without_checkpoints: bool, as_json: bool) -> None:
     """Write the daemon's journal, logs, metrics and checkpoints to FILE.
@@ -137,21 +136,17 @@ def backup(target: str, state: str | None, without_checkpoints: bool, as_json: b
     The daemon may run meanwhile. FILE appears complete or not at all, readable only by you: it contains the jobs'
     environment variables, secrets included. Tokens are stored as hashes.
     """
-    from carpool.service.config import read_settings
     from carpool.service.store.backup import take_backup
 
-    folder = read_settings(os.environ, {"state": state}).state
+    folder = _state_folder(state)
     taken = take_backup(folder, Path(target), version=__version__, checkpoints=not without_checkpoints)
     if as_json:
-        figures = {"file": target, "files": len(taken.files), "bytes": taken.bytes, "vanished": list(taken.vanished)}
-        click.echo(json.dumps({"schema": 1, **figures}))
+        counts = {"files": len(taken.files), "bytes": taken.bytes}
+        print_json({"file": target, **counts, "vanished": list(taken.vanished)})
         return
     click.echo(f"{target}: {len(taken.files)} files, {taken.bytes / 1e6:.1f} MB from {folder}")
     if taken.vanished:
-        click.echo(
-            f"carpool: {len(taken.vanished)} files were deleted during the backup: {', '.join(taken.vanished[:5])}",
-            err=True,
-        )
+        print_note(f"{len(taken.vanished)} files were deleted during the backup: {', '.join(taken.vanished[:5])}")
 
 
 @click.command("restore", epilog="Example: carpool restore carpool-monday.tar --state /var/lib/carpool")
@@ -164,14 +159,13 @@ def restore(source: str, state: str | None, check: bool, as_json: bool) -> None:
 
     Start `carpool serve` afterwards: unfinished jobs continue from the checkpoints in the backup.
     """
-    from carpool.service.config import read_settings
     from carpool.service.store.backup import check_backup, restore_backup
 
-    folder = read_settings(os.environ, {"state": state}).state
+    folder = _state_folder(state)
     found = check_backup(Path(source)) if check else restore_backup(Path(source), folder)
     if as_json:
-        figures = {"file": source, "files": len(found.files), "bytes": found.bytes, "taken_at": found.taken_at}
-        click.echo(json.dumps({"schema": 1, **figures, "state": None if check else str(folder)}))
+        counts = {"files": len(found.files), "bytes": found.bytes, "taken_at": found.taken_at}
+        print_json({"file": source, **counts, "state": None if check else str(folder)})
         return
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.taken_at))
     done = "all checksums match" if check else f"restored to {folder}"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from carpool.cli.support.json_output import print_note
+
 _EPILOG = """\b
 Examples:
   carpool demo
@@ -16,19 +18,10 @@ Examples:
 
 
 @click.command("demo", epilog=_EPILOG)
-@click.option(
-    "--out", default="out", show_default=True, metavar="DIR", help="Directory for timelines, report page and runs."
-)
-@click.option(
-    "--devices",
-    default="",
-    metavar="SPEC",
-    help="Devices to use, such as cpu:4 or cuda. [default: all GPUs, else all cores]",
-)
+@click.option("--out", default="out", show_default=True, metavar="DIR", help="Directory for timelines, page and runs.")
+@click.option("--devices", default="", metavar="SPEC", help="As for run. [default: all GPUs, else all cores]")
 @click.option("--quick", is_flag=True, help="Train for fewer epochs: shows that it works, not the speed-up.")
-@click.option(
-    "--simulated", is_flag=True, help="Simulate synthetic jobs on 64 GPUs under five policies instead; needs no torch."
-)
+@click.option("--simulated", is_flag=True, help="Simulate jobs on 64 GPUs under five policies; needs no torch.")
 @click.option(
     "--jobs", type=click.IntRange(min=10), default=1500, show_default=True, help="With --simulated: number of jobs."
 )
@@ -44,15 +37,9 @@ def demo(out: str, devices: str, quick: bool, simulated: bool, jobs: int, seed: 
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(
-            f"cannot create the directory: {cause(error)}", where=out, way_out="Choose another --out."
-        ) from None
+        raise InputError(f"cannot create: {cause(error)}", where=out, way_out="Choose another --out.") from None
     if not simulated and find_spec("torch") is None:
-        click.echo(
-            "carpool: torch is not installed: running the simulated demo. "
-            "For real trainings: pip install 'carpool[torch]'",
-            err=True,
-        )
+        print_note("torch is not installed: running the simulated demo. Install it: pip install 'carpool[torch]'")
         simulated = True
     if simulated:
         from carpool.cli.verbs.demo_runs import show_simulated_demo
@@ -65,5 +52,5 @@ def demo(out: str, devices: str, quick: bool, simulated: bool, jobs: int, seed: 
 
     parsed = parse_devices(devices)
     if note := overlap_note(parsed):
-        click.echo(f"carpool: {note}", err=True)
+        print_note(note)
     return show_live_demo(folder, parsed, start_executor, effort=0.5 if quick else 1.0)

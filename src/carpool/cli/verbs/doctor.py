@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.json_output import json_option, print_json
 
 _EPILOG = """\b
 Examples:
@@ -36,5 +35,4 @@ def doctor(as_json: bool) -> None:
         if not finding.is_there and finding.way_out:
             click.echo(f"{'':<19}{finding.way_out}")
     if as_json:
-        checks = [asdict(finding) for finding in findings]
-        click.echo(json.dumps({"schema": 1, "version": __version__, "checks": checks}))
+        print_json({"version": __version__, "checks": [asdict(finding) for finding in findings]})

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.json_output import json_option, print_json
 from carpool.core.errors import InputError, JournalError, cause
 
 if TYPE_CHECKING:
@@ -55,8 +54,7 @@ def explain(job: str, journal: str, run: str, as_json: bool) -> None:
     if not history:
         raise _unknown_job(job, journal or run)
     if as_json:
-        story = [{"at_s": at, "what": event} for at, event in history]
-        click.echo(json.dumps({"schema": 1, "job": job, "story": story}))
+        print_json({"job": job, "story": [{"at_s": at, "what": event} for at, event in history]})
         return
     for at, event in history:
         click.echo(f"{at:>14.3f} s  {event}")
@@ -160,9 +158,7 @@ class Reason:
 @click.argument("job")
 @journal_option
 @run_option
-@click.option(
-    "--at", type=float, default=None, metavar="S", help="Seconds since the start. [default: just before the job's end]"
-)
+@click.option("--at", type=float, metavar="S", help="Seconds since the start. [default: just before the job's end]")
 @json_option
 def why(job: str, journal: str, run: str, at: float | None, as_json: bool) -> None:
     """Show why JOB waits, or why it has its devices, according to the policy.
@@ -176,7 +172,10 @@ def why(job: str, journal: str, run: str, at: float | None, as_json: bool) -> No
 
         now = from_daemon(job, lambda client, name: client.why(name))
         if now is not None:
-            click.echo(json.dumps({"schema": 1, "job": job, "why": now}) if as_json else f"now: {job} {now}")
+            if as_json:
+                print_json({"job": job, "why": now})
+            else:
+                click.echo(f"now: {job} {now}")
             return
     if journal:
         path = Path(journal)
@@ -189,8 +188,8 @@ def why(job: str, journal: str, run: str, at: float | None, as_json: bool) -> No
 
 def _print_reason(job: str, reason: Reason, as_json: bool) -> None:
     if as_json:
-        row = {"at_s": reason.at, "why": reason.why, "last_plan": reason.last_plan, "ending": reason.ending}
-        click.echo(json.dumps({"schema": 1, "job": job, **row}))
+        values = asdict(reason)
+        print_json({"job": job, "at_s": values.pop("at"), **values})
         return
     click.echo(f"at {reason.at:.3f} s: {job} {reason.why}")
     if reason.last_plan:

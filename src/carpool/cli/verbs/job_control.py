@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,48 +12,38 @@ from carpool.cli.support.json_output import json_option
 if TYPE_CHECKING:
     from carpool.service.client import Client, Json
 
-
-_CANCEL_EPILOG = """\b
+_EPILOG = """\b
 Examples:
-  carpool cancel mlp-1 mlp-2
-  carpool cancel mlp          (all jobs of the sweep mlp)
+  carpool {0} mlp-1 mlp-2
+  carpool {0} mlp          (all jobs of the sweep mlp)
 """
 
 
-@click.command("cancel", epilog=_CANCEL_EPILOG)
-@jobs_argument
-@server_option
-@json_option
-def cancel(jobs: tuple[str, ...], server: str, as_json: bool) -> int:
-    """Cancel jobs for good; checkpoints, logs and metrics are kept.
+def _phase_command(verb: str, summary: str) -> click.Command:
+    """Command that applies one of the actions cancel, pause and resume to jobs or sweeps."""
 
-    JOB is the name of a job, or of a sweep for all its jobs.
-    """
-    return apply_to_jobs(jobs, server, as_json, lambda client, job: client.cancel(job), array_action="cancel")
+    @click.command(
+        verb,
+        help=f"{summary}\n\nJOB is the name of a job, or of a sweep for all its jobs.",
+        epilog=_EPILOG.format(verb),
+    )
+    @jobs_argument
+    @server_option
+    @json_option
+    def command(jobs: tuple[str, ...], server: str, as_json: bool) -> int:
+        def request(client: Client, name: str) -> Any:
+            return getattr(client, verb)(name)
 
+        return apply_to_jobs(jobs, server, as_json, request, array_action=verb)
 
-@click.command("pause", epilog="Example: carpool pause mlp")
-@jobs_argument
-@server_option
-@json_option
-def pause(jobs: tuple[str, ...], server: str, as_json: bool) -> int:
-    """Preempt jobs: they checkpoint, release their devices and wait for `carpool resume`.
-
-    JOB is the name of a job, or of a sweep for all its jobs.
-    """
-    return apply_to_jobs(jobs, server, as_json, lambda client, job: client.pause(job), array_action="pause")
+    return command
 
 
-@click.command("resume", epilog="Example: carpool resume mlp")
-@jobs_argument
-@server_option
-@json_option
-def resume(jobs: tuple[str, ...], server: str, as_json: bool) -> int:
-    """Put paused jobs back into the queue; they continue from their checkpoints.
-
-    JOB is the name of a job, or of a sweep for all its jobs.
-    """
-    return apply_to_jobs(jobs, server, as_json, lambda client, job: client.resume(job), array_action="resume")
+cancel = _phase_command("cancel", "Cancel jobs for good; checkpoints, logs and metrics are kept.")
+pause = _phase_command(
+    "pause", "Preempt jobs: they release their devices, keep their progress and wait for `carpool resume`."
+)
+resume = _phase_command("resume", "Put paused jobs back into the queue; they continue where they stopped.")
 
 
 @click.command(
@@ -70,11 +60,11 @@ def weight(job: str, weight: float, server: str, as_json: bool) -> int:
 
     WEIGHT is a number from 1e-6 to 1e6.
     """
-    return apply_to_jobs((job,), server, as_json, lambda client, name: client.reweigh(name, weight), _weight)
 
+    def describe(job: Json) -> str:
+        return f" with weight {job['weight']:g}"
 
-def _weight(job: Json) -> str:
-    return f" with weight {job['weight']:g}"
+    return apply_to_jobs((job,), server, as_json, lambda client, name: client.reweigh(name, weight), describe)
 
 
 @click.command("limit", epilog="Example: carpool limit mlp 1 4")
@@ -91,8 +81,7 @@ def limit(job: str, min_devices: int, max_devices: int, server: str, as_json: bo
     def request(client: Client, name: str) -> Json:
         return client.limit(name, min_devices, max_devices)
 
-    return apply_to_jobs((job,), server, as_json, request, _device_range)
+    def describe(job: Json) -> str:
+        return f" with {job['min_devices']} to {job['max_devices']} devices"
 
-
-def _device_range(job: Json) -> str:
-    return f" with {job['min_devices']} to {job['max_devices']} devices"
+    return apply_to_jobs((job,), server, as_json, request, describe)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carpool.cli.support.daemon_client import connect, job_argument, name_suggestions, print_json, server_option
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.daemon_client import connect, job_argument, name_suggestions, server_option
+from carpool.cli.support.json_output import json_option, print_json, print_note
+from carpool.cli.verbs.explain import run_option
 
 if TYPE_CHECKING:
     from carpool.service.client import Client
@@ -67,12 +67,7 @@ PLAIN_FILES = ("metrics.jsonl", "outcome.json", "story.jsonl", "log")  # copied 
 
 @click.command("get", epilog="Example: carpool get mlp-fast --run jobs --out weights")
 @click.argument("job")
-@click.option(
-    "--run",
-    default="",
-    metavar="RUN",
-    help="Name or directory of the run. [default: the daemon, else the newest run that has the job]",
-)
+@run_option
 @click.option("--out", default="", metavar="DIR", help="Target directory. [default: named after the job]")
 @json_option
 def get(job: str, run: str, out: str, as_json: bool) -> None:
@@ -103,12 +98,12 @@ def get(job: str, run: str, out: str, as_json: bool) -> None:
         raise InputError(f"cannot write: {cause(error)}", where=str(target), way_out="Choose another --out.") from None
     files = [str(target / name) for name in (*weights, *copied)]
     if as_json:
-        click.echo(json.dumps({"schema": 1, "job": job, "run": str(folder.parent.parent), "files": files}))
+        print_json({"job": job, "run": str(folder.parent.parent), "files": files})
         return
     for file in files:
         click.echo(file)
     if not weights:
-        click.echo(f"carpool: no weights: {job} has no checkpoint, or is a command", err=True)
+        print_note(f"no weights: {job} has no checkpoint, or is a command")
 
 
 def _folder_from_daemon(job: str) -> Path | None:

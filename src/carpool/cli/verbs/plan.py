@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import guard_stdout
+from carpool.cli.support.json_output import guard_stdout, json_option, print_json, print_note
 
 if TYPE_CHECKING:
     from carpool.core.model import JobId
@@ -37,7 +36,7 @@ Examples:
 @click.option("--oversubscribe", is_flag=True, help="Allow cpu:CxK devices to share cores.")
 @click.option("--probe", is_flag=True, help="Run a few steps of every job that has no profile.")
 @click.option("--seed", default=0, metavar="N", help="Seed of the sampling behind the 80 % ranges.")
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON only.")
+@json_option
 def plan(
     jobs: str, policy: str | None, devices: str, oversubscribe: bool, probe: bool, seed: int, as_json: bool
 ) -> int:
@@ -62,7 +61,7 @@ def plan(
     found = parse_devices(devices, oversubscribe=oversubscribe)
     supplies = host_supplies(Path())
     for note in filter(None, [overlap_note(found), *check_fit(listed, as_cluster(found, supplies))]):
-        click.echo(f"carpool: {note}", err=True)
+        print_note(note)
     policy_text = policy or default_policy()
     with guard_stdout():
         chosen = parse_policy(policy_text)
@@ -72,7 +71,7 @@ def plan(
     with guard_stdout():
         forecast = forecast_jobs(listed, found, chosen, profiles, seed, supplies=supplies)
     if as_json:
-        click.echo(json.dumps(forecast_json(forecast, policy_text, found)))
+        print_json(forecast_json(forecast, policy_text, found))
     else:
         print_plan(forecast, policy_text)
     return 0 if all(job.account.ended_at is not None for job in forecast.jobs) else 1

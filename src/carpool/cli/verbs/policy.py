@@ -8,8 +8,8 @@ from inspect import cleandoc
 
 import click
 
-from carpool.cli.support.daemon_client import connect, print_json, server_option
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.daemon_client import connect, server_option
+from carpool.cli.support.json_output import json_option, print_json
 
 _POLICIES_EPILOG = """\b
 Examples:
@@ -32,7 +32,7 @@ def policies(name: str | None, as_json: bool) -> None:
         _print_policy(name, as_json)
     elif as_json:
         listed = [{"name": key, "summary": listing.summary} for key, listing in sorted(POLICIES.items())]
-        click.echo(json.dumps({"schema": 1, "policies": listed}))
+        print_json({"policies": listed})
     else:
         width = max(map(len, POLICIES))
         for key, listing in sorted(POLICIES.items()):

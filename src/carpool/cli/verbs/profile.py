@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from carpool import __version__
+from carpool.cli.support.json_output import json_option, print_json, print_note
 from carpool.core.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
@@ -31,51 +31,22 @@ Examples:
 
 @click.command("profile", epilog=_EPILOG)
 @click.argument("entry", metavar="ENTRY")
+@click.option("--args", "args_text", default="", metavar="TABLE", help="Arguments of the entry: '{ lr = 0.1 }'.")
+@click.option("--batches", default="", metavar="M,M…", help="Batch sizes. [default: 1/8 to 4 times the training's own]")
+@click.option("--devices", default="", metavar="SPEC", help="As for run. [default: all GPUs, else all cores]")
+@click.option("--shares", default="1", metavar="F,F…", show_default=True, help="Shares of a device, at most 1.")
 @click.option(
-    "--args",
-    "args_text",
-    default="",
-    metavar="TABLE",
-    help="Arguments of the entry function as a TOML table, such as '{ lr = 0.1 }'.",
+    "--with", "other", default="", metavar="ENTRY", help="Also measure with this training on the same device."
 )
+@click.option("--seconds", default=2.0, metavar="S", show_default=True, help="Seconds of steps to time per setting.")
+@click.option("--timeout", default=120.0, metavar="S", show_default=True, help="Abandon a setting after S seconds.")
 @click.option(
-    "--batches",
-    default="",
-    metavar="M,M…",
-    help="Batch sizes to measure. [default: 1/8 to 4 times the training's own]",
-)
-@click.option(
-    "--devices",
-    default="",
-    metavar="SPEC",
-    help="Devices to measure on, as for run. [default: all GPUs, else all cores]",
-)
-@click.option(
-    "--shares",
-    default="1",
-    metavar="F,F…",
-    help="Shares of a device to measure, above 0 and at most 1.",
-    show_default=True,
-)
-@click.option(
-    "--with", "other", default="", metavar="ENTRY", help="Also measure it while this training shares the device."
-)
-@click.option(
-    "--seconds", default=2.0, metavar="S", help="Seconds of steps to time in each setting.", show_default=True
-)
-@click.option(
-    "--timeout", default=120.0, metavar="S", help="Seconds after which a setting is abandoned.", show_default=True
-)
-@click.option(
-    "--memory",
-    default="",
-    metavar="BYTES",
-    help="Memory limit of each process, such as 2GiB. [default: most of what is free]",
+    "--memory", default="", metavar="BYTES", help="Memory limit per process: 2GiB. [default: most of the RAM]"
 )
 @click.option("--no-exact", is_flag=True, help="Do not measure the overhead of exact = true.")
 @click.option("--no-noise", is_flag=True, help="Do not measure the gradient noise scale.")
 @click.option("--out", default="", metavar="FILE", help="File for the profile. [default: in .carpool/profiles]")
-@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON only.")
+@json_option
 def profile(
     entry: str,
     args_text: str,
@@ -119,12 +90,12 @@ def profile(
     )
     parsed = parse_devices(devices)
     if note := overlap_note(parsed):
-        click.echo(f"carpool: {note}", err=True)
+        print_note(note)
     with progress_reporter(quiet=as_json) as report:
         profile = asyncio.run(make_profile(program, parsed, request, budget, __version__, report))
     path = save_profile(profile, Path(out) if out else None)
     if as_json:
-        click.echo(json.dumps({**profile_to_json(profile), "path": str(path)}))
+        print_json({**profile_to_json(profile), "path": str(path)})
         return
     print_profile(profile)
     click.echo(f"saved to {path}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import guard_stdout, json_option
+from carpool.cli.support.json_output import guard_stdout, json_option, print_json
 
 if TYPE_CHECKING:
     from carpool.cli.support.replay_sim import ReplayResult
@@ -55,7 +54,7 @@ def replay(run: str, profiles: str, policy: str, as_json: bool) -> int:
     with guard_stdout():
         result = simulate_run(folder, parse_policy(text), truth, believed)
     if as_json:
-        click.echo(json.dumps(as_document(result, run, text, profiles)))
+        print_json(as_document(result, run, text, profiles))
     else:
         print_replay(result)
     return 0 if result.simulated_s is not None else 1
@@ -64,7 +63,6 @@ def replay(run: str, profiles: str, policy: str, as_json: bool) -> int:
 def as_document(result: ReplayResult, run: str, policy: str, profiles: str) -> dict[str, object]:
     """Document printed by ``replay --json``."""
     return {
-        "schema": 1,
         "version": __version__,
         "run": run,
         "policy": policy,

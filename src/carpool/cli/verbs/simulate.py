@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import guard_stdout
-from carpool.cli.verbs.trace import dropped_row_lines
+from carpool.cli.support.json_output import guard_stdout, json_option, print_json, print_note
+from carpool.cli.verbs.trace import dropped_row_lines, format_option, skip_invalid_option
 from carpool.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,71 +27,28 @@ Examples:
   carpool simulate --trace jobs.csv --cluster 2x4xV100,4x4xP100 --policy ./mine.py:MyPolicy --report out.html
   carpool simulate --trace a.trace --world gavel:throughputs.json --cluster 2x4xV100,3x8xK80 --policy gavel --rounds 360
 """
+_POLICY_HELP = "Scheduling policy; may be repeated. [default: fifo]"
+_WORLD_HELP = (
+    "Performance model: plain, colocation:FILE, gavel:FILE, pollux:DIR, profile:FILE, parts, wired, or a TOML file."
+)
+_FAILURES_HELP = "Failures to inject: CSV of at_s,event,target, or node_mtbf_s=…:job_mtbf_s=…."
 
 
 @click.command("simulate", epilog=_EPILOG)
-@click.option(
-    "--trace", required=True, metavar="FILE", help="Trace of jobs with submission times; the format is detected."
-)
-@click.option(
-    "--cluster", required=True, metavar="SPEC", help="NODESxDEVICESxKIND[,…], such as 64x8xV100, or a TOML file."
-)
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    metavar="NAME[:key=value]…",
-    help="Scheduling policy; may be repeated. [default: fifo]",
-)
-@click.option(
-    "--world",
-    default="plain",
-    show_default=True,
-    metavar="WORLD",
-    help="Performance model: plain, colocation:FILE, gavel:FILE, pollux:DIR, profile:FILE, parts, wired or a TOML file.",
-)
-@click.option(
-    "--rounds",
-    "round_s",
-    type=float,
-    default=0.0,
-    metavar="S",
-    help="Plan every S seconds instead of at every event.",
-)
+@click.option("--trace", required=True, metavar="FILE", help="Jobs with submission times; the format is detected.")
+@click.option("--cluster", required=True, metavar="SPEC", help="NODESxDEVICESxKIND[,…] (64x8xV100) or a TOML file.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME[:key=value]…", help=_POLICY_HELP)
+@click.option("--world", default="plain", show_default=True, metavar="WORLD", help=_WORLD_HELP)
+@click.option("--rounds", "round_s", default=0.0, metavar="S", help="Plan every S seconds instead of at every event.")
 @click.option("--seed", type=int, help="Random seed.  [default: seed in the world's file, else 0]")
-@click.option(
-    "--failures",
-    default="",
-    metavar="FILE|RATES",
-    help="Failures to inject: CSV of at_s,event,target, or node_mtbf_s=…:job_mtbf_s=….",
-)
-@click.option("--format", "format_", default=None, metavar="NAME", help="Format of the trace, if it is not detected.")
-@click.option("--skip-invalid", is_flag=True, help="Skip and report invalid rows instead of stopping at the first.")
-@click.option(
-    "--max-jobs", type=click.IntRange(min=1), default=None, metavar="N", help="Simulate only the first N jobs."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON only.")
-@click.option(
-    "--report", default="", metavar="FILE.html", help="Write a self-contained HTML page with charts and timelines."
-)
-@click.option(
-    "--journal", default="", metavar="FILE", help="Write every event and plan as JSON lines (one policy only)."
-)
-def simulate(
-    trace: str,
-    cluster: str,
-    policies: tuple[str, ...],
-    world: str,
-    round_s: float,
-    seed: int | None,
-    failures: str,
-    format_: str | None,
-    skip_invalid: bool,
-    max_jobs: int | None,
-    as_json: bool,
-    report: str,
-    journal: str,
-) -> int:
+@click.option("--failures", default="", metavar="FILE|RATES", help=_FAILURES_HELP)
+@format_option
+@skip_invalid_option
+@click.option("--max-jobs", type=click.IntRange(min=1), metavar="N", help="Simulate only the first N jobs.")
+@json_option
+@click.option("--report", default="", metavar="FILE.html", help="Write an HTML page with charts and timelines.")
+@click.option("--journal", default="", metavar="FILE", help="Write events and plans as JSON lines (one policy only).")
+def simulate(policies: tuple[str, ...], as_json: bool, report: str, **options: Any) -> int:
     """Simulate a trace under one or more policies and compare completion times and utilisation.
 
     Policies are simulated in parallel processes.
@@ -104,34 +60,20 @@ def simulate(
 
     policies = policies or ("fifo",)
     with guard_stdout():
-        _check(round_s, policies, journal)
-    _check_distinct_files(trace=trace, report=report, journal=journal)
-    requests = [
-        SimulationRequest(
-            trace=trace,
-            cluster=cluster,
-            policy=policy,
-            world=world,
-            format=format_,
-            round_s=round_s,
-            seed=seed_in_file(world) if seed is None else seed,
-            failures=failures,
-            skip_invalid=skip_invalid,
-            max_jobs=max_jobs,
-            journal=journal,
-            record=bool(report),
-        )
-        for policy in policies
-    ]
+        _check(options["round_s"], policies, options["journal"])
+    _check_distinct_files(trace=options["trace"], report=report, journal=options["journal"])
+    if options["seed"] is None:
+        options["seed"] = seed_in_file(options["world"])
+    requests = [SimulationRequest(policy=policy, record=bool(report), **options) for policy in policies]
     with guard_stdout(), _progress(policies, shown=not as_json and sys.stderr.isatty()) as report_progress:
         results = compare(requests, report_progress)
         bound_s = weighted_jct_bound_s(requests[0])
     if report:
         write_report(report, requests[0], results, bound_s)
     for line in dropped_row_lines(results[0].dropped, results[0].dropped_rows):
-        click.echo(f"carpool: {line}", err=True)
+        print_note(line)
     if as_json:
-        click.echo(json.dumps(as_document(requests[0], results, bound_s)))
+        print_json(as_document(requests[0], results, bound_s))
     else:
         _print(results, report, bound_s)
     return 0 if all(result.summary.finished == result.summary.jobs for result in results) else 1
@@ -170,7 +112,6 @@ def as_document(
     """Document printed by ``--json``."""
     bounds = {} if bound_s is None else {"bounds": {"weighted_jct_s": bound_s}}
     return {
-        "schema": 1,
         "version": __version__,
         "trace": request.trace,
         "cluster": request.cluster,
@@ -219,14 +160,14 @@ def _print(results: Sequence[SimulationResult], report: str, bound_s: float | No
     from carpool.cli.render.comparison_table import print_comparison
 
     for note, count in results[0].notes.items():
-        click.echo(f"carpool: {note}" + (f" ({count} times)" if count > 1 else ""), err=True)
+        print_note(f"{note}" + (f" ({count} times)" if count > 1 else ""))
     print_comparison(results)
     if bound_s is not None:
-        click.echo(f"carpool: lower bound of the weighted JCT under any policy: {bound_s:.1f} s", err=True)
+        print_note(f"lower bound of the weighted JCT under any policy: {bound_s:.1f} s")
     for result in results:
         unfinished = result.summary.jobs - result.summary.finished
         if unfinished:
-            click.echo(f"carpool: {unfinished} jobs never finished under {result.policy}", err=True)
+            print_note(f"{unfinished} jobs never finished under {result.policy}")
     if report:
         click.echo(f"wrote {report}", err=True)
 

@@ -19,8 +19,8 @@ from carpool.cli.render.job_rows import (
     priority_columns,
     short,
 )
-from carpool.cli.support.daemon_client import connect, print_json, server_option
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.daemon_client import connect, server_option
+from carpool.cli.support.json_output import json_option, print_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,19 +39,18 @@ _ACTIVE_PHASES = ("blocked", "waiting", "running", "paused")
 
 @click.command("ps", epilog=_PS_EPILOG)
 @click.option("--all", "-a", "everything", is_flag=True, help="Include jobs that have ended.")
-@click.option("--phase", multiple=True, metavar="PHASE", help="List only jobs in this phase; may be repeated.")
-@click.option("--user", default="", help="List only this user's jobs.")
 @click.option(
-    "--limit",
-    default=100,
-    show_default=True,
-    type=click.IntRange(1, 1000),
-    help="Number of jobs to list, newest first.",
+    "--phase",
+    multiple=True,
+    metavar="PHASE",
+    help="List only jobs that are blocked, waiting, running, paused, finished, failed or cancelled; may be repeated.",
 )
+@click.option("--user", default="", help="List only this user's jobs.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="Jobs to list at most.")
 @server_option
 @json_option
 def ps(everything: bool, phase: tuple[str, ...], user: str, limit: int, server: str, as_json: bool) -> None:
-    """List the daemon's jobs with phase, devices, progress and remaining time.
+    """List the daemon's jobs, newest first, with phase, devices, progress and remaining time.
 
     Jobs of a sweep that are in the same phase share a line, such as mlp[3-9]; running jobs have a line each.
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carpool.cli.support.daemon_client import connect, print_json, server_option
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.daemon_client import connect, server_option
+from carpool.cli.support.json_output import json_option, print_json, print_note
 
 if TYPE_CHECKING:
     from carpool.service.client import Client, Json
@@ -21,6 +21,67 @@ if TYPE_CHECKING:
 DAEMON_LOG = "daemon.log"  # stdout and stderr of a daemon started by `submit`, in its state directory
 _START_TIMEOUT_S = 60.0
 _START_POLL_S = 0.05
+CARPOOL_FAILED = 125  # exit code: carpool itself failed, not the job
+_LOG_POLL_S = 0.3
+_EPILOG = """\b
+Examples:
+  carpool submit jobs.toml
+  carpool submit -d jobs.toml
+  carpool submit jobs.toml --json | jq '.jobs[].exit_code'
+"""
+
+
+@click.command("submit", epilog=_EPILOG)
+@click.argument("jobs", metavar="JOBS.toml", type=click.Path())
+@click.option("--detach", "-d", is_flag=True, help="Print the names of the jobs and exit.")
+@click.option("--key", default="", metavar="TEXT", help="Idempotency key: accept submissions with this key only once.")
+@server_option
+@json_option
+def submit(jobs: str, detach: bool, key: str, server: str, as_json: bool) -> int:
+    """Submit the jobs of a file to the daemon and print their output until all have ended.
+
+    Starts a daemon if none runs on this machine. The jobs are accepted all or none; once accepted they are on disk and
+    survive a crash of the daemon.
+
+    Exit code: that of the job (several jobs: 0 all finished, 1 otherwise), 2 bad input, 125 carpool itself failed,
+    130 interrupted (the jobs continue).
+    """
+    from carpool.core.errors import CarpoolError, InputError
+    from carpool.service.client import Unreachable
+
+    names: list[str] = []
+    try:
+        with connect(server) as client:
+            names = _submit(client, jobs, key, server)
+            return _print_names(names, as_json) if detach else _follow(client, names, as_json)
+    except KeyboardInterrupt:
+        hint = f"the jobs continue; cancel them with: carpool cancel {' '.join(names)}"
+        print_note(hint if names else "check whether the jobs were accepted: carpool ps --all")
+        raise
+    except CarpoolError as error:
+        if isinstance(error, InputError) and not isinstance(error, Unreachable):
+            raise
+        print_note(error)
+        return CARPOOL_FAILED
+
+
+def _submit(client: Client, jobs: str, key: str, server: str) -> list[str]:
+    """Submit, starting a daemon if no server is set and none answers on this machine."""
+    from carpool.service.client import Unreachable
+    from carpool.service.config import read_settings
+
+    settings = read_settings(os.environ)
+    try:
+        return client.submit(Path(jobs), key=key)
+    except Unreachable:
+        if server or settings["server"]:
+            raise
+    from carpool.jobs.job_file import read_jobs
+
+    read_jobs(Path(jobs))  # start no daemon for an invalid file
+    pid = start_daemon(settings)
+    print_note(f"started a daemon in {settings.state}; stop it with: kill {pid}")
+    return client.submit(Path(jobs), key=key)
 
 
 def start_daemon(settings: Settings) -> int:
@@ -47,74 +108,6 @@ def start_daemon(settings: Settings) -> int:
             raise CarpoolError(f"the daemon did not start: {' '.join(last) or 'no output'} (see {log})")
         time.sleep(_START_POLL_S)
     return daemon.pid
-
-
-CARPOOL_FAILED = 125  # exit code: carpool itself failed, not the job
-_LOG_POLL_S = 0.3
-_EPILOG = """\b
-Examples:
-  carpool submit jobs.toml
-  carpool submit -d jobs.toml
-  carpool submit jobs.toml --json | jq '.jobs[].exit_code'
-"""
-
-
-@click.command("submit", epilog=_EPILOG)
-@click.argument("jobs", metavar="JOBS.toml", type=click.Path())
-@click.option("--detach", "-d", is_flag=True, help="Print the names of the jobs and exit; do not follow their output.")
-@click.option(
-    "--key",
-    default="",
-    metavar="TEXT",
-    help="Idempotency key: a repeated submission with the same key is accepted only once.",
-)
-@server_option
-@json_option
-def submit(jobs: str, detach: bool, key: str, server: str, as_json: bool) -> int:
-    """Submit the jobs of a file to the daemon and print their output until all have ended.
-
-    Starts a daemon if none runs on this machine. The jobs are accepted all or none; once accepted they are on disk and
-    survive a crash of the daemon.
-
-    Exit code: that of the job (several jobs: 0 all finished, 1 otherwise), 2 bad input, 125 carpool itself failed,
-    130 interrupted (the jobs continue).
-    """
-    from carpool.core.errors import CarpoolError, InputError
-    from carpool.service.client import Unreachable
-
-    names: list[str] = []
-    try:
-        with connect(server) as client:
-            names = _submit(client, jobs, key, server)
-            return _print_names(names, as_json) if detach else _follow(client, names, as_json)
-    except KeyboardInterrupt:
-        hint = f"the jobs continue; cancel them with: carpool cancel {' '.join(names)}"
-        click.echo(f"carpool: {hint if names else 'check whether the jobs were accepted: carpool ps --all'}", err=True)
-        raise
-    except CarpoolError as error:
-        if isinstance(error, InputError) and not isinstance(error, Unreachable):
-            raise
-        click.echo(f"carpool: {error}", err=True)
-        return CARPOOL_FAILED
-
-
-def _submit(client: Client, jobs: str, key: str, server: str) -> list[str]:
-    """Submit, starting a daemon if no server is set and none answers on this machine."""
-    from carpool.service.client import Unreachable
-    from carpool.service.config import read_settings
-
-    settings = read_settings(os.environ)
-    try:
-        return client.submit(Path(jobs), key=key)
-    except Unreachable:
-        if server or settings["server"]:
-            raise
-    from carpool.jobs.job_file import read_jobs
-
-    read_jobs(Path(jobs))  # start no daemon for an invalid file
-    pid = start_daemon(settings)
-    click.echo(f"carpool: started a daemon in {settings.state}; stop it with: kill {pid}", err=True)
-    return client.submit(Path(jobs), key=key)
 
 
 def _print_names(names: list[str], as_json: bool) -> int:
@@ -162,6 +155,5 @@ def _print_end(jobs: list[Json], as_json: bool) -> int:
         print_json({"jobs": jobs})
     else:
         for job in jobs:
-            error = f": {job['error']}" if job["error"] else ""
-            click.echo(f"carpool: {job['id']} {job['phase']}{error}", err=True)
+            print_note(f"{job['id']} {job['phase']}" + (f": {job['error']}" if job["error"] else ""))
     return codes[0] if len(codes) == 1 else int(any(codes))

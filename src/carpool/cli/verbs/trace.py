@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.json_output import json_option, print_note
 
 if TYPE_CHECKING:
     from carpool.sim.traces.trace import DroppedRow
 
 
+format_option = click.option("--format", "format", metavar="NAME", help="Format of the trace, if it is not detected.")
+skip_invalid_option = click.option(
+    "--skip-invalid", is_flag=True, help="Skip and report invalid rows instead of stopping at the first."
+)
 _MAX_LISTED = 5  # rows named per reason
 
 
@@ -114,18 +118,18 @@ def generate(
 
 @trace.command(epilog="Example: carpool trace info philly.csv --devices 512")
 @click.argument("path")
-@click.option("--format", "format_", default=None, metavar="NAME", help="Format of the trace, if it is not detected.")
+@format_option
 @click.option(
     "--devices", type=click.IntRange(min=1), default=None, help="Also print the load offered to this many devices."
 )
-@click.option("--skip-invalid", is_flag=True, help="Skip and report invalid rows instead of stopping at the first.")
+@skip_invalid_option
 @json_option
-def info(path: str, format_: str | None, devices: int | None, skip_invalid: bool, as_json: bool) -> None:
+def info(path: str, devices: int | None, as_json: bool, **reading: Any) -> None:
     """Summarise a trace: jobs, sizes, lengths, and dropped rows with the reasons."""
     from carpool.sim.traces.reader import read_trace
     from carpool.sim.traces.summary import lines, summarise
 
-    trace = read_trace(path, format_, skip_invalid=skip_invalid)
+    trace = read_trace(path, **reading)
     summary = summarise(trace, devices)
     if as_json:
         click.echo(json.dumps(summary.as_json()))
@@ -137,13 +141,13 @@ def info(path: str, format_: str | None, devices: int | None, skip_invalid: bool
 @trace.command(epilog="Example: carpool trace convert cluster_log.csv helios.csv")
 @click.argument("source")
 @click.argument("target")
-@click.option("--format", "format_", default=None, metavar="NAME", help="Format of SOURCE, if it is not detected.")
-@click.option("--skip-invalid", is_flag=True, help="Skip and report invalid rows instead of stopping at the first.")
-def convert(source: str, target: str, format_: str | None, skip_invalid: bool) -> None:
+@format_option
+@skip_invalid_option
+def convert(source: str, target: str, **reading: Any) -> None:
     """Convert SOURCE to the canonical CSV format and write it to TARGET."""
     from carpool.sim.traces.writer import convert as convert_trace
 
-    trace = convert_trace(source, target, format_, skip_invalid=skip_invalid)
+    trace = convert_trace(source, target, **reading)
     for line in dropped_row_lines(trace.dropped, trace.dropped_rows):
-        click.echo(f"carpool: {line}", err=True)
+        print_note(line)
     click.echo(f"wrote {len(trace)} jobs to {target}", err=True)
