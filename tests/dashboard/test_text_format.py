@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.dashboard.text_format import duration, expected, memory, moment, percent, plain, rough
-from carpool.service.queries.views import TimeEstimate
+from carpool.dashboard.text_format import duration, memory, moment, percent, plain, rough
 
 
 @pytest.mark.parametrize(
@@ -35,9 +34,7 @@ def test_every_duration_is_formatted(seconds: float) -> None:
     assert 1 <= len(duration(seconds).split()) / 2 <= 2
 
 
-def test_estimates_have_their_standard_deviation() -> None:
-    assert expected(TimeEstimate(720.0, 41.0)) == "12 min ± 41 s"
-    assert expected(None) == "–"
+def test_rough_durations_have_one_unit() -> None:
     assert rough(0.1) == "1 s"
     assert rough(170.0) == "3 min"
 

@@ -45,9 +45,3 @@ def test_ticks_are_round_local_times() -> None:
     assert [tick.label for tick in window.ticks(UTC)] == ["13:20", "13:30", "13:40", "13:50", "14:00", "14:10"]
     kathmandu = timezone(timedelta(hours=5, minutes=45))
     assert [tick.label for tick in window.ticks(kathmandu)][:2] == ["19:00", "19:10"]
-
-
-@given(st.floats(0.0, 1.0))
-def test_position_and_instant_are_inverse(position: float) -> None:
-    window = TimeWindow(1000.0, 2000.0)
-    assert window.position(window.at(position)) == pytest.approx(position)

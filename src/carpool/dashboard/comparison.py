@@ -39,7 +39,6 @@ class Column:
     name: str
     unit: str
     hint: str
-    is_more_better: bool
     cells: tuple[Cell, ...]
 
 
@@ -102,7 +101,7 @@ def _column(runs: Sequence[RunRecord], measure: Measure) -> Column:
         Cell(text, 0.0 if value is None or maximum <= 0 else max(0.0, value / maximum), best)
         for text, value, best in zip(texts, values, winners(runs, measure), strict=True)
     )
-    return Column(measure.name, unit, measure.hint, measure.higher_is_better, cells)
+    return Column(measure.name, unit, measure.hint, cells)
 
 
 def _chart(document: Mapping[str, Any], key: str, across: str, up: str, *, is_log: bool = False) -> Chart:

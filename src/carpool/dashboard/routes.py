@@ -199,7 +199,6 @@ def _environment(zone: tzinfo) -> Environment:
         "devices_requested": devices_requested,
         "devices_allocated": devices_allocated,
         "duration": text_format.duration,
-        "expected": text_format.expected,
         "devices_text": format_devices,
         "job_path": job_path,
         "memory": text_format.memory,

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, tzinfo
 from math import isfinite
 from zlib import crc32
 
-from carpool.service.queries.views import TimeEstimate
 from carpool.sim.report.units import digits
 
 UNKNOWN = "–"
@@ -37,11 +36,6 @@ def rough(seconds: float) -> str:
     """Format a duration in one unit, for uncertain values."""
     size, name = next(((size, name) for size, name in _UNITS if seconds >= size), _UNITS[-1])
     return f"{max(1, round(seconds / size))} {name}"
-
-
-def expected(ends_in: TimeEstimate | None) -> str:
-    """Format an estimated duration with its standard deviation: 12 min ± 40 s."""
-    return UNKNOWN if ends_in is None else f"{duration(ends_in.mean_s)} ± {rough(ends_in.std_s)}"
 
 
 def count(value: float) -> str:

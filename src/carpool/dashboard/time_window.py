@@ -50,10 +50,6 @@ class TimeWindow:
         """Position of an instant as a fraction from 0 to 1, clamped."""
         return min(1.0, max(0.0, (at - self.since) / self.length))
 
-    def at(self, position: float) -> float:
-        """Inverse of `position`."""
-        return self.since + position * self.length
-
     def moved(self, now: float, *, by: float = 0.0, zoom: float = 1.0) -> dict[str, str]:
         """Query of a window shifted by `by` times its length, or scaled by `zoom` around its centre.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -86,6 +85,8 @@ def _submit(client: Client, jobs: str, key: str, server: str) -> list[str]:
 
 def start_daemon(settings: Settings) -> int:
     """Start `carpool serve` with the same settings, wait until it answers, and return its process id."""
+    import subprocess  # slow to import, and seldom needed
+
     from carpool.core.errors import CarpoolError
     from carpool.service.transport import is_answering
 
