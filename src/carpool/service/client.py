@@ -102,11 +102,9 @@ class Client:
     # ------------------------------------------------------------------------------------------------------- commands
     def submit(self, jobs: Path | str | Mapping[str, Any], *, folder: Path | str = "", key: str = "") -> list[str]:
         """Submit the jobs of a job file, or of its tables; returns their names once they are on the daemon's disk."""
-        headers = {_KEY: key} if key else {}
+        body, headers = submission_body(jobs, folder), {_KEY: key} if key else {}
         with _named_errors(jobs):
-            names: list[str] = self.request("POST", "/v1/jobs", body=submission_body(jobs, folder), headers=headers)[
-                "jobs"
-            ]
+            names: list[str] = self.request("POST", "/v1/jobs", body=body, headers=headers)["jobs"]
         return names
 
     def plan(self, jobs: Path | str | Mapping[str, Any], *, folder: Path | str = "") -> Json:
@@ -115,6 +113,7 @@ class Client:
             return self._object("POST", "/v1/plan", body=submission_body(jobs, folder))
 
     def cancel(self, job: str) -> Json:
+        """Cancel a job; returns its new state, as do the other commands on one job."""
         return self._object("POST", f"{_job_path(job)}/cancel")
 
     def pause(self, job: str) -> Json:
@@ -136,9 +135,8 @@ class Client:
 
     def limit(self, job: str, min_devices: int, max_devices: int) -> Json:
         """Change how many devices a job may use."""
-        return self._object(
-            "PUT", f"{_job_path(job)}/limits", body={"min_devices": min_devices, "max_devices": max_devices}
-        )
+        body = {"min_devices": min_devices, "max_devices": max_devices}
+        return self._object("PUT", f"{_job_path(job)}/limits", body=body)
 
     def policy(self) -> str:
         """Name and parameters of the scheduling policy."""
@@ -154,7 +152,7 @@ class Client:
 
     # ----------------------------------------------------------------------------------------------------------- jobs
     def jobs(self, **filters: Any) -> Json:
-        """One page of jobs; filters: `phase` (one or several), `user`, `contains`, `newest_first`, `offset`, `limit`."""
+        """One page of jobs; filters: `phase` (may be a list), `user`, `contains`, `newest_first`, `offset`, `limit`."""
         return self._object("GET", "/v1/jobs", **filters)
 
     def all_jobs(self, **filters: Any) -> Iterator[Json]:
@@ -165,6 +163,7 @@ class Client:
             offset += len(page)
 
     def job(self, job: str) -> Json:
+        """Current state of a job."""
         return self._object("GET", _job_path(job))
 
     def story(self, job: str) -> list[Json]:
