@@ -1,4 +1,4 @@
-"""A dashboard over a daemon whose jobs only pretend to train, for a client in this process or for a real browser."""
+"""The dashboard of a simulated daemon, for a client in this process or a real browser."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ from carpool.service.service import SchedulerService
 from carpool.sim.traces.trace import Arrival
 from tests.support.simulated_daemon import DemoWorld, open_simulated_daemon
 
-PEOPLE = {
+PRINCIPALS = {
     "ada": Principal("ada"),
     "ben": Principal("ben"),
     "root": Principal("root", Role.ADMIN),
@@ -36,29 +36,29 @@ def job(name: str, at: float = 0.0, work: float = 1000.0, **fields: Any) -> Arri
     return Arrival(at, JobSpec(JobId(name), work=work, **{"user": "ada", **fields}))
 
 
-def person_of(request: Request) -> Principal:
-    return PEOPLE[request.headers.get("x-person", "root")]
+def principal_of(request: Request) -> Principal:
+    return PRINCIPALS[request.headers.get("x-user", "root")]
 
 
-def make_app(clerk: SchedulerService, reports: Path | None = None) -> FastAPI:
+def make_app(service: SchedulerService, reports: Path | None = None) -> FastAPI:
     app = FastAPI(openapi_url=None)
-    mount(app, clerk, person_of, secret=b"for tests", reports=reports, zone=UTC)
+    mount(app, service, principal_of, secret=b"for tests", reports=reports, zone=UTC)
     return app
 
 
-class Room(NamedTuple):
+class LocalDashboard(NamedTuple):
     """The dashboard for a client in this process."""
 
     client: httpx.AsyncClient
-    clerk: SchedulerService
+    service: SchedulerService
 
 
-Open = Callable[..., AbstractAsyncContextManager[Room]]
+Open = Callable[..., AbstractAsyncContextManager[LocalDashboard]]
 
 
 @pytest.fixture
-def open_room(tmp_path: Path) -> Open:
-    """A room with these jobs, some time after the first was submitted."""
+def open_dashboard(tmp_path: Path) -> Open:
+    """Open the dashboard of a daemon with these jobs, `now` seconds after the first submission."""
 
     @asynccontextmanager
     async def opened(
@@ -67,29 +67,29 @@ def open_room(tmp_path: Path) -> Open:
         now: float = 100.0,
         cluster: Cluster | None = None,
         reports: Path | None = None,
-    ) -> AsyncIterator[Room]:
+    ) -> AsyncIterator[LocalDashboard]:
         cluster = cluster or Cluster.build([(2, 2, "V100")])
         async with open_simulated_daemon(
             tmp_path, cluster, Fifo(), arrivals, live_from=now, report_every_s=10.0
-        ) as clerk:
-            transport = httpx.ASGITransport(make_app(clerk, reports))
+        ) as service:
+            transport = httpx.ASGITransport(make_app(service, reports))
             async with httpx.AsyncClient(transport=transport, base_url="http://carpool.test") as client:
-                yield Room(client, clerk)
+                yield LocalDashboard(client, service)
 
     return opened
 
 
 class Site(NamedTuple):
-    """The dashboard on a port of this machine, in a thread of its own."""
+    """The dashboard on a local port, served by a thread."""
 
     address: str
-    clerk: SchedulerService
-    do: Callable[[Coroutine[Any, Any, Any]], Any]  # there, and wait for what comes of it
+    service: SchedulerService
+    do: Callable[[Coroutine[Any, Any, Any]], Any]  # run on the server's event loop and wait
     close: Callable[[], None]
 
 
 class Server(uvicorn.Server):
-    """Says when it is up."""
+    """Sets an event once it accepts requests."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -100,25 +100,27 @@ class Server(uvicorn.Server):
         self.is_up.set()
 
 
-async def serve(room: AbstractAsyncContextManager[SchedulerService], reports: Path | None, ready: Future[Site]) -> None:
-    """Serve until somebody closes."""
-    async with room as clerk:
-        config = uvicorn.Config(make_app(clerk, reports), port=0, log_level="error", lifespan="off")
+async def serve(
+    daemon: AbstractAsyncContextManager[SchedulerService], reports: Path | None, ready: Future[Site]
+) -> None:
+    """Serve until the site is closed."""
+    async with daemon as service:
+        config = uvicorn.Config(make_app(service, reports), port=0, log_level="error", lifespan="off")
         server = Server(config)
         serving = asyncio.create_task(server.serve())
         await server.is_up.wait()
         loop = asyncio.get_running_loop()
 
         def close() -> None:
-            clerk._model.chronicle.feed.close()  # so that no stream goes on
+            service._model.chronicle.feed.close()  # ends open streams
             server.should_exit = True
 
         port = server.servers[0].sockets[0].getsockname()[1]
         ready.set_result(
             Site(
                 f"http://127.0.0.1:{port}",
-                clerk,
-                lambda wish: asyncio.run_coroutine_threadsafe(wish, loop).result(20),
+                service,
+                lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(20),
                 lambda: None if loop.is_closed() else (loop.call_soon_threadsafe(close), None)[1],
             )
         )
@@ -127,7 +129,7 @@ async def serve(room: AbstractAsyncContextManager[SchedulerService], reports: Pa
 
 @pytest.fixture
 def open_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
-    """A site with these jobs, in real time; it is closed at the end."""
+    """Open a site with these jobs, in real time; closed after the test."""
     with ExitStack() as stack:
 
         def opened(
@@ -143,7 +145,7 @@ def open_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
 
             def run() -> None:
                 try:
-                    room = open_simulated_daemon(
+                    daemon = open_simulated_daemon(
                         tmp_path,
                         cluster or Cluster.build([(2, 2, "V100")]),
                         Fifo(),
@@ -152,7 +154,7 @@ def open_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
                         report_every_s=report_every_s,
                         world=DemoWorld(steps_per_s={"": steps_per_s}),
                     )
-                    asyncio.run(serve(room, reports, ready))
+                    asyncio.run(serve(daemon, reports, ready))
                 except BaseException as error:
                     if ready.done():
                         raise

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: it lives, it can be used without a mouse, and it complains of nothing."""
+"""The dashboard in a real browser: live updates, keyboard navigation, and a console without errors."""
 
 import json
 import os
@@ -31,41 +31,41 @@ def job(name: str, at: float = 0.0, work: float = 1000.0, **fields: Any) -> Arri
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """Debian's Chromium, or a skip that says what is missing."""
+    """The system's Chromium; skips if there is none."""
     names = ("chromium", "chromium-browser", "google-chrome")
-    found = os.environ.get("CARPOOL_BROWSER") or next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip("no Chromium here; install it or set CARPOOL_BROWSER to its path")
+    path = os.environ.get("CARPOOL_BROWSER") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip("no Chromium found; install it or set CARPOOL_BROWSER to its path")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        opened = running.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield opened
         opened.close()
 
 
 @pytest.fixture
 def page(browser: "Browser", open_site: Any) -> Iterator["Page"]:
-    """A page whose console must stay silent; it is left before the site is closed."""
-    complaints: list[str] = []
+    """A page whose console must have no errors; closed before the site."""
+    errors: list[str] = []
     context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
     context.set_default_timeout(20_000)
     opened = context.new_page()
-    opened.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: errors.append(str(error)))
     yield opened
     opened.goto("about:blank")
     context.close()
-    assert complaints == []
+    assert errors == []
 
 
-def test_a_job_is_submitted_watched_and_cancelled(open_site: Any, page: "Page") -> None:
+def test_submit_follow_and_cancel_a_job(open_site: Any, page: "Page") -> None:
     site = open_site(steps_per_s=50.0)
     page.goto(f"{site.address}/jobs")
     page.get_by_text("No jobs yet").wait_for()
     page.locator("#live[data-state=live]").wait_for()
     listed = ListedJob(JobSpec(JobId("mine"), work=2000.0), Program(entry="train.py:main"))
-    site.do(site.clerk.submit(ROOT, [listed]))
-    page.get_by_role("link", name="mine").click()  # it appeared by itself
+    site.do(site.service.submit(ROOT, [listed]))
+    page.get_by_role("link", name="mine").click()  # appears without a reload
     page.get_by_role("heading", name="mine").wait_for()
     steps = page.locator("[data-panel=head] .figures").get_by_text("of 2,000 steps")
     before = steps.inner_text()
@@ -77,17 +77,17 @@ def test_a_job_is_submitted_watched_and_cancelled(open_site: Any, page: "Page") 
     page.locator("summary", has_text="Cancel").click()
     page.get_by_role("button", name="Cancel mine").click()
     page.locator(".phase.is-cancelled").wait_for()
-    page.locator(".story").get_by_text("was cancelled by its user").wait_for()
+    page.locator(".story").get_by_text("cancelled").wait_for()
     assert page.locator(".actions summary").count() == 0
 
 
-def test_limits_weight_and_policy_are_changed_after_a_question(open_site: Any, page: "Page") -> None:
+def test_change_limits_weight_and_policy(open_site: Any, page: "Page") -> None:
     site = open_site([job("long", work=1e6)])
     page.goto(f"{site.address}/jobs/long")
     page.locator("summary", has_text="Devices").click()
     page.get_by_label("At most").fill("2")
     page.get_by_role("button", name="Set devices").click()
-    page.locator("[data-panel=head]", has_text="asked for 1–2").wait_for()
+    page.locator("[data-panel=head]", has_text="requests 1–2").wait_for()
     page.locator("summary", has_text="Weight").click()
     page.get_by_role("spinbutton", name="Weight").fill("2.5")
     page.get_by_role("button", name="Set weight").click()
@@ -99,17 +99,17 @@ def test_limits_weight_and_policy_are_changed_after_a_question(open_site: Any, p
     page.get_by_label("Policy,").fill("las")
     page.get_by_role("button", name="Change policy").click()
     page.locator("[data-panel=policy] code", has_text="las").wait_for()
-    assert site.clerk.policy == "las"
+    assert site.service.policy == "las"
 
 
-def test_pause_and_resume_from_another_window_are_seen_here(open_site: Any, page: "Page") -> None:
+def test_changes_from_another_client_are_shown(open_site: Any, page: "Page") -> None:
     site = open_site([job("long", work=1e6)])
     page.goto(f"{site.address}/jobs/long")
     page.locator("#live[data-state=live]").wait_for()
-    site.do(site.clerk.pause(ROOT, "long"))
+    site.do(site.service.pause(ROOT, "long"))
     page.locator("[data-panel=head] .phase.is-paused").wait_for()
     page.locator("summary", has_text="Resume").wait_for()
-    site.do(site.clerk.resume(ROOT, "long"))
+    site.do(site.service.resume(ROOT, "long"))
     page.locator("[data-panel=head] .phase.is-running").wait_for()
 
 
@@ -142,7 +142,7 @@ def test_a_thousand_jobs_on_five_hundred_devices(open_site: Any, page: "Page") -
     assert page.locator("tbody tr").first.get_attribute("data-id") == "run-99"
 
 
-def test_it_can_be_used_without_a_mouse(open_site: Any, page: "Page") -> None:
+def test_keyboard_navigation(open_site: Any, page: "Page") -> None:
     site = open_site([job("first", 1.0), job("second", 2.0), job("third", 3.0)])
     page.goto(f"{site.address}/cluster")
     page.keyboard.press("2")
@@ -168,7 +168,7 @@ def test_it_can_be_used_without_a_mouse(open_site: Any, page: "Page") -> None:
     page.wait_for_url("**last=7200")
 
 
-def test_dragging_over_the_timeline_zooms(open_site: Any, page: "Page") -> None:
+def test_dragging_zooms_the_timeline(open_site: Any, page: "Page") -> None:
     site = open_site([job("long", work=1e6)])
     page.goto(f"{site.address}/cluster?last=600")
     box = page.locator(".lane").last.bounding_box()
@@ -183,7 +183,7 @@ def test_dragging_over_the_timeline_zooms(open_site: Any, page: "Page") -> None:
     assert 140 <= until - since <= 160
 
 
-def test_a_report_is_chosen_as_a_file(open_site: Any, page: "Page", tmp_path: Path) -> None:
+def test_upload_a_report_file(open_site: Any, page: "Page", tmp_path: Path) -> None:
     result = {"jobs": 3, "finished": 3, "avg_jct_s": 7.0}
     path = tmp_path / "week.json"
     path.write_text(
@@ -196,7 +196,7 @@ def test_a_report_is_chosen_as_a_file(open_site: Any, page: "Page", tmp_path: Pa
     assert page.locator("tr", has_text="las").locator(".best").first.inner_text() == "5.00"
 
 
-def test_a_lost_connection_is_told(open_site: Any, browser: "Browser") -> None:
+def test_a_lost_connection_is_shown(open_site: Any, browser: "Browser") -> None:
     context = browser.new_context()
     page = context.new_page()
     site = open_site([job("a")])
@@ -204,5 +204,5 @@ def test_a_lost_connection_is_told(open_site: Any, browser: "Browser") -> None:
     page.locator("#live[data-state=live]").wait_for()
     site.close()
     page.locator("#live[data-state=lost]").wait_for()
-    assert page.locator("tbody tr").count() == 1  # what was known stays
+    assert page.locator("tbody tr").count() == 1  # the last state stays
     context.close()

@@ -1,4 +1,4 @@
-"""Reports of simulations are read in both forms, from a folder or handed in, and nothing else is."""
+"""Reports of simulations: both formats, from a directory or uploaded."""
 
 import contextlib
 import json
@@ -25,15 +25,15 @@ DOCUMENT = json.dumps(
 )
 
 
-def test_json_becomes_a_table_with_the_best_marked() -> None:
+def test_the_best_value_of_a_column_is_marked() -> None:
     found = read_comparison(DOCUMENT, "x")
     assert (found.policies, found.jobs, found.trace) == (("fifo", "srtf"), ("10 of 10", "10 of 10"), "t.csv")
     jct = found.columns[0]
-    assert [(cell.part, cell.is_best) for cell in jct.cells] == [(1.0, False), (0.5, True)]
+    assert [(cell.fraction, cell.is_best) for cell in jct.cells] == [(1.0, False), (0.5, True)]
     assert not found.jct.curves
 
 
-def test_a_page_brings_its_curves() -> None:
+def test_a_report_page_has_curves() -> None:
     data = {
         "trace": "t",
         "cluster": "c",
@@ -56,7 +56,7 @@ def test_a_page_brings_its_curves() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "[]", "3", "{}", '{"results": []}', '{"results": [{}]}', '{"results": 4}', "[" * 9999]
 )
-def test_anything_else_is_refused_with_a_way_out(text: str) -> None:
+def test_anything_else_is_rejected(text: str) -> None:
     with pytest.raises(InputError, match="carpool simulate"):
         read_comparison(text, "x")
 
@@ -70,12 +70,12 @@ def test_anything_else_is_refused_with_a_way_out(text: str) -> None:
         ),
     )
 )
-def test_no_json_does_worse_than_be_refused(value: object) -> None:
+def test_any_json_is_read_or_rejected(value: object) -> None:
     with contextlib.suppress(InputError):
         read_comparison(json.dumps(value), "x")
 
 
-def test_a_folder_is_listed_and_nothing_outside_it_is_read(tmp_path: Path) -> None:
+def test_only_files_of_the_directory_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "reports"
     folder.mkdir()
     (folder / "good.json").write_text(DOCUMENT)
@@ -89,18 +89,18 @@ def test_a_folder_is_listed_and_nothing_outside_it_is_read(tmp_path: Path) -> No
             reports.get(ADA, key)
 
 
-def test_what_is_handed_in_is_for_who_handed_it_in() -> None:
+def test_uploads_are_private() -> None:
     reports = Reports()
-    key = reports.hand_in(ADA, "C:\\somewhere\\week.json", DOCUMENT)
+    key = reports.upload(ADA, "C:\\somewhere\\week.json", DOCUMENT)
     assert reports.get(ADA, key)[0] == "week.json"
     assert not reports.listed(BEN)
     with pytest.raises(NotFound):
         reports.get(BEN, key)
 
 
-def test_only_the_newest_that_were_handed_in_are_kept() -> None:
+def test_only_the_newest_uploads_are_kept() -> None:
     reports = Reports()
-    keys = [reports.hand_in(ADA, "", DOCUMENT + " " * number) for number in range(70)]
+    keys = [reports.upload(ADA, "", DOCUMENT + " " * number) for number in range(70)]
     assert len(reports.listed(ADA)) == 64
     with pytest.raises(NotFound):
         reports.get(ADA, keys[0])

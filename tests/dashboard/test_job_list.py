@@ -1,4 +1,4 @@
-"""The list is sorted and cut as its address says, and no address breaks it."""
+"""Job list: sorting, pagination and query strings."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.model import JobId, Phase
-from carpool.dashboard.job_list import PER_PAGE, SORTS, JobFilter, JobList, devices_asked, sort_jobs
+from carpool.dashboard.job_list import PER_PAGE, SORTS, JobFilter, JobList, devices_requested, sort_jobs
 from carpool.service.queries.views import DeviceShareView, JobView, TimeEstimate
 
 _KNOWN: dict[str, Any] = {
@@ -48,40 +48,40 @@ VIEWS = st.builds(
 
 
 @given(st.lists(VIEWS, max_size=30), st.sampled_from(SORTS), st.booleans())
-def test_sorting_keeps_everybody(jobs: list[JobView], sort: str, is_down: bool) -> None:
-    ordered = sort_jobs(jobs, JobFilter(sort=sort, is_down=is_down))
+def test_sorting_keeps_all_jobs(jobs: list[JobView], sort: str, is_descending: bool) -> None:
+    ordered = sort_jobs(jobs, JobFilter(sort=sort, is_descending=is_descending))
     assert sorted(map(id, ordered)) == sorted(map(id, jobs))
 
 
 @given(st.lists(VIEWS, max_size=30), st.booleans())
-def test_those_of_whom_nothing_is_known_are_last(jobs: list[JobView], is_down: bool) -> None:
-    losses = [job.loss for job in sort_jobs(jobs, JobFilter(sort="loss", is_down=is_down))]
+def test_jobs_without_a_value_come_last(jobs: list[JobView], is_descending: bool) -> None:
+    losses = [job.loss for job in sort_jobs(jobs, JobFilter(sort="loss", is_descending=is_descending))]
     known = [loss for loss in losses if loss is not None]
-    assert losses == sorted(known, reverse=is_down) + [None] * (len(losses) - len(known))
+    assert losses == sorted(known, reverse=is_descending) + [None] * (len(losses) - len(known))
 
 
 @given(st.integers(0, 230), st.integers(1, 9))
-def test_pages_cover_everybody_once(number: int, page: int) -> None:
+def test_pages_cover_every_job_once(number: int, page: int) -> None:
     jobs = [replace(PLAIN, id=JobId(str(place))) for place in range(number)]
-    listing = JobList.cut(JobFilter(page=page), jobs, number, phases={}, now=0.0)
+    listing = JobList.paginate(JobFilter(page=page), jobs, number, phases={}, now=0.0)
     assert [job.id for job in listing.jobs] == [str(place) for place in range(number)][listing.first - 1 :][:PER_PAGE]
     assert listing.pages == max(1, -(-number // PER_PAGE))
 
 
 @given(st.dictionaries(st.sampled_from(["phase", "q", "user", "sort", "down", "page"]), st.text(max_size=12)))
-def test_no_address_breaks_it_and_every_choice_has_one(query: dict[str, str]) -> None:
-    choice = JobFilter.read(query)
-    again = dict(parse_qsl(urlsplit(choice.link(page=choice.page)).query, keep_blank_values=True))
-    assert JobFilter.read(again) == choice
+def test_any_query_is_parsed_and_links_round_trip(query: dict[str, str]) -> None:
+    filter_ = JobFilter.read(query)
+    again = dict(parse_qsl(urlsplit(filter_.link(page=filter_.page)).query, keep_blank_values=True))
+    assert JobFilter.read(again) == filter_
 
 
-def test_a_column_is_turned_round_by_its_own_link() -> None:
-    choice = JobFilter(sort="loss", page=3)
-    assert choice.sorted_by("loss") == "/jobs?sort=loss&down=1"
-    assert choice.sorted_by("name") == "/jobs?sort=name"
-    assert (choice.direction("loss"), choice.direction("name")) == ("ascending", "")
+def test_the_link_of_the_sorted_column_reverses_it() -> None:
+    filter_ = JobFilter(sort="loss", page=3)
+    assert filter_.sorted_by("loss") == "/jobs?sort=loss&down=1"
+    assert filter_.sorted_by("name") == "/jobs?sort=name"
+    assert (filter_.direction("loss"), filter_.direction("name")) == ("ascending", "")
 
 
-def test_what_was_asked_is_a_number_or_a_range() -> None:
-    assert devices_asked(PLAIN) == "1"
-    assert devices_asked(replace(PLAIN, max_devices=4)) == "1–4"
+def test_requested_devices_are_a_number_or_a_range() -> None:
+    assert devices_requested(PLAIN) == "1"
+    assert devices_requested(replace(PLAIN, max_devices=4)) == "1–4"

@@ -1,6 +1,6 @@
-"""A plan's lines say what each job gets beside what it had."""
+"""Lines of a plan: each job's new and previous allocation."""
 
-from carpool.dashboard.plan_changes import MOST_LINES, plan_summaries
+from carpool.dashboard.plan_changes import MAX_LINES, plan_summaries
 from carpool.service.queries.views import ChangeView, DecisionView, DeviceShareView
 
 
@@ -12,7 +12,7 @@ def decision(number: int, *changes: ChangeView) -> DecisionView:
     return DecisionView(number, float(number), f"reason {number}", changes)
 
 
-def test_lines_say_what_was_before() -> None:
+def test_lines_have_the_previous_allocation() -> None:
     newest_first = [
         decision(5, change("a")),
         decision(4, change("a", 2, 3, batch=64)),
@@ -22,22 +22,22 @@ def test_lines_say_what_was_before() -> None:
     ]
     shown = plan_summaries(newest_first, 5)
     assert [plan.number for plan in shown] == [5, 4, 3, 2, 1]
-    lines = [(plan.lines[0].words, plan.lines[0].before) for plan in shown]
+    lines = [(plan.lines[0].text, plan.lines[0].previous) for plan in shown]
     assert lines == [
-        ("is taken off", "g2–3"),
+        ("preempted", "from g2–3"),
         ("gets g2–3, batch 64", "before: g1 at 50%"),
         ("gets g1 at 50%", "before: g1"),
-        ("gets g1", "as before"),
+        ("gets g1", "unchanged"),
         ("gets g1", ""),
     ]
-    assert plan_summaries(newest_first, 2) == shown[:2]  # older ones still say what was before
+    assert plan_summaries(newest_first, 2) == shown[:2]  # older plans still give the previous allocations
 
 
-def test_of_strangers_nothing_is_concluded() -> None:
+def test_jobs_of_other_users_have_no_previous_allocation() -> None:
     shown = plan_summaries([decision(2, change("", 1)), decision(1, change("", 0))], 2)
-    assert [plan.lines[0].before for plan in shown] == ["", ""]
+    assert [plan.lines[0].previous for plan in shown] == ["", ""]
 
 
-def test_long_plans_are_cut_and_counted() -> None:
+def test_long_plans_are_truncated() -> None:
     (plan,) = plan_summaries([decision(1, *(change(f"j{n}", n) for n in range(20)))], 1)
-    assert (len(plan.lines), plan.num_more) == (MOST_LINES, 20 - MOST_LINES)
+    assert (len(plan.lines), plan.num_more) == (MAX_LINES, 20 - MAX_LINES)

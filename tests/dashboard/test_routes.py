@@ -1,4 +1,4 @@
-"""Pages show everybody what is theirs, wishes need a form of ours, and nothing that people write becomes markup."""
+"""Dashboard over HTTP: pages, panels, permissions, actions, escaping and uploads."""
 
 import asyncio
 import json
@@ -27,58 +27,58 @@ def job(name: str, at: float = 0.0, work: float = 1000.0, **fields: Any) -> Arri
     return Arrival(at, JobSpec(JobId(name), work=work, **{"user": "ada", **fields}))
 
 
-def play(open_room: Any, act: Callable[[Any], Awaitable[None]], *jobs: Arrival, **options: Any) -> None:
+def play(open_dashboard: Any, act: Callable[[Any], Awaitable[None]], *jobs: Arrival, **options: Any) -> None:
     async def run() -> None:
-        async with open_room(jobs, **options) as room:
-            await act(room)
+        async with open_dashboard(jobs, **options) as dashboard:
+            await act(dashboard)
 
     asyncio.run(run())
 
 
-async def names(room: Any, path: str) -> list[str]:
-    """The jobs that a list shows."""
-    return re.findall(r'data-id="([^"]+)"', (await room.client.get(path)).text)
+async def names(dashboard: Any, path: str) -> list[str]:
+    """Jobs on a page of the list."""
+    return re.findall(r'data-id="([^"]+)"', (await dashboard.client.get(path)).text)
 
 
 def form(who: Principal = ROOT, **fields: str) -> dict[str, str]:
     return {"token": token_for(who, b"for tests"), **fields}
 
 
-def test_every_page_and_every_panel_of_it_answers(open_room: Any) -> None:
-    async def act(room: Any) -> None:
+def test_every_page_and_panel_responds(open_dashboard: Any) -> None:
+    async def act(dashboard: Any) -> None:
         for page in PAGES:
             path = page.path.replace("{job}", "a")
-            whole = await room.client.get(path)
+            whole = await dashboard.client.get(path)
             assert whole.status_code == 200, whole.text
             assert {name: whole.headers[name] for name in HEADERS} == HEADERS
             for panel in page.panels:
                 assert f'data-panel="{panel}"' in whole.text
-                answer = await room.client.get(path, params={"panel": panel})
-                assert answer.status_code == 200, answer.text
-                assert "<html" not in answer.text
-        home = await room.client.get("/")
+                response = await dashboard.client.get(path, params={"panel": panel})
+                assert response.status_code == 200, response.text
+                assert "<html" not in response.text
+        home = await dashboard.client.get("/")
         assert home.headers["location"] == "/cluster"
         for name in ("dashboard.css", "dashboard.js", "icon.svg"):
-            assert (await room.client.get(f"/dashboard/{name}")).status_code == 200
-        assert (await room.client.get("/dashboard/routes.py")).status_code == 404
-        assert (await room.client.get("/cluster?panel=nonsense")).status_code == 404
+            assert (await dashboard.client.get(f"/dashboard/{name}")).status_code == 200
+        assert (await dashboard.client.get("/dashboard/routes.py")).status_code == 404
+        assert (await dashboard.client.get("/cluster?panel=nonsense")).status_code == 404
 
-    play(open_room, act, job("a"), job("b", devices=2), job("c", after=(JobId("a"),)))
-
-
-def test_an_empty_daemon_says_what_to_do(open_room: Any) -> None:
-    async def act(room: Any) -> None:
-        assert "carpool submit" in (await room.client.get("/jobs")).text
-        assert "No decisions yet" in (await room.client.get("/decisions")).text
-        assert "Nothing to compare yet" in (await room.client.get("/compare")).text
-        assert (await room.client.get("/cluster")).status_code == 200
-
-    play(open_room, act)
+    play(open_dashboard, act, job("a"), job("b", devices=2), job("c", after=(JobId("a"),)))
 
 
-def test_what_people_write_is_never_markup(open_room: Any) -> None:
-    async def act(room: Any) -> None:
-        listed = (await room.client.get("/jobs")).text
+def test_pages_of_a_daemon_without_jobs(open_dashboard: Any) -> None:
+    async def act(dashboard: Any) -> None:
+        assert "carpool submit" in (await dashboard.client.get("/jobs")).text
+        assert "No decisions yet" in (await dashboard.client.get("/decisions")).text
+        assert "Nothing to compare yet" in (await dashboard.client.get("/compare")).text
+        assert (await dashboard.client.get("/cluster")).status_code == 200
+
+    play(open_dashboard, act)
+
+
+def test_user_input_is_escaped(open_dashboard: Any) -> None:
+    async def act(dashboard: Any) -> None:
+        listed = (await dashboard.client.get("/jobs")).text
         address = re.search(r'data-href="(/jobs/[^"]+)"', listed)
         assert address is not None
         pages = [
@@ -90,176 +90,176 @@ def test_what_people_write_is_never_markup(open_room: Any) -> None:
             f"/cluster?node={HOSTILE}",
         ]
         for path in pages:
-            answer = await room.client.get(path)
-            assert answer.status_code == 200, path
-            assert "<img" not in answer.text
-            assert "&lt;img" in answer.text or "node=" in path
-        assert "<img" not in (await room.client.get(f"/jobs/{HOSTILE}x")).text
+            response = await dashboard.client.get(path)
+            assert response.status_code == 200, path
+            assert "<img" not in response.text
+            assert "&lt;img" in response.text or "node=" in path
+        assert "<img" not in (await dashboard.client.get(f"/jobs/{HOSTILE}x")).text
 
-    play(open_room, act, job(HOSTILE, user=HOSTILE, model=HOSTILE))
+    play(open_dashboard, act, job(HOSTILE, user=HOSTILE, model=HOSTILE))
 
 
-def test_others_see_that_a_device_is_held_but_not_by_whom(open_room: Any) -> None:
-    async def act(room: Any) -> None:
-        as_ben = {"x-person": "ben"}
+def test_jobs_of_other_users_are_hidden(open_dashboard: Any) -> None:
+    async def act(dashboard: Any) -> None:
+        as_ben = {"x-user": "ben"}
         for path in ("/cluster", "/jobs", "/decisions"):
-            answer = await room.client.get(path, headers=as_ben)
-            assert answer.status_code == 200
-            assert "secret-plan" not in answer.text
-        assert "somebody else" in (await room.client.get("/cluster", headers=as_ben)).text
+            response = await dashboard.client.get(path, headers=as_ben)
+            assert response.status_code == 200
+            assert "secret-plan" not in response.text
+        assert "another user" in (await dashboard.client.get("/cluster", headers=as_ben)).text
         for path in ("/jobs/secret-plan", "/jobs/secret-plan?panel=log", "/jobs/nothing"):
-            assert (await room.client.get(path, headers=as_ben)).status_code == 404
-        assert "secret-plan" in (await room.client.get("/jobs", headers={"x-person": "screen"})).text
+            assert (await dashboard.client.get(path, headers=as_ben)).status_code == 404
+        assert "secret-plan" in (await dashboard.client.get("/jobs", headers={"x-user": "screen"})).text
 
-    play(open_room, act, job("secret-plan"))
+    play(open_dashboard, act, job("secret-plan"))
 
 
-def test_wishes_are_granted_to_who_may_wish(open_room: Any) -> None:
-    async def act(room: Any) -> None:
-        post, ada = room.client.post, Principal("ada")
-        answer = await post("/wish/pause", data=form(ada, job="a"), headers={"x-person": "ada"})
-        assert (answer.status_code, answer.headers["location"]) == (303, "/jobs/a")
-        assert room.clerk.job(ada, "a").phase is Phase.PAUSED
-        assert "Resume" in (await room.client.get("/jobs/a")).text
-        again = await post("/wish/pause", data=form(ada, job="a"), headers={"x-person": "ada"})
+def test_actions_require_permission(open_dashboard: Any) -> None:
+    async def act(dashboard: Any) -> None:
+        post, ada = dashboard.client.post, Principal("ada")
+        response = await post("/actions/pause", data=form(ada, job="a"), headers={"x-user": "ada"})
+        assert (response.status_code, response.headers["location"]) == (303, "/jobs/a")
+        assert dashboard.service.job(ada, "a").phase is Phase.PAUSED
+        assert "Resume" in (await dashboard.client.get("/jobs/a")).text
+        again = await post("/actions/pause", data=form(ada, job="a"), headers={"x-user": "ada"})
         assert again.status_code == 409
-        assert (await post("/wish/resume", data=form(job="a"))).status_code == 303
-        ben = await post("/wish/cancel", data=form(Principal("ben"), job="a"), headers={"x-person": "ben"})
+        assert (await post("/actions/resume", data=form(job="a"))).status_code == 303
+        ben = await post("/actions/cancel", data=form(Principal("ben"), job="a"), headers={"x-user": "ben"})
         assert ben.status_code == 404
         screen = form(Principal("screen", Role.READER), job="a")
-        assert (await post("/wish/cancel", data=screen, headers={"x-person": "screen"})).status_code == 403
-        assert (await post("/wish/cancel", data=form(job="a"))).status_code == 303
-        assert room.clerk.job(ada, "a").phase is Phase.CANCELLED
-        assert "cancelled by its user" in (await room.client.get("/jobs/a?panel=story")).text
-        assert (await post("/wish/explode", data=form(job="a"))).status_code == 404
+        assert (await post("/actions/cancel", data=screen, headers={"x-user": "screen"})).status_code == 403
+        assert (await post("/actions/cancel", data=form(job="a"))).status_code == 303
+        assert dashboard.service.job(ada, "a").phase is Phase.CANCELLED
+        assert "cancelled" in (await dashboard.client.get("/jobs/a?panel=story")).text
+        assert (await post("/actions/explode", data=form(job="a"))).status_code == 404
 
-    play(open_room, act, job("a"))
-
-
-def test_a_weight_is_changed_from_a_jobs_page(open_room: Any) -> None:
-    async def act(room: Any) -> None:
-        assert 'name="weight"' in (await room.client.get("/jobs/a")).text
-        assert (await room.client.post("/wish/weigh", data=form(job="a", weight="2.5"))).status_code == 303
-        assert (await room.client.post("/wish/weigh", data=form(job="a", weight="heavy"))).status_code == 422
-        assert room.clerk.job(ROOT, "a").weight == 2.5
-
-    play(open_room, act, job("a"))
+    play(open_dashboard, act, job("a"))
 
 
-def test_limits_of_devices_are_changed_from_a_jobs_page(open_room: Any) -> None:
-    async def act(room: Any) -> None:
-        assert 'name="max_devices"' in (await room.client.get("/jobs/a")).text
-        wish = form(job="a", min_devices="1", max_devices="2")
-        assert (await room.client.post("/wish/limit", data=wish)).status_code == 303
-        assert (room.clerk.job(ROOT, "a").min_devices, room.clerk.job(ROOT, "a").max_devices) == (1, 2)
-        for least, most in (("1", "0"), ("many", "2"), ("2", "1"), ("99", "99")):
-            wrong = wish | {"min_devices": least, "max_devices": most}
-            assert (await room.client.post("/wish/limit", data=wrong)).status_code == 422, wrong
+def test_change_a_weight(open_dashboard: Any) -> None:
+    async def act(dashboard: Any) -> None:
+        assert 'name="weight"' in (await dashboard.client.get("/jobs/a")).text
+        assert (await dashboard.client.post("/actions/weight", data=form(job="a", weight="2.5"))).status_code == 303
+        assert (await dashboard.client.post("/actions/weight", data=form(job="a", weight="heavy"))).status_code == 422
+        assert dashboard.service.job(ROOT, "a").weight == 2.5
+
+    play(open_dashboard, act, job("a"))
+
+
+def test_change_device_limits(open_dashboard: Any) -> None:
+    async def act(dashboard: Any) -> None:
+        assert 'name="max_devices"' in (await dashboard.client.get("/jobs/a")).text
+        fields = form(job="a", min_devices="1", max_devices="2")
+        assert (await dashboard.client.post("/actions/limit", data=fields)).status_code == 303
+        assert (dashboard.service.job(ROOT, "a").min_devices, dashboard.service.job(ROOT, "a").max_devices) == (1, 2)
+        for min_devices, max_devices in (("1", "0"), ("many", "2"), ("2", "1"), ("99", "99")):
+            wrong = fields | {"min_devices": min_devices, "max_devices": max_devices}
+            assert (await dashboard.client.post("/actions/limit", data=wrong)).status_code == 422, wrong
         forged = {"job": "a", "min_devices": "1", "max_devices": "1"}
-        assert (await room.client.post("/wish/limit", data=forged)).status_code == 403
-        assert room.clerk.job(ROOT, "a").max_devices == 2
+        assert (await dashboard.client.post("/actions/limit", data=forged)).status_code == 403
+        assert dashboard.service.job(ROOT, "a").max_devices == 2
 
-    play(open_room, act, job("a"))
+    play(open_dashboard, act, job("a"))
 
 
-def test_the_policy_is_changed_by_admins(open_room: Any) -> None:
-    async def act(room: Any) -> None:
-        post, ada = room.client.post, {"x-person": "ada"}
-        assert "Change policy" in (await room.client.get("/decisions")).text
-        assert "Change policy" not in (await room.client.get("/decisions", headers=ada)).text
-        answer = await post("/wish/policy", data=form(policy="las"))
-        assert (answer.status_code, answer.headers["location"]) == (303, "/decisions")
-        assert room.clerk.policy == "las"
-        refused = await post("/wish/policy", data=form(Principal("ada"), policy="fifo"), headers=ada)
-        assert refused.status_code == 403
-        assert (await post("/wish/policy", data={"policy": "fifo"})).status_code == 403
-        wrong = await post("/wish/policy", data=form(policy="lass"))
+def test_only_admins_change_the_policy(open_dashboard: Any) -> None:
+    async def act(dashboard: Any) -> None:
+        post, ada = dashboard.client.post, {"x-user": "ada"}
+        assert "Change policy" in (await dashboard.client.get("/decisions")).text
+        assert "Change policy" not in (await dashboard.client.get("/decisions", headers=ada)).text
+        response = await post("/actions/policy", data=form(policy="las"))
+        assert (response.status_code, response.headers["location"]) == (303, "/decisions")
+        assert dashboard.service.policy == "las"
+        rejected = await post("/actions/policy", data=form(Principal("ada"), policy="fifo"), headers=ada)
+        assert rejected.status_code == 403
+        assert (await post("/actions/policy", data={"policy": "fifo"})).status_code == 403
+        wrong = await post("/actions/policy", data=form(policy="lass"))
         assert (wrong.status_code, "Did you mean las" in wrong.text) == (422, True)
-        assert room.clerk.policy == "las"
+        assert dashboard.service.policy == "las"
 
-    play(open_room, act, job("a"))
+    play(open_dashboard, act, job("a"))
 
 
-def test_the_fault_of_the_policy_before_is_shown(open_room: Any) -> None:
-    async def act(room: Any) -> None:
-        await room.clerk._model.daemon.wish(PolicyChanged("las", "policy Mine failed: KeyError: <a>"))
+def test_the_error_of_a_replaced_policy_is_shown(open_dashboard: Any) -> None:
+    async def act(dashboard: Any) -> None:
+        await dashboard.service._model.daemon.wish(PolicyChanged("las", "policy Mine failed: KeyError: <a>"))
         for page in ("/cluster", "/decisions"):
-            assert "policy Mine failed: KeyError: &lt;a&gt;" in (await room.client.get(page)).text
-        await room.clerk.change_policy(Principal("root", Role.ADMIN), "las")
-        assert "policy Mine failed" not in (await room.client.get("/decisions")).text
+            assert "policy Mine failed: KeyError: &lt;a&gt;" in (await dashboard.client.get(page)).text
+        await dashboard.service.change_policy(Principal("root", Role.ADMIN), "las")
+        assert "policy Mine failed" not in (await dashboard.client.get("/decisions")).text
 
-    play(open_room, act, job("a"))
+    play(open_dashboard, act, job("a"))
 
 
-def test_a_job_is_shown_on_its_own_devices_only(open_room: Any) -> None:
-    async def act(room: Any) -> None:
-        assert {span.job for span in room.clerk.timeline(ROOT, 0.0, 9e9)} == {"a", "b"}
-        assert {span.job for span in room.clerk.timeline(ROOT, 0.0, 9e9, "b")} == {"b"}
-        assert 'data-tip="b"' in (await room.client.get("/jobs/b?panel=curves")).text
+def test_the_page_of_a_job_shows_only_its_devices(open_dashboard: Any) -> None:
+    async def act(dashboard: Any) -> None:
+        assert {span.job for span in dashboard.service.timeline(ROOT, 0.0, 9e9)} == {"a", "b"}
+        assert {span.job for span in dashboard.service.timeline(ROOT, 0.0, 9e9, "b")} == {"b"}
+        assert 'data-tip="b"' in (await dashboard.client.get("/jobs/b?panel=curves")).text
 
-    play(open_room, act, job("a"), job("b"))
+    play(open_dashboard, act, job("a"), job("b"))
 
 
 @pytest.mark.parametrize("token", ["", "0" * 64, token_for(Principal("ben"), b"for tests")])
-def test_a_form_of_somebody_else_is_refused(open_room: Any, token: str) -> None:
-    async def act(room: Any) -> None:
-        answer = await room.client.post("/wish/cancel", data={"job": "a", "token": token})
-        assert answer.status_code == 403
-        assert room.clerk.job(ROOT, "a").phase is Phase.RUNNING
-        assert (await room.client.get("/wish/cancel?job=a")).status_code == 405
+def test_a_form_without_a_valid_token_is_rejected(open_dashboard: Any, token: str) -> None:
+    async def act(dashboard: Any) -> None:
+        response = await dashboard.client.post("/actions/cancel", data={"job": "a", "token": token})
+        assert response.status_code == 403
+        assert dashboard.service.job(ROOT, "a").phase is Phase.RUNNING
+        assert (await dashboard.client.get("/actions/cancel?job=a")).status_code == 405
 
-    play(open_room, act, job("a"))
+    play(open_dashboard, act, job("a"))
 
 
-def test_a_report_is_handed_in_and_shown(open_room: Any, tmp_path: Path) -> None:
+def test_upload_a_report(open_dashboard: Any, tmp_path: Path) -> None:
     result = {"policy": HOSTILE, "jobs": 3, "finished": 3, "avg_jct_s": 7.0}
     document = json.dumps({"results": [result, {**result, "policy": "other", "avg_jct_s": 9.0}]})
 
-    async def act(room: Any) -> None:
-        answer = await room.client.post("/compare", data=form(report=document, name="week.json"))
-        assert answer.status_code == 303
-        shown = await room.client.get(answer.headers["location"])
+    async def act(dashboard: Any) -> None:
+        response = await dashboard.client.post("/compare", data=form(report=document, name="week.json"))
+        assert response.status_code == 303
+        shown = await dashboard.client.get(response.headers["location"])
         assert "week.json" in shown.text
         assert "&lt;img" in shown.text
         assert "<img" not in shown.text
-        refused = await room.client.post("/compare", data=form(report="nonsense"))
-        assert refused.status_code == 422
-        assert "carpool simulate" in refused.text
-        assert (await room.client.post("/compare", data={"report": document})).status_code == 403
-        assert (await room.client.get("/compare?report=../../etc/passwd")).status_code == 404
+        rejected = await dashboard.client.post("/compare", data=form(report="nonsense"))
+        assert rejected.status_code == 422
+        assert "carpool simulate" in rejected.text
+        assert (await dashboard.client.post("/compare", data={"report": document})).status_code == 403
+        assert (await dashboard.client.get("/compare?report=../../etc/passwd")).status_code == 404
 
-    play(open_room, act)
+    play(open_dashboard, act)
 
 
-def test_a_thousand_jobs_come_in_pages(open_room: Any) -> None:
+def test_pagination_of_a_thousand_jobs(open_dashboard: Any) -> None:
     jobs = [job(f"job-{number}", at=number / 100, user=f"u{number % 3}") for number in range(1000)]
 
-    async def act(room: Any) -> None:
-        first = await room.client.get("/jobs")
+    async def act(dashboard: Any) -> None:
+        first = await dashboard.client.get("/jobs")
         assert first.text.count("data-href") == 50
         assert "1–50 of 1,000" in first.text
         assert "running" in first.text.split("<tbody>")[1].split("</tr>")[0]
-        last = await room.client.get("/jobs?page=20")
+        last = await dashboard.client.get("/jobs?page=20")
         assert "951–1,000 of 1,000" in last.text
         for query, number in (("", 1000), ("&user=u1", 333), ("&phase=waiting&q=7", 0)):
             seen: list[str] = []
-            while found := await names(room, f"/jobs?page={len(seen) // 50 + 1}{query}"):
+            while found := await names(dashboard, f"/jobs?page={len(seen) // 50 + 1}{query}"):
                 seen += found
                 if len(found) < 50:
                     break
             assert len(seen) == len(set(seen))
             assert len(seen) == number or not number
-        assert (await names(room, "/jobs?q=job-77&sort=name&down=1"))[:3] == ["job-779", "job-778", "job-777"]
-        assert "Nothing matches" in (await room.client.get("/jobs?q=zzz")).text
-        assert (await room.client.get("/jobs?page=9999")).status_code == 200
+        assert (await names(dashboard, "/jobs?q=job-77&sort=name&down=1"))[:3] == ["job-779", "job-778", "job-777"]
+        assert "No matching jobs" in (await dashboard.client.get("/jobs?q=zzz")).text
+        assert (await dashboard.client.get("/jobs?page=9999")).status_code == 200
 
-    play(open_room, act, *jobs, now=20.0, cluster=Cluster.build([(63, 8, "V100")]))
+    play(open_dashboard, act, *jobs, now=20.0, cluster=Cluster.build([(63, 8, "V100")]))
 
 
-def test_curves_and_log_are_of_the_job(open_room: Any) -> None:
-    async def act(room: Any) -> None:
-        page = (await room.client.get("/jobs/a")).text
+def test_the_page_of_a_job_has_curves(open_dashboard: Any) -> None:
+    async def act(dashboard: Any) -> None:
+        page = (await dashboard.client.get("/jobs/a")).text
         assert 'data-name="loss"' in page
         assert "steps/s" in page
 
-    play(open_room, act, job("a", work=10_000.0), job("b", at=30.0), now=100.5)
+    play(open_dashboard, act, job("a", work=10_000.0), job("b", at=30.0), now=100.5)

@@ -1,4 +1,4 @@
-"""Colours can be told from their ground, and nothing in the pages needs a weaker content security policy."""
+"""Contrast of colours, and no inline or external code that the content security policy forbids."""
 
 import re
 from importlib import resources
@@ -43,24 +43,24 @@ def contrast(one: str, other: str) -> float:
         ("soft", "sunk"),
     ],
 )
-def test_words_can_be_read_in_both_themes(ink: str, ground: str) -> None:
+def test_text_has_enough_contrast_in_both_themes(ink: str, ground: str) -> None:
     for theme in (0, 1):
         assert contrast(PAIRS[ink][theme], PAIRS[ground][theme]) >= 4.5
 
 
-def test_every_job_colour_is_in_the_sheet() -> None:
+def test_every_job_colour_is_in_the_style_sheet() -> None:
     for place in range(NUM_COLOURS):
         assert re.search(rf"\.c{place} {{ --hue: \d+; }}", CSS)
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
-def test_no_template_holds_style_script_or_anything_from_elsewhere(name: str) -> None:
+def test_templates_have_no_inline_style_script_or_external_url(name: str) -> None:
     text = TEMPLATES[name]
     assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:|<script(?! src=\"/dashboard/)|https?://", text)
     assert "|safe" not in text
     assert "autoescape false" not in text
 
 
-def test_nothing_comes_from_elsewhere() -> None:
+def test_style_and_script_load_nothing_external() -> None:
     assert not re.search(r"https?://|@import|url\(", CSS)
     assert not re.search(r"https?://|\beval\(|new Function", SCRIPT)

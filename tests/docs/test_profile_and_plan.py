@@ -1,4 +1,4 @@
-"""The page on profiles and plans: its files and commands do what it says, one after another."""
+"""The commands on the page about profiles and plans work, one after another."""
 
 import json
 import re
@@ -20,14 +20,14 @@ def test_the_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     files = dict(BLOCK.findall(PAGE.read_text(encoding="utf-8")))
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    said = []
+    outputs = []
     for line in (files["commands.sh"] + files["simulate.sh"]).splitlines():
         assert run(shlex.split(line)[1:]) == 0, capsys.readouterr().err
-        said.append(capsys.readouterr().out)
-    profiled, planned, _ = said
-    assert "kept in .carpool/profiles/net-net-" in profiled
+        outputs.append(capsys.readouterr().out)
+    profiled, planned, _ = outputs
+    assert ".carpool/profiles/net-net-" in profiled
     assert planned.count("measured (±") == 2
     assert "guessed" not in planned
     assert run([*shlex.split(files["simulate.sh"])[1:], "--json"]) == 0
     makespan_s = json.loads(capsys.readouterr().out)["results"][0]["makespan_s"]
-    assert makespan_s > 40.0  # 20 s each, one after another, and what starting them took when it was measured
+    assert makespan_s > 40.0  # 20 s each, one after another, plus the measured start-up time

@@ -1,4 +1,4 @@
-"""The recipes: the script, the job file and the declaration run; what needs other packages can at least be parsed."""
+"""The how-to pages: script, job file and declaration run; blocks that need other packages parse."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_the_script_goes_on_where_it_was_interrupted(
+def test_the_script_resumes_from_its_checkpoint(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(epochs: int) -> list[str]:
@@ -48,12 +48,12 @@ def test_the_script_goes_on_where_it_was_interrupted(
 def test_the_loop_with_a_session_runs_without_carpool(folder: Path) -> None:
     import torch
 
-    left = runpy.run_path(str(folder / "own_loop.py"))
-    assert isinstance(left["loss"], torch.Tensor)
-    assert left["loss"].item() < 0.2
+    variables = runpy.run_path(str(folder / "own_loop.py"))
+    assert isinstance(variables["loss"], torch.Tensor)
+    assert variables["loss"].item() < 0.2
 
 
-def test_the_job_file_is_in_order(folder: Path) -> None:
+def test_the_job_file_is_valid(folder: Path) -> None:
     from carpool.jobs.job_file import read_jobs
 
     jobs = read_jobs(folder / "jobs.toml").jobs
@@ -73,7 +73,7 @@ def test_the_declaration_trains(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["hugging-face.md", "lightning.md"])
-def test_what_needs_other_packages_can_be_parsed(page: str) -> None:
+def test_blocks_that_need_other_packages_parse(page: str) -> None:
     files = blocks(page)
     assert files
     for name, text in files.items():
@@ -81,7 +81,7 @@ def test_what_needs_other_packages_can_be_parsed(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["existing-script.md", "hugging-face.md", "lightning.md"])
-def test_training_has_the_arguments_that_the_pages_name(page: str) -> None:
+def test_the_pages_use_arguments_that_training_has(page: str) -> None:
     pytest.importorskip("torch")
     from carpool.runtime.engine.training import Training
 

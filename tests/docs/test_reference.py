@@ -1,4 +1,4 @@
-"""What pages list is what there is: words, options, worlds, and the parameters of policies."""
+"""Reference pages match the code: glossary, options, worlds and parameters of policies."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def page(name: str) -> str:
 
 
 def parameters(text: str) -> dict[str, str]:
-    """Names and defaults in the tables of a policy's page; a row may hold several of both."""
+    """Parameters and defaults in the tables of a policy's page; a row may hold several."""
     found: dict[str, str] = {}
     for names, defaults in ROW.findall(text):
-        given = [default.strip(" `") for default in defaults.split(",")]
-        found.update(zip(re.findall(r"`([a-z_]+)`", names), given, strict=False))
+        values = [default.strip(" `") for default in defaults.split(",")]
+        found.update(zip(re.findall(r"`([a-z_]+)`", names), values, strict=False))
     return found
 
 
-def means_the_same(printed: str, value: object) -> bool:
+def is_same_value(printed: str, value: object) -> bool:
     if isinstance(value, tuple):
         return tuple(map(float, printed.split("/"))) == value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -39,10 +39,10 @@ def means_the_same(printed: str, value: object) -> bool:
     return printed == (str(value).lower() if isinstance(value, bool) else value)
 
 
-def test_no_word_of_the_glossary_is_explained_twice() -> None:
-    words = Counter(re.findall(r"^- \*\*(.+?)\*\* — ", page("glossary.md"), re.MULTILINE))
-    assert words
-    assert [word for word, times in words.items() if times > 1] == []
+def test_the_glossary_defines_each_term_once() -> None:
+    terms = Counter(re.findall(r"^- \*\*(.+?)\*\* — ", page("glossary.md"), re.MULTILINE))
+    assert terms
+    assert [term for term, count in terms.items() if count > 1] == []
 
 
 def test_every_option_of_run_is_on_its_page() -> None:
@@ -62,7 +62,7 @@ def test_every_world_is_in_the_help_and_on_its_page(world: str) -> None:
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "elastic"])  # whose page refers to `carpool`
 def test_the_page_of_a_policy_has_its_parameters(name: str) -> None:
     policy = parse_policy(name)
-    there = {field.name: getattr(policy, field.name) for field in fields(policy) if field.init}  # type: ignore[arg-type]
+    defaults = {field.name: getattr(policy, field.name) for field in fields(policy) if field.init}  # type: ignore[arg-type]
     listed = parameters(page(f"policies/{name}.md"))
-    assert {key: value for key, value in there.items() if key not in listed} == {}
-    assert {key: listed[key] for key, value in there.items() if not means_the_same(listed[key], value)} == {}
+    assert {key: value for key, value in defaults.items() if key not in listed} == {}
+    assert {key: listed[key] for key, value in defaults.items() if not is_same_value(listed[key], value)} == {}

@@ -1,4 +1,4 @@
-"""The page on the service and the Grafana file tell of what there is."""
+"""The service page and the Grafana dashboard match the API, metrics, verbs and settings."""
 
 import asyncio
 import json
@@ -26,41 +26,43 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "service.md").read_text(encoding="utf-8")
 
 
-def asked(folder: Path, path: str) -> str:
-    async def ask() -> str:
-        async with open_http(folder) as rig:
-            await rig["ada"].get("/v1/me")
-            return (await rig["root"].get(path)).text
+def get(folder: Path, path: str) -> str:
+    """Response of a daemon to an admin's request."""
 
-    return asyncio.run(ask())
+    async def fetch() -> str:
+        async with open_http(folder) as http:
+            await http["ada"].get("/v1/me")
+            return (await http["root"].get(path)).text
+
+    return asyncio.run(fetch())
 
 
 def test_every_route_is_on_the_page(tmp_path: Path) -> None:
-    paths = json.loads(asked(tmp_path, "/v1/openapi.json"))["paths"]
+    paths = json.loads(get(tmp_path, "/v1/openapi.json"))["paths"]
     for path in paths:
         short = path.partition("{job}")[2] or "/" + path.rpartition("/")[2]
         assert path.replace("{job}", "NAME").replace("{array}", "NAME") in PAGE or f"`{short}`" in PAGE, path
 
 
-def test_every_figure_of_the_dashboard_file_is_measured(tmp_path: Path) -> None:
-    measured = asked(tmp_path, "/metrics")
+def test_every_metric_of_the_grafana_dashboard_exists(tmp_path: Path) -> None:
+    metrics = get(tmp_path, "/metrics")
     text = (DOCS / "grafana.json").read_text(encoding="utf-8")
     panels = json.loads(text)["panels"]
     names = set(re.findall(r"\b((?:carpool|process)_\w+)", " ".join(t["expr"] for p in panels for t in p["targets"])))
     assert len(names) > 8
-    assert [name for name in names if name not in measured] == []
+    assert [name for name in names if name not in metrics] == []
 
 
-def test_what_an_older_carpool_says_of_a_newer_store_is_on_the_page(tmp_path: Path) -> None:
+def test_the_error_for_a_newer_store_is_on_the_page(tmp_path: Path) -> None:
     header = Header("1", "fifo", Cluster.build([(1, 1, "cpu")]))
     Store.open(tmp_path, header).close()
     with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
         database.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     (tmp_path / LOG).unlink()
-    with pytest.raises(JournalError) as told:
+    with pytest.raises(JournalError) as error:
         Store.open(tmp_path, header)
     page = (DOCS / "upgrading.md").read_text(encoding="utf-8")
-    assert re.sub(r"\d+", "N", str(told.value)) in re.sub(r"\d+", "N", page)
+    assert re.sub(r"\d+", "N", str(error.value)) in re.sub(r"\d+", "N", page)
 
 
 def test_verbs_and_settings_on_the_page_exist(tmp_path: Path) -> None:

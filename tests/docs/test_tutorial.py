@@ -1,4 +1,4 @@
-"""The tutorial: a newcomer who follows it sees what it shows, with real trainings and a real daemon."""
+"""The tutorial prints what it shows, with real trainings and a real daemon."""
 
 import os
 import socket
@@ -20,15 +20,15 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 @pytest.fixture
-def newcomer(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Reader]:
-    """Somebody with an empty folder and a home of their own, who has `carpool` on the path."""
-    place = tmp_path_factory.mktemp("new")  # a short name: the address of a socket has at most 107 bytes
+def session(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Reader]:
+    """A shell session with an empty directory, its own home, and `carpool` on the path."""
+    place = tmp_path_factory.mktemp("new")  # short: a socket's path has at most 107 bytes
     for name in ("bin", "home", "work"):
         (place / name).mkdir()
     command = place / "bin" / "carpool"
@@ -41,10 +41,10 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Re
         "CARPOOL_PORT": str(port),
         "COLUMNS": "120",
     }
-    session = Reader(place / "work", environment)
-    yield session
-    session.close()
+    reader = Reader(place / "work", environment)
+    yield reader
+    reader.close()
 
 
-def test_a_newcomer_sees_what_is_shown(newcomer: Reader, port: int) -> None:
-    assert newcomer.follow(PAGE.read_text(encoding="utf-8").replace(str(PORT), str(port))) > 15
+def test_the_commands_print_what_is_shown(session: Reader, port: int) -> None:
+    assert session.follow(PAGE.read_text(encoding="utf-8").replace(str(PORT), str(port))) > 15

@@ -1,4 +1,4 @@
-"""The page on writing a policy: every block on it runs."""
+"""Every block of the page on writing a policy runs."""
 
 import os
 import re
@@ -21,7 +21,7 @@ BLOCK = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with every file of the page in it, as the present folder."""
+    """Working directory with every file of the page."""
     blocks = dict(BLOCK.findall(PAGE.read_text(encoding="utf-8")))
     assert set(blocks) == {"mine.py", "jobs.csv", "test_mine.py", "look.py"}
     for name, text in blocks.items():
@@ -34,7 +34,7 @@ def test_the_policy_is_short(folder: Path) -> None:
     assert len((folder / "mine.py").read_text(encoding="utf-8").splitlines()) <= 30
 
 
-def test_it_beats_fifo_on_its_own_jobs(folder: Path) -> None:
+def test_the_policy_beats_fifo(folder: Path) -> None:
     trace = read_trace(folder / "jobs.csv")
     cluster = Cluster.build([(1, 4, "V100")])
     fifo = simulate(trace.arrivals, cluster, Fifo()).summary()
@@ -44,13 +44,13 @@ def test_it_beats_fifo_on_its_own_jobs(folder: Path) -> None:
         assert mine.avg_jct_s < fifo.avg_jct_s
 
 
-def test_its_programs_run(folder: Path) -> None:
+def test_the_commands_run(folder: Path) -> None:
     commands = [
         line.split() for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("carpool simulate ")
     ]
     assert len(commands) == 2
     run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py")
-    assert "was submitted: 2 devices" in run(folder, "look.py")
+    assert "2 devices" in run(folder, "look.py")
     for _, *arguments in commands:
         assert "mine.py:MyPolicy" in run(folder, "-m", "carpool", *arguments)
 

@@ -42,9 +42,9 @@ def test_folders_are_where_such_things_are(tmp_path: Path) -> None:
         ('port = "x"', "port is 'x'. Give a whole number"),
         ("port = -1", "Give a whole number"),
         ("burst = 0", "Give a number above 0"),
-        ('roots = "x"', "Give a list of texts"),
+        ('roots = "x"', "Give a list of strings"),
         ("token = 5", "token is …"),
-        ("port = ", "cannot be read"),
+        ("port = ", "cannot read"),
     ],
 )
 def test_mistakes_are_told_with_their_place(tmp_path: Path, text: str, words: str) -> None:

@@ -13,40 +13,47 @@ import traceback
 import click
 
 from carpool import __version__
-from carpool.core.errors import CarpoolError, InputError
+from carpool.core.errors import CarpoolError, InputError, UnknownName
 
-VERBS = {  # verb -> its help
-    "run": "run the jobs of a file on this machine's devices",
-    "serve": "a daemon: takes jobs in as they come, survives being killed",
-    "plan": "say what would run where and when each job would end, before anything starts",
-    "profile": "measure rate and memory of a training, and save it for plan and run",
-    "replay": "let the simulator repeat a run from what was learned, and compare",
-    "get": "copy a job's weights and metrics out of a run",
-    "simulate": "replay a trace under one or more policies",
-    "trace": "make, inspect and convert traces",
-    "policies": "list the policies and their parameters",
-    "explain": "tell a job's story from a journal",
-    "doctor": "try what this machine can do for trainings",
-    "why": "why a job waits, or holds what it holds",
-    "submit": "give jobs to the daemon, see what they print, and end as they end",
-    "ps": "list the daemon's jobs",
-    "top": "devices and jobs of the daemon, live",
-    "logs": "what a job of the daemon has printed, and goes on to print",
-    "cancel": "withdraw jobs of the daemon",
-    "pause": "take jobs of the daemon off their devices",
-    "resume": "put paused jobs back into the queue",
-    "weight": "let a job of the daemon count more or less",
-    "limit": "how many devices a job of the daemon may hold",
-    "policy": "which policy decides in the daemon, and another one from now on",
-    "token": "who may ask the daemon over the network",
-    "config": "what is set, and where each value came from",
-    "backup": "the daemon's state as one file, while it runs",
-    "restore": "put a backup in place",
-    "completion": "let the shell complete carpool's words",
-    "demo": "four real trainings, one after another and shared: the gain, and a timeline to look at",
+_SECTIONS = {  # heading of `carpool --help` -> verb -> summary
+    "Jobs on this machine": {
+        "run": "Run the jobs of a file on this machine's devices.",
+        "plan": "Forecast where each job would run and when it would end.",
+        "profile": "Measure a training's step rate and memory use.",
+        "replay": "Simulate a recorded run and compare with what happened.",
+        "get": "Copy a job's weights, metrics and log.",
+        "explain": "Show a job's history: decisions, reasons and measurements.",
+        "why": "Show why a job waits, or why it has its current devices.",
+        "doctor": "Check what this machine supports.",
+        "demo": "Run four trainings one after another and shared, and compare.",
+    },
+    "Daemon": {
+        "serve": "Run the daemon: accept jobs, resume them after a crash.",
+        "submit": "Submit jobs to the daemon and follow their output.",
+        "ps": "List the daemon's jobs.",
+        "top": "Show the daemon's devices and jobs, live.",
+        "logs": "Print or follow a job's log.",
+        "cancel": "Cancel jobs.",
+        "pause": "Preempt jobs until they are resumed.",
+        "resume": "Put paused jobs back into the queue.",
+        "weight": "Change a job's weight.",
+        "limit": "Change how many devices a job may use.",
+        "policy": "Show or change the daemon's scheduling policy.",
+        "token": "Manage the access tokens of the daemon.",
+        "config": "Show every setting and where its value comes from.",
+        "backup": "Write the daemon's state to one file while it runs.",
+        "restore": "Restore the daemon's state from a backup.",
+    },
+    "Simulation": {
+        "simulate": "Simulate a trace under one or more policies.",
+        "trace": "Generate, inspect and convert traces.",
+        "policies": "List the scheduling policies and their parameters.",
+    },
+    "Shell": {"completion": "Print the shell completion script."},
 }
+VERBS = {verb: summary for section in _SECTIONS.values() for verb, summary in section.items()}
 
-_MODULES = {  # verb -> the module in cli/verbs that holds it, where that is not the verb's own name
+_MODULES = {  # verb -> module in cli/verbs, where the names differ
     **dict.fromkeys(("cancel", "pause", "resume", "weight", "limit"), "job_control"),
     **dict.fromkeys(("config", "token", "backup", "restore"), "admin"),
     **dict.fromkeys(("ps", "top"), "status"),
@@ -56,17 +63,16 @@ _MODULES = {  # verb -> the module in cli/verbs that holds it, where that is not
 }
 
 FINISHED, JOB_FAILED, BAD_INPUT, OUR_BUG, INTERRUPTED = 0, 1, 2, 3, 130
+_BUG = "This is a bug in carpool, not an error in your input."
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called, so that ``carpool --help`` stays quick."""
+    """Command group that imports a command when it is called, so that ``carpool --help`` starts fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every verb, in the order of the table."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command behind a verb."""
         if cmd_name not in VERBS:
             return None
         module = importlib.import_module(f"carpool.cli.verbs.{_MODULES.get(cmd_name, cmd_name)}")
@@ -77,79 +83,82 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but an unknown verb gets the nearest ones."""
+        """Resolve as click does, but suggest similar verbs for an unknown one."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from carpool.core.errors import UnknownName
-
             raise UnknownName("command", args[0], VERBS)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+        """List the verbs by section without importing them."""
+        width = max(map(len, VERBS))
+        for heading, verbs in _SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{verb:{width}}", summary) for verb, summary in verbs.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="carpool")
 def carpool() -> None:
-    """Let many deep-learning training jobs share GPUs: all finish sooner, none learns anything different."""
+    """Schedule many deep-learning training jobs on shared GPUs without changing their results.
+
+    `carpool COMMAND --help` describes a command, with examples.
+    """
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 a job failed, 2 bad input, 3 our own bug, 130 interrupted."""
+    """Run the command line and exit: 0 success, 1 a job failed, 2 bad input, 3 bug in carpool, 130 interrupted."""
     sys.exit(run(args))
 
 
 def run(args: list[str] | None = None) -> int:
-    """Run the command line; its exit code."""
+    """Run the command line and return its exit code."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave as tidily as after Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     stdout = sys.stdout
     try:
         code = carpool.main(args, prog_name="carpool", standalone_mode=False)
         sys.stdout.flush()
     except InputError as error:
-        return _say(str(error), BAD_INPUT)
+        return _fail(str(error), BAD_INPUT)
     except click.ClickException as error:
-        return _misused(error)
+        return _usage_error(error)
     except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted", INTERRUPTED)
+        return _fail("interrupted", INTERRUPTED)
     except SystemExit as stop:
-        if sys.stdout is not stdout:  # click's way of saying that nobody reads on, which is no fault
+        if sys.stdout is not stdout:  # click replaces stdout when its reader has closed the pipe
             return FINISHED
         return stop.code if isinstance(stop.code, int) else OUR_BUG
     except OSError as error:
-        return _unwritten(error)
+        return _output_error(error)
     except CarpoolError as error:
-        return _say(f"{error}\nThis is a fault in carpool, not in what you gave it.", OUR_BUG)
-    except Exception:  # noqa: BLE001  # the outermost frame: whatever arrives here is our own bug
+        return _fail(f"{error}\n{_BUG}", OUR_BUG)
+    except Exception:  # noqa: BLE001  # the outermost frame: anything that arrives here is a bug
         traceback.print_exc()
-        return _say("This is a fault in carpool, not in what you gave it.", OUR_BUG)
+        return _fail(_BUG, OUR_BUG)
     return code if isinstance(code, int) else FINISHED
 
 
-def _unwritten(error: OSError) -> int:
-    """What to make of output that nobody takes: a closed pipe is no fault, a full disk is not ours."""
+def _output_error(error: OSError) -> int:
+    """Exit code for output that cannot be written: success for a closed pipe, bad input for a full disk."""
     if error.errno not in (errno.EPIPE, errno.ENOSPC):
         traceback.print_exception(error)
-        return _say("This is a fault in carpool, not in what you gave it.", OUR_BUG)
+        return _fail(_BUG, OUR_BUG)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno == errno.EPIPE:
         return FINISHED
-    return _say(f"the output cannot be written: {error.strerror}", BAD_INPUT)
+    return _fail(f"cannot write the output: {error.strerror}", BAD_INPUT)
 
 
-def _misused(error: click.ClickException) -> int:
-    """Say what click says of a wrong option or argument as our own errors are said: in a line, with the way out."""
+def _usage_error(error: click.ClickException) -> int:
+    """Print click's message for a wrong option or argument on one line, with the help to read."""
     problem = error.format_message()
-    if "\n" in problem:  # nothing was asked for, and this is the help
+    if "\n" in problem:  # a group was called without a command: the message is its help
         error.show()
         return BAD_INPUT
     where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "carpool"
-    return _say(f"{problem[:1].lower()}{problem[1:]} See: {where} --help", BAD_INPUT)
+    return _fail(f"{problem[:1].lower()}{problem[1:]} See: {where} --help", BAD_INPUT)
 
 
-def _say(words: str, code: int) -> int:
-    click.echo(f"carpool: {words}", err=True)
+def _fail(message: str, code: int) -> int:
+    click.echo(f"carpool: {message}", err=True)
     return code

@@ -16,48 +16,48 @@ from carpool.service.auth import Forbidden, Principal, Role
 from carpool.service.queries.views import JobView
 from carpool.service.service import NotFound, SchedulerService
 
-_MOST_FIELDS = 20
+_MAX_FIELDS = 20
 
 
-def token_for(person: Principal, secret: bytes) -> str:
-    """HMAC-SHA256 over who they are: another site can send a form in their name, but cannot read the token."""
-    return hmac.new(secret, f"form\0{person.role}\0{person.name}".encode(), sha256).hexdigest()
+def token_for(principal: Principal, secret: bytes) -> str:
+    """HMAC-SHA256 of a principal: another site can submit a form in their name, but cannot read this token."""
+    return hmac.new(secret, f"form\0{principal.role}\0{principal.name}".encode(), sha256).hexdigest()
 
 
-def check_token(person: Principal, secret: bytes, token: str) -> None:
-    """Forbidden unless the token is theirs; compared in constant time."""
-    if not hmac.compare_digest(token_for(person, secret).encode(), token.encode()):
-        raise Forbidden("the form is not from a page that is still valid. Go back, load the page again and repeat.")
+def check_token(principal: Principal, secret: bytes, token: str) -> None:
+    """Raise Forbidden unless the token belongs to the principal; compares in constant time."""
+    if not hmac.compare_digest(token_for(principal, secret).encode(), token.encode()):
+        raise Forbidden("the form has expired. Reload the page and try again.")
 
 
 def read_form(body: bytes) -> dict[str, str]:
-    """The fields of a plain form; of a name that comes twice, the last."""
+    """Decode a URL-encoded form; the last value of a repeated field counts."""
     try:
-        return dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+        return dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError as error:  # not UTF-8, or too many fields
-        raise InputError(f"the form cannot be read: {error}", way_out="Load the page again and repeat.") from error
+        raise InputError(f"cannot decode the form: {error}", way_out="Reload the page and try again.") from error
 
 
-HEAVIEST = 1e6
-MOST_DEVICES = 1_000_000
+MAX_WEIGHT = 1e6
+MAX_DEVICES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Something to fill in; a field without bounds takes text, which may be one of its suggestions."""
+    """Input of a form: a number if it has bounds, else text with suggestions."""
 
     name: str
     label: str
     value: float | int | str
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     step: str = "1"
     suggestions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something that may be wished, and what its button says."""
+    """Action a user may take, and the texts of its form."""
 
     verb: str
     label: str
@@ -67,85 +67,85 @@ class Action:
     is_final: bool = False
 
 
-def job_actions(job: JobView, who: Principal) -> tuple[Action, ...]:
-    """What somebody may wish of a job as it stands."""
-    if job.phase.is_over or not who.may_change(job.user):
+def job_actions(job: JobView, principal: Principal) -> tuple[Action, ...]:
+    """Actions a principal may take on a job in its present phase."""
+    if job.phase.is_over or not principal.may_change(job.user):
         return ()
-    question = "Let it count more or less against other jobs from now on."
-    weight = Field("weight", "Weight", job.weight, 0.001, HEAVIEST, "any")
-    weigh = Action("weigh", "Weight", question, "Set weight", (weight,))
-    question = "Let it hold so many devices from now on. One that runs is resized without a restart."
-    least = Field("min_devices", "At least", job.min_devices, 1, MOST_DEVICES)
-    most = Field("max_devices", "At most", job.max_devices, 1, MOST_DEVICES)
-    limit = Action("limit", "Devices", question, "Set devices", (least, most))
-    question = "Take it off its devices? It keeps its progress and waits until you resume it."
+    question = "Policies count a job of weight 2 twice as much as a job of weight 1."
+    weight = Field("weight", "Weight", job.weight, 0.001, MAX_WEIGHT, "any")
+    weigh = Action("weight", "Weight", question, "Set weight", (weight,))
+    question = "How many devices the job may use. A running job is resized without a restart."
+    min_devices = Field("min_devices", "At least", job.min_devices, 1, MAX_DEVICES)
+    max_devices = Field("max_devices", "At most", job.max_devices, 1, MAX_DEVICES)
+    limit = Action("limit", "Devices", question, "Set devices", (min_devices, max_devices))
+    question = "Preempt this job? It releases its devices, keeps its progress and waits until you resume it."
     pause = Action("pause", "Pause", question, f"Pause {job.id}")
-    resume = Action("resume", "Resume", "Put it back into the queue?", f"Resume {job.id}")
-    question = "Withdraw this job? It cannot be resumed; what it has written stays."
+    resume = Action("resume", "Resume", "Put this job back into the queue?", f"Resume {job.id}")
+    question = "Cancel this job? It cannot be resumed; checkpoints, metrics and log are kept."
     cancel = Action("cancel", "Cancel", question, f"Cancel {job.id}", is_final=True)
-    turn = {Phase.PAUSED: (resume,), Phase.BLOCKED: ()}.get(job.phase, (pause,))
-    return (weigh, limit, *turn, cancel)
+    toggle = {Phase.PAUSED: (resume,), Phase.BLOCKED: ()}.get(job.phase, (pause,))
+    return (weigh, limit, *toggle, cancel)
 
 
-def policy_action(policy: str, who: Principal) -> tuple[Action, ...]:
-    """A change of the policy, for those who may."""
-    if who.role is not Role.ADMIN:
+def policy_action(policy: str, principal: Principal) -> tuple[Action, ...]:
+    """The change of policy, for admins only."""
+    if principal.role is not Role.ADMIN:
         return ()
-    question = "Let another policy decide from now on? Jobs keep their progress; many may move."
+    question = "Change the scheduling policy? Jobs keep their progress, but many may be moved."
     name = Field("policy", "Policy, NAME:key=value…", policy, suggestions=tuple(sorted(POLICIES)))
     return (Action("policy", "Change", question, "Change policy", (name,)),)
 
 
-async def execute_action(clerk: SchedulerService, who: Principal, verb: str, form: Mapping[str, str]) -> str:
-    """Do what a form asks for; the page to show then."""
+async def execute_action(service: SchedulerService, principal: Principal, verb: str, form: Mapping[str, str]) -> str:
+    """Execute the action of a form; returns the page to show next."""
     job = form.get("job", "")
     match verb:
         case "cancel":
-            await clerk.cancel(who, job)
+            await service.cancel(principal, job)
         case "pause":
-            await clerk.pause(who, job)
+            await service.pause(principal, job)
         case "resume":
-            await clerk.resume(who, job)
-        case "weigh":
-            await clerk.set_weight(who, job, read_weight(form.get("weight", "")))
+            await service.resume(principal, job)
+        case "weight":
+            await service.set_weight(principal, job, read_weight(form.get("weight", "")))
         case "limit":
-            least, most = (read_devices(form.get(name, "")) for name in ("min_devices", "max_devices"))
-            await clerk.set_limits(who, job, least, most)
+            bounds = (read_devices(form.get(name, "")) for name in ("min_devices", "max_devices"))
+            await service.set_limits(principal, job, *bounds)
         case "policy":
-            await clerk.change_policy(who, read_policy(form.get("policy", "")))
+            await service.change_policy(principal, read_policy(form.get("policy", "")))
             return "/decisions"
         case _:
-            raise NotFound(f"nothing can be wished by the name of {verb!r}")
-    return job_address(job)
+            raise NotFound(f"unknown action {verb!r}")
+    return job_path(job)
 
 
-def job_address(job: str) -> str:
-    """Where a job's page is."""
+def job_path(job: str) -> str:
+    """Path of a job's page."""
     return f"/jobs/{quote(job, safe='')}"
 
 
 def read_weight(text: str) -> float:
-    """What a job should count."""
+    """Parse a weight; InputError outside (0, MAX_WEIGHT]."""
     try:
         weight = float(text)
     except ValueError:
         weight = inf
-    if not 0.0 < weight <= HEAVIEST:
-        raise InputError(f"the weight is {text!r}", way_out=f"Give a number above 0, at most {HEAVIEST:,.0f}.")
+    if not 0.0 < weight <= MAX_WEIGHT:
+        raise InputError(f"weight is {text!r}", way_out=f"Give a number above 0 and at most {MAX_WEIGHT:,.0f}.")
     return weight
 
 
 def read_devices(text: str) -> int:
-    """A number of devices."""
+    """Parse a number of devices; InputError unless it is a whole number from 1 to MAX_DEVICES."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
-    if not 1 <= number <= MOST_DEVICES:
-        raise InputError(f"the number of devices is {text!r}", way_out="Give a whole number of at least 1.")
+    if not 1 <= number <= MAX_DEVICES:
+        raise InputError(f"number of devices is {text!r}", way_out="Give a whole number of at least 1.")
     return number
 
 
 def read_policy(text: str) -> str:
-    """A policy by name; files are left to the command line, where it is clear whose they are."""
+    """Parse a policy's name; policy files are accepted on the command line only."""
     text = text.strip()
     if text.partition(":")[0].endswith(".py"):
-        raise InputError(f"the policy is {text!r}, a file", way_out="Name it on the command line: carpool policy FILE.")
+        raise InputError(f"policy {text!r} is a file", way_out="Set it on the command line: carpool policy FILE.")
     return text

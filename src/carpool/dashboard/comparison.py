@@ -18,28 +18,27 @@ from carpool.service.service import NotFound
 from carpool.sim.report.comparison_table import MEASURES, Measure, column, measured, winners
 from carpool.sim.report.recording import Recording, RunRecord
 
-MOST_POLICIES = 24
+MAX_POLICIES = 24
 
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One value, and its part of the greatest in the column."""
+    """One value as text, and as a fraction of the column's maximum."""
 
-    words: str
-    part: float
+    text: str
+    fraction: float
     is_best: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One measure of every policy."""
+    """One metric of every policy."""
 
     name: str
     unit: str
     hint: str
-    is_more_better: bool
     cells: tuple[Cell, ...]
 
 
@@ -50,39 +49,38 @@ class Comparison:
     trace: str
     cluster: str
     policies: tuple[str, ...]
-    jobs: tuple[str, ...]  # finished of submitted, in words
+    jobs: tuple[str, ...]  # "finished of submitted"
     columns: tuple[Column, ...]
-    jct: Chart  # share of jobs that were over after so long; only from a page
+    jct: Chart  # CDF of completion times; only from a report page
     busy: Chart
 
 
 def read_comparison(text: str, where: str) -> Comparison:
-    """A comparison from either form; InputError that says what is wrong with it."""
-    found = _DATA.search(text)
+    """Read a comparison from ``simulate --json`` output or a report page; InputError if it is neither."""
+    embedded = _DATA.search(text)
     try:
-        document = json.loads(found[1] if found else text)
-        return _compare(document)
+        return _compare(json.loads(embedded[1] if embedded else text))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise _unusable(where, f"is no JSON: {error}") from error
+        raise _unusable(where, f"not valid JSON: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _unusable(where, f"is not what carpool simulate writes: {type(error).__name__} {error}") from error
+        raise _unusable(where, f"not a report of carpool simulate: {type(error).__name__} {error}") from error
 
 
 def _unusable(where: str, problem: str) -> InputError:
-    way_out = "Make one with: carpool simulate --trace … --cluster … --policy … --policy … --json > report.json"
+    way_out = "Create one with: carpool simulate --trace … --cluster … --policy … --policy … --json > report.json"
     return InputError(problem, where=where, way_out=way_out)
 
 
 def _compare(document: Mapping[str, Any]) -> Comparison:
-    results = document["results"] if "results" in document else [_of_page(run) for run in document["runs"]]
-    runs = [RunRecord(str(result["policy"]), result, Recording(1)) for result in results[:MOST_POLICIES]]
+    results = document["results"] if "results" in document else [_page_result(run) for run in document["runs"]]
+    runs = [RunRecord(str(result["policy"]), result, Recording(1)) for result in results[:MAX_POLICIES]]
     if not runs:
         raise ValueError("no policy in it")
     return Comparison(
         str(document.get("trace", "")),
         str(document.get("cluster", "")),
         tuple(run.policy for run in runs),
-        tuple(f"{int(result['finished']):,} of {int(result['jobs']):,}" for result in results[:MOST_POLICIES]),
+        tuple(f"{int(result['finished']):,} of {int(result['jobs']):,}" for result in results[:MAX_POLICIES]),
         tuple(
             _column(runs, measure) for measure in MEASURES if any(measured(run, measure) is not None for run in runs)
         ),
@@ -91,86 +89,86 @@ def _compare(document: Mapping[str, Any]) -> Comparison:
     )
 
 
-def _of_page(run: Mapping[str, Any]) -> dict[str, Any]:
+def _page_result(run: Mapping[str, Any]) -> dict[str, Any]:
     return {"policy": run["policy"], "jobs": run["jobs"], **run["summary"]}
 
 
 def _column(runs: Sequence[RunRecord], measure: Measure) -> Column:
     unit, texts = column(runs, measure)
     values = [measured(run, measure) for run in runs]
-    greatest = max((value for value in values if value is not None), default=0.0)
+    maximum = max((value for value in values if value is not None), default=0.0)
     cells = tuple(
-        Cell(words, 0.0 if value is None or greatest <= 0 else max(0.0, value / greatest), best)
-        for words, value, best in zip(texts, values, winners(runs, measure), strict=True)
+        Cell(text, 0.0 if value is None or maximum <= 0 else max(0.0, value / maximum), best)
+        for text, value, best in zip(texts, values, winners(runs, measure), strict=True)
     )
-    return Column(measure.name, unit, measure.hint, measure.higher_is_better, cells)
+    return Column(measure.name, unit, measure.hint, cells)
 
 
 def _chart(document: Mapping[str, Any], key: str, across: str, up: str, *, is_log: bool = False) -> Chart:
     lines = [
         (str(run["policy"]), [(float(x), float(y)) for x, y in zip(run[key][across], run[key][up], strict=True)])
-        for run in document.get("runs", [])[:MOST_POLICIES]
+        for run in document.get("runs", [])[:MAX_POLICIES]
         if key in run
     ]
     return chart(lines, over_time=True, is_log=is_log, from_zero=True, stepwise=True)
 
 
-LARGEST_BYTES = 64 << 20  # of a file in the folder
+MAX_BYTES = 64 << 20  # of a file in the directory
 
-_KEPT = 64  # comparisons that were handed in, by all people together
-_ENDINGS = (".json", ".html")
+_MAX_UPLOADS = 64  # kept in memory, of all users together
+_SUFFIXES = (".json", ".html")
 
 
 class ReportEntry(NamedTuple):
-    """A comparison that can be looked at."""
+    """An available report."""
 
     key: str
     name: str
-    at: float  # when it was written; 0: handed in
+    at: float  # modification time; 0: uploaded
 
 
 class Reports:
-    """Comparisons by key. Those that were handed in are kept in memory, the newest ones, for whoever handed them in."""
+    """Reports by key: files in a directory, and each user's newest uploads, kept in memory."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._handed_in: OrderedDict[tuple[str, str], tuple[str, Comparison]] = OrderedDict()
+        self._uploads: OrderedDict[tuple[str, str], tuple[str, Comparison]] = OrderedDict()
 
-    def listed(self, who: Principal) -> list[ReportEntry]:
-        """All that somebody can look at: their own first, then the folder's, newest first."""
-        handed_in = reversed(self._handed_in.items())
-        own = [ReportEntry(key, name, 0.0) for (owner, key), (name, _) in handed_in if owner == who.name]
+    def listed(self, principal: Principal) -> list[ReportEntry]:
+        """Reports available to a principal: own uploads first, then files, each newest first."""
+        newest = reversed(self._uploads.items())
+        own = [ReportEntry(key, name, 0.0) for (owner, key), (name, _) in newest if owner == principal.name]
         files = [ReportEntry(path.name, path.name, path.stat().st_mtime) for path in self._files()]
         return own + sorted(files, key=lambda each: -each.at)
 
-    def hand_in(self, who: Principal, name: str, text: str) -> str:
-        """Take in a comparison; its key."""
+    def upload(self, principal: Principal, name: str, text: str) -> str:
+        """Store a report in memory; returns its key."""
         key = sha256(text.encode()).hexdigest()[:20]
         name = Path(name.replace("\\", "/")).name[:80] or "pasted"
-        self._handed_in[who.name, key] = (name, read_comparison(text, name))
-        self._handed_in.move_to_end((who.name, key))
-        while len(self._handed_in) > _KEPT:
-            self._handed_in.popitem(last=False)
+        self._uploads[principal.name, key] = (name, read_comparison(text, name))
+        self._uploads.move_to_end((principal.name, key))
+        while len(self._uploads) > _MAX_UPLOADS:
+            self._uploads.popitem(last=False)
         return key
 
-    def get(self, who: Principal, key: str) -> tuple[str, Comparison]:
-        """A comparison and its name; reads a file."""
-        own = self._handed_in.get((who.name, key))
+    def get(self, principal: Principal, key: str) -> tuple[str, Comparison]:
+        """Name and contents of a report; may read a file."""
+        own = self._uploads.get((principal.name, key))
         if own is not None:
             return own
         path = next((path for path in self._files() if path.name == key), None)
         if path is None:
-            raise NotFound(f"there is no report {key!r}")
-        if path.stat().st_size > LARGEST_BYTES:
+            raise NotFound(f"unknown report {key!r}")
+        if path.stat().st_size > MAX_BYTES:
             raise InputError(
-                f"has {path.stat().st_size:,} bytes, more than {LARGEST_BYTES:,}",
+                f"{path.stat().st_size:,} bytes; the limit is {MAX_BYTES:,}",
                 where=path.name,
-                way_out="Use --json instead of --report.",
+                way_out="Use the output of --json instead of --report.",
             )
         return path.name, read_comparison(path.read_text(encoding="utf-8", errors="replace"), path.name)
 
     def _files(self) -> list[Path]:
-        """Only what lies in the folder itself: a key is compared with names, never joined to a path."""
+        """Files directly in the directory: keys are compared with names and never joined to a path."""
         if self._folder is None or not self._folder.is_dir():
             return []
-        return [path for path in self._folder.iterdir() if path.suffix in _ENDINGS and path.is_file()]
+        return [path for path in self._folder.iterdir() if path.suffix in _SUFFIXES and path.is_file()]

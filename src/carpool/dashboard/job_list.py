@@ -12,18 +12,18 @@ from carpool.service.queries.views import JobView
 
 PER_PAGE = 50
 
-_ORDER = {phase: place for place, phase in enumerate((Phase.RUNNING, Phase.WAITING, Phase.BLOCKED, Phase.PAUSED))}
+_PHASE_ORDER = {phase: index for index, phase in enumerate((Phase.RUNNING, Phase.WAITING, Phase.BLOCKED, Phase.PAUSED))}
 
-# What each column is sorted by; where nothing is known comes last in either direction.
+# Sort key of each column; jobs without a value come last in either direction.
 _KEYS: dict[str, Callable[[JobView], Any]] = {
     "name": lambda job: job.id,
     "user": lambda job: job.user,
-    "phase": lambda job: _ORDER.get(job.phase, len(_ORDER)),
+    "phase": lambda job: _PHASE_ORDER.get(job.phase, len(_PHASE_ORDER)),
     "progress": lambda job: job.progress,
     "ends": lambda job: None if job.ends_in is None else job.ends_in.mean_s,
     "rate": lambda job: job.steps_per_s or None,
     "loss": lambda job: job.loss,
-    "devices": lambda job: sum(each.fraction for each in job.holds) or None,
+    "devices": lambda job: devices_allocated(job) or None,
     "waited": lambda job: job.waited_s,
     "submitted": lambda job: job.submitted_at,
 }
@@ -32,18 +32,18 @@ SORTS = tuple(_KEYS)
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs somebody wants to see, as their address says it."""
+    """Filter, sort order and page of the job list, as in the query string."""
 
     phase: str = ""  # one of Phase; empty: any
     contains: str = ""
     user: str = ""
     sort: str = "phase"
-    is_down: bool = False
+    is_descending: bool = False
     page: int = 1
 
     @classmethod
     def read(cls, query: Mapping[str, str]) -> JobFilter:
-        """What the address asks for; what makes no sense is left out."""
+        """Parse a query string; invalid values are ignored."""
         phase, sort, page = query.get("phase", ""), query.get("sort", ""), query.get("page", "")
         return cls(
             phase if phase in tuple(Phase) else "",
@@ -56,96 +56,91 @@ class JobFilter:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """For the clerk."""
         return (Phase(self.phase),) if self.phase else ()
 
     @property
-    def is_of_all(self) -> bool:
-        """Whether everybody of a phase is meant."""
+    def is_by_phase_only(self) -> bool:
         return not (self.contains or self.user)
 
     def link(self, **changes: Any) -> str:
-        """The address of this choice with something changed; a new choice begins at its first page."""
+        """URL of this filter with changes; on the first page unless `page` is given."""
         other = replace(self, **{"page": 1, **changes})
         query = {
             "phase": other.phase,
             "q": other.contains,
             "user": other.user,
             "sort": "" if other.sort == "phase" else other.sort,
-            "down": "1" if other.is_down else "",
+            "down": "1" if other.is_descending else "",
             "page": str(other.page) if other.page > 1 else "",
         }
-        return "/jobs" + (
-            "?" + said if (said := urlencode({key: value for key, value in query.items() if value})) else ""
-        )
+        text = urlencode({key: value for key, value in query.items() if value})
+        return f"/jobs?{text}" if text else "/jobs"
 
     def sorted_by(self, column: str) -> str:
-        """The address of this choice sorted by a column, the other way round if it is already."""
-        return self.link(sort=column, is_down=column == self.sort and not self.is_down)
+        """URL sorted by a column; reverses the order if it is already sorted by it."""
+        return self.link(sort=column, is_descending=column == self.sort and not self.is_descending)
 
     def direction(self, column: str) -> str:
-        """As `aria-sort` says it; empty for the others."""
-        return "" if column != self.sort else "descending" if self.is_down else "ascending"
+        """Value of `aria-sort` for a column; empty if the list is not sorted by it."""
+        return "" if column != self.sort else "descending" if self.is_descending else "ascending"
 
 
 @dataclass(frozen=True, slots=True)
 class JobList:
     """One page of jobs."""
 
-    choice: JobFilter
+    filter: JobFilter
     jobs: tuple[JobView, ...]
-    total: int  # that match
-    phases: Mapping[Phase, int]  # of all that may be seen
+    total: int  # matching jobs
+    phases: Mapping[Phase, int]  # of all visible jobs
     now: float
 
     @classmethod
-    def cut(
+    def paginate(
         cls,
-        choice: JobFilter,
+        filter_: JobFilter,
         jobs: Sequence[JobView],
         total: int,
         *,
         phases: Mapping[Phase, int],
         now: float,
-        is_cut: bool = False,
+        is_page: bool = False,
     ) -> JobList:
-        """The page that was chosen, of all jobs in order; `is_cut`: of them, only that page's are given."""
-        if not is_cut:
-            start = (choice.page - 1) * PER_PAGE
+        """The filter's page of the sorted `jobs`; with `is_page`, `jobs` has only that page."""
+        if not is_page:
+            start = (filter_.page - 1) * PER_PAGE
             jobs = jobs[start : start + PER_PAGE]
-        return cls(choice, tuple(jobs), total, phases, now)
+        return cls(filter_, tuple(jobs), total, phases, now)
 
     @property
     def first(self) -> int:
-        """Number of the first job shown, from 1."""
-        return (self.choice.page - 1) * PER_PAGE + 1
+        """Number of the first job on the page, from 1."""
+        return (self.filter.page - 1) * PER_PAGE + 1
 
     @property
     def pages(self) -> int:
-        """How many there are."""
         return max(1, -(-self.total // PER_PAGE))
 
     @property
-    def num_seen(self) -> int:
-        """Jobs there are at all."""
+    def num_visible(self) -> int:
         return sum(self.phases.values())
 
 
-def sort_jobs(jobs: Sequence[JobView], choice: JobFilter) -> list[JobView]:
-    """Jobs sorted as chosen; those alike in that column remain as they come, those without a value are last."""
-    key = _KEYS[choice.sort]
+def sort_jobs(jobs: Sequence[JobView], filter_: JobFilter) -> list[JobView]:
+    """Sort jobs stably by the filter's column; jobs without a value come last."""
+    key = _KEYS[filter_.sort]
     known = [(value, job) for job in jobs if (value := key(job)) is not None]
-    known.sort(key=lambda each: each[0], reverse=choice.is_down)
+    known.sort(key=lambda each: each[0], reverse=filter_.is_descending)
     return [job for _, job in known] + [job for job in jobs if key(job) is None]
 
 
-def devices_asked(job: JobView) -> str:
-    """What a job asked for: a number, or from the fewest to the most it accepts."""
+def devices_requested(job: JobView) -> str:
+    """Number or range of devices that a job requests."""
     if job.min_devices == job.max_devices:
         return str(job.min_devices)
     return f"{job.min_devices}–{job.max_devices}"
 
 
-def devices_held(job: JobView) -> float:
-    """Devices held, each counted by the fraction of it."""
+def devices_allocated(job: JobView) -> float:
+    """Allocated devices, each counted by its fraction."""
     return sum(each.fraction for each in job.holds)

@@ -1,7 +1,7 @@
 """Pages and panels: which panels a page has, and the query behind each panel.
 
-A panel is asked for on the daemon's loop, where the clerk may be spoken to, and shown in a thread: what it returns is a
-function that only calculates. A page can be asked for as a whole, or for one of its panels.
+A panel's loader runs on the daemon's event loop, where the service may be called, and returns a function that only
+computes and runs in a thread. A browser requests a whole page, or one of its panels.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from carpool.service.queries.views import JobView
 from carpool.service.service import SchedulerService
 
 LOG_TAIL_BYTES = 32_768
-DECISIONS = 40  # on a page
-SOON, LATEST = 8, 6  # rows below the timeline
+DECISIONS_PER_PAGE = 40
+MAX_SOON, MAX_LATEST = 8, 6  # rows below the timeline
 
-_CHUNK = 1000  # jobs that are looked up before others have their turn on the loop
+_CHUNK = 1000  # jobs loaded before the event loop gets a turn
 _GROUPS = ((Phase.RUNNING,), (Phase.WAITING,), (Phase.BLOCKED,), (Phase.PAUSED,), tuple(p for p in Phase if p.is_over))
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """A page that somebody wants to see."""
+    """Request for a page: principal, query and the services that panels use."""
 
-    clerk: SchedulerService
-    who: Principal
+    service: SchedulerService
+    principal: Principal
     query: Mapping[str, str]
     zone: tzinfo
     reports: Reports
     job: str = ""
 
 
-Show = Callable[[], Any]
-Panel = Callable[[PageRequest], Awaitable[Show]]
+Compute = Callable[[], Any]  # the variable of a panel's template
+Panel = Callable[[PageRequest], Awaitable[Compute]]
 
 
 class Page(NamedTuple):
-    """A page of the dashboard; its template and those of its panels bear their names."""
+    """A page of the dashboard; templates are named after the page and its panels."""
 
     name: str
     title: str
@@ -60,62 +60,57 @@ class Page(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------------------- cluster
-async def ask_figures(asked: PageRequest) -> Show:
-    """The whole in a few figures."""
-    summary = asked.clerk.summary(asked.who)
+async def _load_figures(request: PageRequest) -> Compute:
+    summary = request.service.summary(request.principal)
     return lambda: summary
 
 
-async def ask_timeline(asked: PageRequest) -> Show:
-    """Who ran when, with which share."""
-    now = asked.clerk.now()
-    window = TimeWindow.read(asked.query, now)
-    devices = asked.clerk.devices(asked.who)
-    spans = asked.clerk.timeline(asked.who, window.since, window.until)
-    node = asked.query.get("node", "")
+async def _load_timeline(request: PageRequest) -> Compute:
+    now = request.service.now()
+    window = TimeWindow.read(request.query, now)
+    devices = request.service.devices(request.principal)
+    spans = request.service.timeline(request.principal, window.since, window.until)
+    node = request.query.get("node", "")
     if all(device.node != node for device in devices):
         node = ""
-    return partial(draw_timeline, devices, spans, window, now, asked.zone, node)
+    return partial(draw_timeline, devices, spans, window, now, request.zone, node)
 
 
-async def ask_soon(asked: PageRequest) -> Show:
-    """Which jobs will end next."""
-    running = await _everything(asked, JobFilter(phase=Phase.RUNNING, sort="ends"))
-    return lambda: [job for job in sort_jobs(running, JobFilter(sort="ends")) if job.ends_in is not None][:SOON]
+async def _load_soon(request: PageRequest) -> Compute:
+    running = await _all_jobs(request, JobFilter(phase=Phase.RUNNING, sort="ends"))
+    return lambda: [job for job in sort_jobs(running, JobFilter(sort="ends")) if job.ends_in is not None][:MAX_SOON]
 
 
-async def ask_latest(asked: PageRequest) -> Show:
-    """The newest few plans."""
-    found, now = asked.clerk.decisions(asked.who, limit=LATEST), asked.clerk.now()
+async def _load_latest(request: PageRequest) -> Compute:
+    found, now = request.service.decisions(request.principal, limit=MAX_LATEST), request.service.now()
     return lambda: SimpleNamespace(decisions=found, now=now)
 
 
 # ------------------------------------------------------------------------------------------------------------- jobs
-async def ask_jobs(asked: PageRequest) -> Show:
-    """One page of the list of jobs."""
-    choice = JobFilter.read(asked.query)
-    summary = asked.clerk.summary(asked.who)
-    make = partial(JobList.cut, choice, phases=summary.jobs, now=summary.at)
-    if choice.sort == "phase" and not choice.is_down:
-        jobs, total = _by_phase(asked, choice, summary.jobs)
-        return partial(make, jobs, total, is_cut=True)
-    found = await _everything(asked, choice)
-    return lambda: make(sort_jobs(found, choice), len(found))
+async def _load_jobs(request: PageRequest) -> Compute:
+    filter_ = JobFilter.read(request.query)
+    summary = request.service.summary(request.principal)
+    make = partial(JobList.paginate, filter_, phases=summary.jobs, now=summary.at)
+    if filter_.sort == "phase" and not filter_.is_descending:
+        jobs, total = _by_phase(request, filter_, summary.jobs)
+        return partial(make, jobs, total, is_page=True)
+    found = await _all_jobs(request, filter_)
+    return lambda: make(sort_jobs(found, filter_), len(found))
 
 
-def _by_phase(asked: PageRequest, choice: JobFilter, phases: Mapping[Phase, int]) -> tuple[list[JobView], int]:
-    """One page in the usual order, without a look at other pages: what runs comes first, what is over last."""
-    start, found, total = (choice.page - 1) * PER_PAGE, list[JobView](), 0
+def _by_phase(request: PageRequest, filter_: JobFilter, phases: Mapping[Phase, int]) -> tuple[list[JobView], int]:
+    """One page in the default order, running jobs first, without loading the other pages."""
+    start, found, total = (filter_.page - 1) * PER_PAGE, list[JobView](), 0
     for group in _GROUPS:
-        wanted = [phase for phase in group if phases[phase] and (not choice.phase or phase == choice.phase)]
+        wanted = [phase for phase in group if phases[phase] and (not filter_.phase or phase == filter_.phase)]
         number = sum(phases[phase] for phase in wanted)
-        is_elsewhere = total + number <= start or len(found) == PER_PAGE
-        if wanted and not (is_elsewhere and choice.is_of_all):
-            page = asked.clerk.jobs(
-                asked.who,
+        is_on_other_page = total + number <= start or len(found) == PER_PAGE
+        if wanted and not (is_on_other_page and filter_.is_by_phase_only):
+            page = request.service.jobs(
+                request.principal,
                 phases=wanted,
-                user=choice.user,
-                contains=choice.contains,
+                user=filter_.user,
+                contains=filter_.contains,
                 offset=max(0, start - total),
                 limit=PER_PAGE - len(found),
             )
@@ -125,12 +120,17 @@ def _by_phase(asked: PageRequest, choice: JobFilter, phases: Mapping[Phase, int]
     return found, total
 
 
-async def _everything(asked: PageRequest, choice: JobFilter) -> list[JobView]:
-    """All jobs that match, in pieces, so that nobody else has to wait long."""
+async def _all_jobs(request: PageRequest, filter_: JobFilter) -> list[JobView]:
+    """All matching jobs, loaded in chunks so that other requests are served in between."""
     found: list[JobView] = []
     while True:
-        page = asked.clerk.jobs(
-            asked.who, phases=choice.phases, user=choice.user, contains=choice.contains, offset=len(found), limit=_CHUNK
+        page = request.service.jobs(
+            request.principal,
+            phases=filter_.phases,
+            user=filter_.user,
+            contains=filter_.contains,
+            offset=len(found),
+            limit=_CHUNK,
         )
         found += page.jobs
         if not page.jobs or len(found) >= page.total:
@@ -139,66 +139,66 @@ async def _everything(asked: PageRequest, choice: JobFilter) -> list[JobView]:
 
 
 # -------------------------------------------------------------------------------------------------------------- job
-async def ask_head(asked: PageRequest) -> Show:
-    """How a job stands, why, and what may be done about it."""
-    job, now = asked.clerk.job(asked.who, asked.job), asked.clerk.now()
-    why = asked.clerk.why(asked.who, asked.job)
-    offered = job_actions(job, asked.who)
-    return lambda: SimpleNamespace(job=job, why=why, now=now, actions=offered)
+async def _load_head(request: PageRequest) -> Compute:
+    """State of a job, the reason for its allocation, and the actions on it."""
+    job, now = request.service.job(request.principal, request.job), request.service.now()
+    why = request.service.why(request.principal, request.job)
+    actions = job_actions(job, request.principal)
+    return lambda: SimpleNamespace(job=job, why=why, now=now, actions=actions)
 
 
-async def ask_curves(asked: PageRequest) -> Show:
-    """What a job reported, and what it held."""
-    job, now = asked.clerk.job(asked.who, asked.job), asked.clerk.now()
-    measured = await asked.clerk.measurements(asked.who, asked.job)
-    spans = asked.clerk.timeline(asked.who, job.submitted_at, now, job.id)
-    devices = asked.clerk.devices(asked.who)
-    return partial(job_curves, job, measured, spans, devices, now, asked.zone)
+async def _load_curves(request: PageRequest) -> Compute:
+    job, now = request.service.job(request.principal, request.job), request.service.now()
+    measured = await request.service.measurements(request.principal, request.job)
+    spans = request.service.timeline(request.principal, job.submitted_at, now, job.id)
+    devices = request.service.devices(request.principal)
+    return partial(job_curves, job, measured, spans, devices, now, request.zone)
 
 
-async def ask_story(asked: PageRequest) -> Show:
-    """What happened to a job, newest first."""
-    told, now = asked.clerk.story(asked.who, asked.job), asked.clerk.now()
-    return lambda: SimpleNamespace(moments=told[::-1], now=now)
+async def _load_story(request: PageRequest) -> Compute:
+    history, now = request.service.story(request.principal, request.job), request.service.now()
+    return lambda: SimpleNamespace(events=history[::-1], now=now)
 
 
-async def ask_log(asked: PageRequest) -> Show:
-    """The end of a job's log, from the first whole line on."""
-    piece = asked.clerk.log(asked.who, asked.job, -LOG_TAIL_BYTES)
-    text = piece.text if piece.start == 0 else piece.text.partition("\n")[2]
-    return lambda: SimpleNamespace(text=text, is_cut=piece.start > 0, is_over=piece.is_over)
+async def _load_log(request: PageRequest) -> Compute:
+    """Tail of a job's log, from the first complete line."""
+    chunk = request.service.log(request.principal, request.job, -LOG_TAIL_BYTES)
+    text = chunk.text if chunk.start == 0 else chunk.text.partition("\n")[2]
+    return lambda: SimpleNamespace(text=text, is_tail=chunk.start > 0, is_over=chunk.is_over)
 
 
 # -------------------------------------------------------------------------------------------------------- decisions
-async def ask_policy(asked: PageRequest) -> Show:
-    """Which policy decides, and for admins a change of it."""
-    policy = asked.clerk.policy
-    offered = policy_action(policy, asked.who)
-    fault = asked.clerk.policy_fault(asked.who)
-    return lambda: SimpleNamespace(text=policy, fault=fault, actions=offered)
+async def _load_policy(request: PageRequest) -> Compute:
+    """The scheduling policy, and for admins the form to change it."""
+    policy = request.service.policy
+    actions = policy_action(policy, request.principal)
+    fault = request.service.policy_fault(request.principal)
+    return lambda: SimpleNamespace(text=policy, fault=fault, actions=actions)
 
 
-async def ask_decisions(asked: PageRequest) -> Show:
-    """The newest plans, or those before a number."""
-    said = asked.query.get("before", "")
-    before = int(said) if said.isascii() and said.isdigit() and len(said) < 12 else None
-    found = asked.clerk.decisions(asked.who, before=before, limit=3 * DECISIONS)
-    now = asked.clerk.now()
-    has_more = len(found) > DECISIONS
-    return lambda: SimpleNamespace(plans=plan_summaries(found, DECISIONS), before=before, has_more=has_more, now=now)
+async def _load_decisions(request: PageRequest) -> Compute:
+    """The newest plans, or those before a given number."""
+    text = request.query.get("before", "")
+    before = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else None
+    found = request.service.decisions(request.principal, before=before, limit=3 * DECISIONS_PER_PAGE)
+    now = request.service.now()
+    has_more = len(found) > DECISIONS_PER_PAGE
+    return lambda: SimpleNamespace(
+        plans=plan_summaries(found, DECISIONS_PER_PAGE), before=before, has_more=has_more, now=now
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- compare
-async def ask_compare(asked: PageRequest) -> Show:
-    """Reports to choose from, and the one that was chosen, else the newest."""
+async def _load_compare(request: PageRequest) -> Compute:
+    """Available reports, and the chosen one or else the newest."""
 
-    def show() -> SimpleNamespace:
-        listed = asked.reports.listed(asked.who)
-        key = asked.query.get("report") or (listed[0].key if listed else "")
-        name, found = asked.reports.get(asked.who, key) if key else ("", None)
+    def compute() -> SimpleNamespace:
+        listed = request.reports.listed(request.principal)
+        key = request.query.get("report") or (listed[0].key if listed else "")
+        name, found = request.reports.get(request.principal, key) if key else ("", None)
         return SimpleNamespace(listed=listed, key=key, name=name, found=found)
 
-    return show
+    return compute
 
 
 PAGES = (
@@ -206,10 +206,15 @@ PAGES = (
         "cluster",
         "Cluster",
         "/cluster",
-        {"figures": ask_figures, "timeline": ask_timeline, "soon": ask_soon, "latest": ask_latest},
+        {"figures": _load_figures, "timeline": _load_timeline, "soon": _load_soon, "latest": _load_latest},
     ),
-    Page("jobs", "Jobs", "/jobs", {"jobs": ask_jobs}),
-    Page("job", "Job", "/jobs/{job}", {"head": ask_head, "curves": ask_curves, "story": ask_story, "log": ask_log}),
-    Page("decisions", "Decisions", "/decisions", {"policy": ask_policy, "decisions": ask_decisions}),
-    Page("compare", "Compare", "/compare", {"compare": ask_compare}),
+    Page("jobs", "Jobs", "/jobs", {"jobs": _load_jobs}),
+    Page(
+        "job",
+        "Job",
+        "/jobs/{job}",
+        {"head": _load_head, "curves": _load_curves, "story": _load_story, "log": _load_log},
+    ),
+    Page("decisions", "Decisions", "/decisions", {"policy": _load_policy, "decisions": _load_decisions}),
+    Page("compare", "Compare", "/compare", {"compare": _load_compare}),
 )

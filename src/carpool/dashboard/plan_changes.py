@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from carpool.dashboard.job_detail import describe_holdings
+from carpool.dashboard.job_detail import format_devices
 from carpool.service.queries.views import ChangeView, DecisionView
 
-MOST_LINES = 8  # of a plan; the others are counted
+MAX_LINES = 8  # shown per plan
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeLine:
-    """One change, in words."""
+    """Text of one change of allocation."""
 
-    job: str  # empty: somebody else's
-    words: str
-    before: str  # what it had, where that is known and says something
-    is_off: bool
-    believed: float
+    job: str  # empty: another user's
+    text: str
+    previous: str  # the allocation before, if known
+    is_preempted: bool
+    expected_rate: float
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """A decision with its changes in words."""
+    """A decision with the text of its changes."""
 
     number: int
     at: float
@@ -33,30 +33,30 @@ class PlanSummary:
     num_more: int
 
 
-def plan_summaries(decisions: Sequence[DecisionView], most: int) -> list[PlanSummary]:
-    """The newest `most` of decisions that come newest first; older ones only say what was before."""
-    had: dict[str, ChangeView] = {}
-    found = []
-    for place, decision in reversed(list(enumerate(decisions))):
-        lines = [_line(change, had.get(change.job) if change.job else None) for change in decision.changes]
-        had |= {change.job: change for change in decision.changes}
-        if place < most:
-            shown = tuple(lines[:MOST_LINES])
-            found.append(PlanSummary(decision.number, decision.at, decision.reason, shown, len(lines) - len(shown)))
-    return found[::-1]
+def plan_summaries(decisions: Sequence[DecisionView], limit: int) -> list[PlanSummary]:
+    """Summaries of the newest `limit` decisions, newest first; older decisions only give previous allocations."""
+    previous: dict[str, ChangeView] = {}
+    summaries = []
+    for index, decision in reversed(list(enumerate(decisions))):
+        lines = [_line(change, previous.get(change.job) if change.job else None) for change in decision.changes]
+        previous |= {change.job: change for change in decision.changes}
+        if index < limit:
+            shown = tuple(lines[:MAX_LINES])
+            summaries.append(PlanSummary(decision.number, decision.at, decision.reason, shown, len(lines) - len(shown)))
+    return summaries[::-1]
 
 
-def _line(change: ChangeView, had: ChangeView | None) -> ChangeLine:
-    batch = f", batch {change.batch_size}" if change.batch_size else ""
+def _line(change: ChangeView, previous: ChangeView | None) -> ChangeLine:
     if not change.holds:
-        before = "" if had is None or not had.holds else describe_holdings(had.holds)
-        return ChangeLine(change.job, "is taken off", before, is_off=True, believed=0.0)
-    words = f"gets {describe_holdings(change.holds)}{batch}"
-    if had is None:
+        before = f"from {format_devices(previous.holds)}" if previous is not None and previous.holds else ""
+        return ChangeLine(change.job, "preempted", before, is_preempted=True, expected_rate=0.0)
+    text = f"gets {format_devices(change.holds)}" + (f", batch {change.batch_size}" if change.batch_size else "")
+    if previous is None:
         before = ""
-    elif (had.holds, had.batch_size) == (change.holds, change.batch_size):
-        before = "as before"
+    elif (previous.holds, previous.batch_size) == (change.holds, change.batch_size):
+        before = "unchanged"
     else:
-        had_batch = f", batch {had.batch_size}" if had.batch_size and had.batch_size != change.batch_size else ""
-        before = f"before: {describe_holdings(had.holds)}{had_batch}"
-    return ChangeLine(change.job, words, before, is_off=False, believed=change.believed)
+        is_other_batch = previous.batch_size and previous.batch_size != change.batch_size
+        batch = f", batch {previous.batch_size}" if is_other_batch else ""
+        before = f"before: {format_devices(previous.holds)}{batch}"
+    return ChangeLine(change.job, text, before, is_preempted=False, expected_rate=change.believed)

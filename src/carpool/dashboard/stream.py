@@ -10,52 +10,52 @@ from collections.abc import AsyncGenerator
 from carpool.service.auth import Principal
 from carpool.service.service import SchedulerService
 
-_REST_S = 0.4  # between two messages
-_HEARTBEAT_S = 15.0  # a comment, so that those in between do not take the silence for an end
-_MOST_JOBS = 50  # named in a message; beyond, a page takes it that all of them are meant
+_MIN_INTERVAL_S = 0.4  # between two messages
+_HEARTBEAT_S = 15.0  # keeps proxies from closing an idle stream
+_MAX_JOBS = 50  # named in a message; with more, a page refreshes everything
 
 
 async def page_events(
-    clerk: SchedulerService, who: Principal, *, rest_s: float = _REST_S
+    service: SchedulerService, principal: Principal, *, min_interval_s: float = _MIN_INTERVAL_S
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events: ``{"kinds": […], "jobs": […]}``, or ``"jobs": null`` for too many to name.
 
-    However much happens, a page gets one message in `rest_s`, and however slow it is, no more than one is waiting.
+    Events are merged into at most one message per `min_interval_s`; at most one waits for a slow client.
     """
     kinds: set[str] = set()
     jobs: set[str] = set()
-    news = asyncio.Event()
+    changed = asyncio.Event()
 
     async def listen() -> None:
-        async for event in clerk.events(who):
+        async for event in service.events(principal):
             kinds.add(event.kind)
-            if event.job and len(jobs) <= _MOST_JOBS:
+            if event.job and len(jobs) <= _MAX_JOBS:
                 jobs.add(event.job)
-            news.set()
+            changed.set()
 
     listening = asyncio.create_task(listen())
     try:
         yield b"retry: 2000\n\n"
-        while not listening.done() or news.is_set():
+        while not listening.done() or changed.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(_either(news, listening), _HEARTBEAT_S)
-            if not news.is_set():
-                yield b": still here\n\n"
+                await asyncio.wait_for(_either(changed, listening), _HEARTBEAT_S)
+            if not changed.is_set():
+                yield b": heartbeat\n\n"
                 continue
-            news.clear()
-            told = {"kinds": sorted(kinds), "jobs": sorted(jobs) if len(jobs) <= _MOST_JOBS else None}
+            changed.clear()
+            message = {"kinds": sorted(kinds), "jobs": sorted(jobs) if len(jobs) <= _MAX_JOBS else None}
             kinds.clear()
             jobs.clear()
-            yield f"data: {json.dumps(told)}\n\n".encode()
-            await asyncio.sleep(rest_s)
+            yield f"data: {json.dumps(message)}\n\n".encode()
+            await asyncio.sleep(min_interval_s)
     finally:
         listening.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await listening
 
 
-async def _either(news: asyncio.Event, listening: asyncio.Task[None]) -> None:
-    waiting = asyncio.create_task(news.wait())
+async def _either(changed: asyncio.Event, listening: asyncio.Task[None]) -> None:
+    waiting = asyncio.create_task(changed.wait())
     try:
         await asyncio.wait({waiting, listening}, return_when=asyncio.FIRST_COMPLETED)
     finally:

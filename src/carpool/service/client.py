@@ -23,43 +23,42 @@ from carpool.service.config import read_settings
 
 
 def submission_body(jobs: Path | str | Mapping[str, Any], folder: Path | str = "") -> dict[str, Any]:
-    """What is sent to submit a job file, or tables; relative paths are seen from the file, or from `folder`."""
+    """Request body for a job file or its tables; relative paths are relative to the file, or to `folder`."""
     if isinstance(jobs, Mapping):
         return {**jobs, "folder": str(Path(folder).absolute())}
     path = Path(jobs)
     try:
-        data = json.loads(
-            json.dumps(tomllib.loads(path.read_text(encoding="utf-8")), allow_nan=False, default=_as_text)
-        )
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(json.dumps(tables, allow_nan=False, default=_encode_datetime))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name a job file.") from None
+        raise InputError(f"cannot read: {cause(error)}", where=str(path), way_out="Give a job file.") from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Mend that line.") from None
+        raise InputError(f"not valid TOML: {error}", where=str(path), way_out="Fix that line.") from None
     except (TypeError, ValueError) as error:
-        raise InputError(f"has values that cannot be sent: {error}", where=str(path)) from None
+        raise InputError(f"has a value that JSON cannot represent: {error}", where=str(path)) from None
     return {**data, "folder": str(Path(folder or path.parent).absolute())}
 
 
-def _as_text(value: object) -> str:
-    """A moment as JSON can have it; one that does not say where is here."""
+def _encode_datetime(value: object) -> str:
+    """Encode a TOML date-time for JSON; one without an offset is in local time."""
     if isinstance(value, datetime):
         return value.astimezone().isoformat()
     raise TypeError(f"{value!r} is a {type(value).__name__}")
 
 
-Json = dict[str, Any]  # as the API's description has it
+Json = dict[str, Any]  # see /v1/openapi.json for the fields
 _KEY = "Idempotency-Key"
 _UNIX = "unix:"
-_SENT = "submission"  # what a daemon calls a job file that was sent to it
-_BREATH_S = 0.5
+_SUBMISSION = "submission"  # the daemon's name for the file in error messages
+_RECONNECT_DELAY_S = 0.5
 
 
 class Unreachable(InputError):
-    """Nobody answers where the daemon should be."""
+    """No daemon answers at the address."""
 
 
 class RequestDenied(InputError):
-    """The daemon refused what was asked; `status` is that of HTTP."""
+    """The daemon denied the request; `status` is the HTTP status (4xx)."""
 
     def __init__(self, status: int, problem: str, *, where: str = "", way_out: str = "") -> None:
         super().__init__(problem, where=where, way_out=way_out)
@@ -67,14 +66,16 @@ class RequestDenied(InputError):
 
 
 class DaemonError(CarpoolError):
-    """The daemon could not do what was asked, through no fault of whoever asked."""
+    """The daemon failed to handle the request (HTTP 5xx)."""
 
 
 class Client:
-    """Asks a daemon. Not to be used from two threads at a time.
+    """Client of a daemon's HTTP API. Not thread-safe.
 
-    `server` is a URL or ``unix:PATH``, `ca` a file with the certificates to believe; where these and `token` are not
-    given the settings say (see `carpool config show`).
+    `server` is a URL or ``unix:PATH``, `ca` a PEM file with trusted certificates. Arguments that are not given come
+    from the settings (see `carpool config show`).
+
+    Methods raise RequestDenied, Unreachable or DaemonError. The replies are described by `/v1/openapi.json`.
     """
 
     def __init__(self, server: str = "", token: str = "", *, ca: str = "", timeout_s: float = 60.0) -> None:
@@ -83,7 +84,7 @@ class Client:
         self._token = token or settings["token"]
         self._authority = Path(ca) if ca else settings.path("ca")
         self._timeout_s = timeout_s
-        self._line: http.client.HTTPConnection | None = None
+        self._connection: http.client.HTTPConnection | None = None
 
     def __enter__(self) -> Client:
         return self
@@ -94,204 +95,207 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
-    # --------------------------------------------------------------------------------------------------------- wishes
+    # ------------------------------------------------------------------------------------------------------- commands
     def submit(self, jobs: Path | str | Mapping[str, Any], *, folder: Path | str = "", key: str = "") -> list[str]:
-        """Submit the jobs of a job file, or tables as in one; their names, once they can no longer be lost."""
-        headers = {_KEY: key} if key else {}
-        with _by_its_name(jobs):
-            names: list[str] = self.ask("POST", "/v1/jobs", body=submission_body(jobs, folder), headers=headers)["jobs"]
+        """Submit the jobs of a job file, or of its tables; returns their names once they are on the daemon's disk."""
+        body, headers = submission_body(jobs, folder), {_KEY: key} if key else {}
+        with _named_errors(jobs):
+            names: list[str] = self.request("POST", "/v1/jobs", body=body, headers=headers)["jobs"]
         return names
 
     def plan(self, jobs: Path | str | Mapping[str, Any], *, folder: Path | str = "") -> Json:
-        """What would become of jobs if they were submitted now."""
-        with _by_its_name(jobs):
+        """Forecast start and end of jobs if they were submitted now."""
+        with _named_errors(jobs):
             return self._object("POST", "/v1/plan", body=submission_body(jobs, folder))
 
     def cancel(self, job: str) -> Json:
-        """Withdraw a job; how it stands then."""
-        return self._object("POST", f"{_at(job)}/cancel")
+        """Cancel a job; returns its new state, as do the other commands on one job."""
+        return self._object("POST", f"{_job_path(job)}/cancel")
 
     def pause(self, job: str) -> Json:
-        """Take a job off its devices until `resume`."""
-        return self._object("POST", f"{_at(job)}/pause")
+        """Preempt a job until `resume`."""
+        return self._object("POST", f"{_job_path(job)}/pause")
 
     def resume(self, job: str) -> Json:
         """Put a paused job back into the queue."""
-        return self._object("POST", f"{_at(job)}/resume")
+        return self._object("POST", f"{_job_path(job)}/resume")
 
-    def wish_array(self, array: str, word: str) -> list[str]:
-        """Cancel, pause or resume all jobs of a sweep that can be; their names."""
-        names: list[str] = self._object("POST", f"/v1/arrays/{quote(array, safe='')}/{word}")["jobs"]
+    def apply_to_array(self, array: str, action: str) -> list[str]:
+        """Cancel, pause or resume all jobs of a sweep that allow it; returns their names."""
+        names: list[str] = self._object("POST", f"/v1/arrays/{quote(array, safe='')}/{action}")["jobs"]
         return names
 
     def reweigh(self, job: str, weight: float) -> Json:
-        """Let a job count more or less from now on."""
-        return self._object("PUT", f"{_at(job)}/weight", body={"weight": weight})
+        """Change a job's weight."""
+        return self._object("PUT", f"{_job_path(job)}/weight", body={"weight": weight})
 
     def limit(self, job: str, min_devices: int, max_devices: int) -> Json:
-        """Let a job hold another number of devices from now on."""
-        return self._object("PUT", f"{_at(job)}/limits", body={"min_devices": min_devices, "max_devices": max_devices})
+        """Change how many devices a job may use."""
+        body = {"min_devices": min_devices, "max_devices": max_devices}
+        return self._object("PUT", f"{_job_path(job)}/limits", body=body)
 
     def policy(self) -> str:
-        """The policy that decides."""
+        """Name and parameters of the scheduling policy."""
         return str(self.policy_state()["policy"])
 
     def policy_state(self) -> Json:
-        """The policy that decides, and the fault of the one before where that is why."""
+        """The scheduling policy, and the error of the previous one if the daemon fell back."""
         return self._object("GET", "/v1/policy")
 
     def change_policy(self, policy: str) -> str:
-        """Let another policy decide from now on."""
+        """Change the scheduling policy; returns it."""
         return str(self._object("PUT", "/v1/policy", body={"policy": policy})["policy"])
 
     # ----------------------------------------------------------------------------------------------------------- jobs
     def jobs(self, **filters: Any) -> Json:
-        """A page of jobs: `phase` (one or several), `user`, `contains`, `newest_first`, `offset`, `limit`."""
+        """One page of jobs; filters: `phase` (may be a list), `user`, `contains`, `newest_first`, `offset`, `limit`."""
         return self._object("GET", "/v1/jobs", **filters)
 
     def all_jobs(self, **filters: Any) -> Iterator[Json]:
-        """Every job that matches, page by page."""
+        """All jobs that match, fetched page by page."""
         offset = 0
         while page := self.jobs(**filters, offset=offset, limit=500)["jobs"]:
             yield from page
             offset += len(page)
 
     def job(self, job: str) -> Json:
-        """One job."""
-        return self._object("GET", _at(job))
+        """Current state of a job."""
+        return self._object("GET", _job_path(job))
 
     def story(self, job: str) -> list[Json]:
-        """What happened to a job, in words."""
-        return self._list("GET", f"{_at(job)}/story")
+        """History of a job."""
+        return self._list("GET", f"{_job_path(job)}/story")
 
     def why(self, job: str) -> str:
-        """Why a job waits, or holds what it holds."""
-        return str(self._object("GET", f"{_at(job)}/why")["why"])
+        """Why a job waits, or why it has its devices."""
+        return str(self._object("GET", f"{_job_path(job)}/why")["why"])
 
     def measurements(self, job: str, most: int = 2000) -> list[Json]:
-        """A job's curve."""
-        return self._list("GET", f"{_at(job)}/measurements", most=most)
+        """Loss, rate and metrics of a job over time, thinned to at most `most` points."""
+        return self._list("GET", f"{_job_path(job)}/measurements", most=most)
 
     def log(self, job: str, start: int = 0) -> Json:
-        """A stretch of a job's log: text, start, next, is_over."""
-        return self._object("GET", f"{_at(job)}/log", start=start)
+        """Part of a job's log from byte `start`: text, start, next, is_over."""
+        return self._object("GET", f"{_job_path(job)}/log", start=start)
 
     def follow(self, job: str, start: int = 0) -> Iterator[bytes]:
-        """A job's log as it is written, until the job is over; on a line of its own."""
+        """Stream a job's log until the job ends, over a separate connection; reconnects if it breaks."""
         start = self.log(job, start)["start"]
         while True:
-            with _whatever_breaks(), self._stream(f"{_at(job)}/log/follow", start=start) as answer:
-                while piece := answer.read1(1 << 16):
-                    start += len(piece)
-                    yield piece
-            last = self.log(job, start)  # a stream also ends because it has gone on for long
+            with _retry_broken_stream(), self._stream(f"{_job_path(job)}/log/follow", start=start) as response:
+                while chunk := response.read1(1 << 16):
+                    start += len(chunk)
+                    yield chunk
+            last = self.log(job, start)  # the server also ends streams after a time limit
             if last["is_over"] and not last["text"]:
                 return
 
-    # ------------------------------------------------------------------------------------------------------- the rest
+    # -------------------------------------------------------------------------------------------------------- cluster
     def me(self) -> Json:
-        """Who asks, as the daemon sees it."""
+        """Name and role of the caller."""
         return self._object("GET", "/v1/me")
 
     def summary(self) -> Json:
-        """The whole in a few figures."""
+        """Version, policy, and counts of devices and jobs."""
         return self._object("GET", "/v1/summary")
 
     def devices(self) -> list[Json]:
-        """Every device and who holds it."""
+        """All devices with the jobs on them."""
         return self._list("GET", "/v1/devices")
 
     def nodes(self) -> list[Json]:
-        """Every machine with its devices."""
+        """All nodes with their devices."""
         return self._list("GET", "/v1/nodes")
 
     def decisions(self, **filters: Any) -> list[Json]:
-        """The newest plans: `before`, `limit`."""
+        """The newest plans; filters: `before`, `limit`."""
         return self._list("GET", "/v1/decisions", **filters)
 
     def timeline(self, since: float, until: float) -> list[Json]:
-        """Who held which device between two instants, in Unix time."""
+        """Allocations of devices between two instants, in Unix time."""
         return self._list("GET", "/v1/timeline", since=since, until=until)
 
     def events(self, after: int | None = None) -> Iterator[Json]:
-        """What happens, as it happens; a line that breaks is taken up again where it was."""
+        """Stream the daemon's events; reconnects and continues where it was if the connection breaks."""
         while True:
-            given = {} if after is None else {"after": after}
-            with _whatever_breaks(), self._stream("/v1/events", **given) as answer:
-                for number, event in _server_sent(answer):
+            query = {} if after is None else {"after": after}
+            with _retry_broken_stream(), self._stream("/v1/events", **query) as response:
+                for number, event in _parse_events(response):
                     after = after if number is None else number
                     yield event
 
-    # --------------------------------------------------------------------------------------------------------- inside
-    def ask(
+    # -------------------------------------------------------------------------------------------------------- requests
+    def request(
         self, method: str, path: str, *, body: Any = None, headers: Mapping[str, str] | None = None, **query: Any
     ) -> Any:
-        """The answer to any question of the API; Denied, Unreachable or Faulty where there is none."""
+        """Send a request to any route of the API and decode the reply."""
         try:
-            answer = self._send(method, path, body, headers, query)
-            text = answer.read()
+            response = self._send(method, path, body, headers, query)
+            text = response.read()
         except (OSError, http.client.HTTPException) as error:
             self._fail(error)
-        if answer.status >= 400:
-            raise _error(answer.status, text)
+        if response.status >= 400:
+            raise _error(response.status, text)
         return json.loads(text)
 
+    ask, wish_array = request, apply_to_array  # former names, for existing scripts
+
     def _object(self, method: str, path: str, **given: Any) -> Json:
-        found: Json = self.ask(method, path, **given)
-        return found
+        reply: Json = self.request(method, path, **given)
+        return reply
 
     def _list(self, method: str, path: str, **given: Any) -> list[Json]:
-        found: list[Json] = self.ask(method, path, **given)
-        return found
+        reply: list[Json] = self.request(method, path, **given)
+        return reply
 
     @contextmanager
     def _stream(self, path: str, **query: Any) -> Iterator[http.client.HTTPResponse]:
-        """An answer that goes on, on a line of its own."""
-        line = self._connect(None)
+        """Open a streaming response on a separate connection."""
+        connection = self._connect(None)
         try:
             try:
-                line.request("GET", _address(path, query), headers=self._headers({}))
-                answer = line.getresponse()
+                connection.request("GET", _url(path, query), headers=self._headers({}))
+                response = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
                 self._fail(error)
-            if answer.status >= 400:
-                raise _error(answer.status, answer.read())
-            yield answer
+            if response.status >= 400:
+                raise _error(response.status, response.read())
+            yield response
         finally:
-            line.close()
+            connection.close()
 
     def _send(
         self, method: str, path: str, body: Any, headers: Mapping[str, str] | None, query: Mapping[str, Any]
     ) -> http.client.HTTPResponse:
-        """Ask on the line that stands, or on a new one where the daemon has hung up.
+        """Send on the open connection, or on a new one if the daemon has closed it.
 
-        One that breaks while it is asked may have brought the wish there: it is repeated only if that changes nothing.
+        If the connection breaks during the request, the daemon may have received it: only idempotent requests are
+        retried.
         """
         content = None if body is None else json.dumps(body).encode()
-        given = self._headers(headers or {}) | ({} if body is None else {"Content-Type": "application/json"})
-        if self._line is not None and _has_hung_up(self._line):
+        sent = self._headers(headers or {}) | ({} if body is None else {"Content-Type": "application/json"})
+        if self._connection is not None and _is_closed_by_peer(self._connection):
             self.close()
-        may_repeat = self._line is not None and (method != "POST" or _KEY in given)
+        may_retry = self._connection is not None and (method != "POST" or _KEY in sent)
         try:
-            return self._try(method, _address(path, query), content, given)
+            return self._try(method, _url(path, query), content, sent)
         except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
-            if not may_repeat:
+            if not may_retry:
                 raise
             self.close()
-            return self._try(method, _address(path, query), content, given)
+            return self._try(method, _url(path, query), content, sent)
 
     def _try(
-        self, method: str, address: str, content: bytes | None, headers: Mapping[str, str]
+        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
     ) -> http.client.HTTPResponse:
-        if self._line is None:
-            self._line = self._connect(self._timeout_s)
-        self._line.request(method, address, content, headers)
-        return self._line.getresponse()
+        if self._connection is None:
+            self._connection = self._connect(self._timeout_s)
+        self._connection.request(method, url, content, headers)
+        return self._connection.getresponse()
 
     def _connect(self, timeout_s: float | None) -> http.client.HTTPConnection:
         if self.server.startswith(_UNIX):
@@ -301,7 +305,7 @@ class Client:
             raise InputError(f"server is {self.server!r}", way_out="Give http://HOST:PORT, https://HOST, or unix:PATH.")
         if parts.scheme == "http":
             return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
-        from carpool.service.transport import client_context  # only here: others need not wait for it
+        from carpool.service.transport import client_context  # imports ssl setup only where TLS is used
 
         context = client_context(self._authority)
         return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
@@ -313,8 +317,8 @@ class Client:
         self.close()
         if isinstance(error, ssl.SSLCertVerificationError):
             raise Unreachable(
-                f"who answers at {self.server} cannot be believed: {error.verify_message}",
-                way_out="Name the certificate, or its issuer's, in the setting 'ca' (CARPOOL_CA=FILE).",
+                f"the certificate of {self.server} is not trusted: {error.verify_message}",
+                way_out="Set 'ca' (CARPOOL_CA=FILE) to the certificate, or to that of its issuer.",
             ) from error
         raise Unreachable(
             f"no daemon answers at {self.server}: {cause(error)}", way_out="Start one with: carpool serve"
@@ -322,18 +326,18 @@ class Client:
 
 
 @contextmanager
-def _whatever_breaks() -> Iterator[None]:
-    """A line that breaks in the middle is taken up again, after a breath; one that cannot be is told."""
+def _retry_broken_stream() -> Iterator[None]:
+    """Swallow the break of an open stream after a delay, so that the caller reconnects."""
     try:
         yield
     except (OSError, http.client.HTTPException):
-        time.sleep(_BREATH_S)
+        time.sleep(_RECONNECT_DELAY_S)
 
 
-def _server_sent(answer: http.client.HTTPResponse) -> Iterator[tuple[int | None, Json]]:
-    """The events of a stream, each with the number that was told last."""
+def _parse_events(response: http.client.HTTPResponse) -> Iterator[tuple[int | None, Json]]:
+    """Events of a server-sent stream, each with the latest id."""
     number, data = None, ""
-    while line := answer.readline().decode():
+    while line := response.readline().decode():
         name, _, value = line.rstrip("\n").partition(": ")
         if name == "id":
             number = int(value)
@@ -344,13 +348,13 @@ def _server_sent(answer: http.client.HTTPResponse) -> Iterator[tuple[int | None,
             data = ""
 
 
-def _has_hung_up(line: http.client.HTTPConnection) -> bool:
-    """Whether the other end has closed a line on which nothing is due: only then is there something to read."""
-    if line.sock is None:
+def _is_closed_by_peer(connection: http.client.HTTPConnection) -> bool:
+    """Whether the peer has closed an idle connection: only then is it readable."""
+    if connection.sock is None:
         return False
-    looked = select.poll()
-    looked.register(line.sock, select.POLLIN)
-    return bool(looked.poll(0))
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -367,35 +371,35 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 @contextmanager
-def _by_its_name(jobs: Path | str | Mapping[str, Any]) -> Iterator[None]:
-    """What is wrong in a file is told with its name, which the daemon does not know."""
+def _named_errors(jobs: Path | str | Mapping[str, Any]) -> Iterator[None]:
+    """Put the name of the job file, which the daemon does not know, into its error messages."""
     try:
         yield
     except RequestDenied as denied:
-        if isinstance(jobs, Mapping) or not denied.where.startswith(_SENT):
+        if isinstance(jobs, Mapping) or not denied.where.startswith(_SUBMISSION):
             raise
-        where = f"{jobs}{denied.where.removeprefix(_SENT)}"
+        where = f"{jobs}{denied.where.removeprefix(_SUBMISSION)}"
         raise RequestDenied(denied.status, denied.problem, where=where, way_out=denied.way_out) from None
 
 
-def _at(job: str) -> str:
+def _job_path(job: str) -> str:
     return f"/v1/jobs/{quote(job, safe='')}"
 
 
-def _address(path: str, query: Mapping[str, Any]) -> str:
-    given = {name: str(value).lower() if isinstance(value, bool) else value for name, value in query.items()}
-    return f"{path}?{urlencode(given, doseq=True)}" if given else path
+def _url(path: str, query: Mapping[str, Any]) -> str:
+    values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in query.items()}
+    return f"{path}?{urlencode(values, doseq=True)}" if values else path
 
 
 def _error(status: int, text: bytes) -> CarpoolError:
     try:
-        said = json.loads(text)
-        detail, where, way_out = str(said["detail"]), str(said.get("where", "")), str(said.get("way_out", ""))
+        reply = json.loads(text)
+        detail, where, way_out = str(reply["detail"]), str(reply.get("where", "")), str(reply.get("way_out", ""))
     except (ValueError, KeyError, TypeError):
-        detail, where, way_out = text.decode("utf-8", "replace")[:500] or f"answered {status}", "", ""
+        detail, where, way_out = text.decode("utf-8", "replace")[:500] or f"HTTP status {status}", "", ""
     if status >= 500:
         return DaemonError(detail)
-    if way_out and detail.endswith(way_out):  # the sentence is put together again by whoever raises it
+    if way_out and detail.endswith(way_out):  # InputError appends it again
         detail = detail[: -len(way_out)].rstrip()
     if where and detail.startswith(f"{where}: "):
         detail = detail[len(where) + 2 :]

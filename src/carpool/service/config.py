@@ -1,6 +1,6 @@
-"""Settings of daemon and client from defaults, config file, environment and flags, each with its origin.
+"""Settings of daemon and client, each with its origin.
 
-What is said later wins: defaults, then the file, then ``CARPOOL_…`` variables, then flags.
+Later sources override earlier ones: defaults, configuration file, ``CARPOOL_…`` variables, command-line options.
 """
 
 from __future__ import annotations
@@ -15,108 +15,102 @@ from typing import Any
 from carpool.core.errors import InputError, UnknownName, cause
 
 FILE = "carpool/config.toml"  # under $XDG_CONFIG_HOME
-SOCKET = "api.sock"  # in the daemon's folder
+SOCKET = "api.sock"  # in the state directory
 PORT = 7637
 
 
 class SettingType(Enum):
-    """What a setting's value is."""
+    """Type of a setting's value."""
 
-    TEXT = "a text"
+    TEXT = "a string"
     WHOLE = "a whole number of at least 0"
     NUMBER = "a number above 0"
-    TEXTS = "a list of texts"
+    TEXTS = "a list of strings"
     SWITCH = "true or false"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One thing that can be set."""
+    """One setting; the type of its default is the type of its value."""
 
     name: str
-    kind: SettingType
-    default: Any
+    default: str | bool | int | float | tuple[str, ...]
     about: str
     is_secret: bool = False
 
+    @property
+    def kind(self) -> SettingType:
+        return _TYPES[type(self.default)]
+
+
+_TYPES = {
+    str: SettingType.TEXT,
+    int: SettingType.WHOLE,
+    float: SettingType.NUMBER,
+    tuple: SettingType.TEXTS,
+    bool: SettingType.SWITCH,
+}
 
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("state", SettingType.TEXT, "", "the daemon's folder; empty: ~/.local/state/carpool"),
-        Setting(
-            "devices", SettingType.TEXT, "", "what jobs run on, as for carpool run; empty: all GPUs, else all cores"
-        ),
-        Setting("policy", SettingType.TEXT, "", "who runs where; empty: as before, or the default"),
-        Setting("lanes", SettingType.TEXT, "auto", "auto or slice, as for carpool run"),
-        Setting("warm", SettingType.WHOLE, 1, "processes kept ready on each GPU"),
-        Setting("memory_cap", SettingType.TEXT, "", "what jobs on a device may take together; empty: all of it"),
-        Setting(
-            "checkpoint_days",
-            SettingType.WHOLE,
-            90,
-            "days after its end that a job's checkpoints are kept; 0: for ever",
-        ),
-        Setting("socket", SettingType.TEXT, "", f"the daemon's Unix socket; empty: {SOCKET} in its folder"),
-        Setting(
-            "host", SettingType.TEXT, "127.0.0.1", "where it listens besides; beyond loopback there must be tokens"
-        ),
-        Setting("port", SettingType.WHOLE, PORT, "the port there; 0: none"),
-        Setting("tls_cert", SettingType.TEXT, "", "a certificate (PEM): the port speaks https then"),
-        Setting("tls_key", SettingType.TEXT, "", "its key (PEM), which not everybody may read"),
-        Setting(
-            "insecure_http", SettingType.SWITCH, False, "listen beyond loopback without a certificate all the same"
-        ),
-        Setting("hosts", SettingType.TEXTS, (), "further names that people may ask for it by"),
-        Setting("public", SettingType.TEXTS, (), "its addresses behind a proxy, such as https://carpool.lab"),
-        Setting(
-            "proxies", SettingType.TEXTS, (), "addresses of proxies that say in X-Forwarded-For where requests are from"
-        ),
-        Setting("roots", SettingType.TEXTS, ("~",), "folders from which those with tokens may run jobs"),
-        Setting("body_bytes", SettingType.WHOLE, 1 << 20, "the largest request"),
-        Setting("jobs_at_once", SettingType.WHOLE, 1000, "the most jobs in one submission"),
-        Setting("requests_per_s", SettingType.NUMBER, 50.0, "requests of one person in the long run"),
-        Setting("burst", SettingType.NUMBER, 200.0, "and at once"),
-        Setting("streams", SettingType.WHOLE, 20, "event streams and followed logs of one person"),
-        Setting("connections", SettingType.WHOLE, 512, "connections at once"),
-        Setting(
-            "server", SettingType.TEXT, "", "the daemon to ask: a URL, or unix:PATH; empty: the socket in its folder"
-        ),
-        Setting("ca", SettingType.TEXT, "", "whose certificates to believe (PEM); empty: those the system does"),
-        Setting("token", SettingType.TEXT, "", "the token to ask with", is_secret=True),
+        Setting("state", "", "state directory of the daemon; empty: ~/.local/state/carpool"),
+        Setting("devices", "", "devices for jobs, as for carpool run; empty: all GPUs, else all cores"),
+        Setting("policy", "", "scheduling policy; empty: the last one used, else the default"),
+        Setting("lanes", "auto", "how jobs share a GPU: auto or slice, as for carpool run"),
+        Setting("warm", 1, "warm worker processes per GPU"),
+        Setting("memory_cap", "", "memory that all jobs on a device may use together; empty: all of it"),
+        Setting("checkpoint_days", 90, "days to keep checkpoints after a job has ended; 0: for ever"),
+        Setting("socket", "", f"Unix socket of the daemon; empty: {SOCKET} in its state directory"),
+        Setting("host", "127.0.0.1", "address to listen on; other than loopback requires access tokens"),
+        Setting("port", PORT, "TCP port to listen on; 0: none"),
+        Setting("tls_cert", "", "certificate (PEM); enables https on the port"),
+        Setting("tls_key", "", "private key of the certificate (PEM), not world-readable"),
+        Setting("insecure_http", False, "allow listening beyond loopback without a certificate"),
+        Setting("hosts", (), "additional host names accepted in requests"),
+        Setting("public", (), "public URLs behind a proxy, such as https://carpool.lab"),
+        Setting("proxies", (), "addresses of proxies whose X-Forwarded-For is trusted"),
+        Setting("roots", ("~",), "directories from which token holders may run jobs"),
+        Setting("body_bytes", 1 << 20, "maximum size of a request"),
+        Setting("jobs_at_once", 1000, "maximum number of jobs in one submission"),
+        Setting("requests_per_s", 50.0, "sustained request rate per user"),
+        Setting("burst", 200.0, "requests a user may send at once"),
+        Setting("streams", 20, "concurrent event streams and followed logs per user"),
+        Setting("connections", 512, "maximum number of concurrent connections"),
+        Setting("server", "", "daemon that commands connect to: URL or unix:PATH; empty: this machine's daemon"),
+        Setting("ca", "", "trusted certificates for https (PEM); empty: the system's"),
+        Setting("token", "", "access token that commands send", is_secret=True),
     )
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every setting with a value, and where each value is from."""
+    """Value and origin of every setting."""
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]
     home: Path
-    users: Mapping[str, Any] = field(default_factory=dict)  # tables by name, as the file has them
+    users: Mapping[str, Any] = field(default_factory=dict)  # the file's [users.NAME] tables
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
     @property
     def state(self) -> Path:
-        """The daemon's folder."""
+        """The daemon's state directory."""
         return self._expanded(self["state"])
 
     @property
     def socket(self) -> Path:
-        """The daemon's Unix socket."""
         return self.path("socket") or self.state / SOCKET
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """Folders from which those with tokens may run jobs."""
         return tuple(self._expanded(text) for text in self["roots"])
 
     def path(self, name: str) -> Path | None:
-        """A setting that names a file; None where it is empty."""
+        """Path in a setting; None if it is empty."""
         return self._expanded(self[name]) if self[name] else None
 
     def _expanded(self, text: str) -> Path:
@@ -124,7 +118,7 @@ class Settings:
 
 
 def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
-    """All settings; flags that were not given are None or missing. InputError tells which one is wrong, and where."""
+    """Read all settings; options that were not given are None or missing. InputError for an invalid value."""
     home = Path(environment.get("HOME", "/"))
     values = {setting.name: setting.default for setting in SETTINGS.values()}
     state_home = environment.get("XDG_STATE_HOME") or str(home / ".local" / "state")
@@ -132,20 +126,17 @@ def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any] | Non
     origins = dict.fromkeys(values, "default")
     path = config_file(environment)
     table, users = _read_file(path, is_named="CARPOOL_CONFIG" in environment)
-    for source, given in (
-        (f"file {path}", table),
-        ("environment", _from_environment(environment)),
-        ("flag", {name: value for name, value in (flags or {}).items() if value is not None}),
-    ):
-        for name, value in given.items():
-            where = f"environment {variable(name)}" if source == "environment" else source
-            where = f"flag --{name.replace('_', '-')}" if source == "flag" else where
-            values[name], origins[name] = checked(SETTINGS[name], value, where), where
+    given = [(name, value, f"file {path}") for name, value in table.items()]
+    given += [(name, value, f"environment {variable(name)}") for name, value in _from_environment(environment).items()]
+    given += [(name, value, f"flag --{name.replace('_', '-')}") for name, value in (flags or {}).items()]
+    for name, value, origin in given:
+        if value is not None:
+            values[name], origins[name] = checked(SETTINGS[name], value, origin), origin
     return Settings(values, origins, home, users)
 
 
 def config_file(environment: Mapping[str, str]) -> Path:
-    """Where the file is, or would be."""
+    """Path of the configuration file, which need not exist."""
     if named := environment.get("CARPOOL_CONFIG"):
         return Path(named)
     base = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME", "/")) / ".config")
@@ -153,12 +144,12 @@ def config_file(environment: Mapping[str, str]) -> Path:
 
 
 def variable(name: str) -> str:
-    """The environment's name for a setting."""
+    """Environment variable of a setting."""
     return f"CARPOOL_{name.upper()}"
 
 
 def checked(setting: Setting, value: object, where: str) -> Any:
-    """A value of the right kind; InputError where it is of another."""
+    """Value converted to the setting's type; InputError if it has another."""
     match setting.kind:
         case SettingType.TEXT if isinstance(value, str):
             return value
@@ -179,11 +170,11 @@ def _read_file(path: Path, *, is_named: bool) -> tuple[Mapping[str, Any], Mappin
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if is_named:
-            raise InputError("is not there", where=str(path), way_out="CARPOOL_CONFIG must name a file.") from None
+            raise InputError("not found", where=str(path), way_out="Set CARPOOL_CONFIG to an existing file.") from None
         return {}, {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(
-            f"cannot be read: {cause(error)}", where=str(path), way_out="Mend it, or name another with CARPOOL_CONFIG."
+            f"cannot read: {cause(error)}", where=str(path), way_out="Fix it, or set CARPOOL_CONFIG to another file."
         ) from None
     users = data.pop("users", {})
     for name in data:
@@ -202,7 +193,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _from_text(setting: Setting, text: str) -> Any:
-    """A text as the setting's kind; what cannot be one is left for the check to tell."""
+    """Convert a string to the setting's type; an invalid one is returned unchanged for `checked` to reject."""
     if setting.kind is SettingType.TEXTS:
         return [part for part in text.split(",") if part]
     if setting.kind is SettingType.SWITCH:

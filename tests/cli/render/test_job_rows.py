@@ -1,4 +1,4 @@
-"""Cells of tables about jobs."""
+"""Rows and cells of job tables."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from carpool.cli.render.job_rows import short
 
 
 @pytest.mark.parametrize(
-    ("name", "most", "shown"),
+    ("name", "limit", "expected"),
     [
         ("mlp", 8, "mlp"),
         ("resnet-1", 8, "resnet-1"),
@@ -14,6 +14,6 @@ from carpool.cli.render.job_rows import short
         ("resnet-50-warm-12", 9, "resn…m-12"),
     ],
 )
-def test_a_long_name_keeps_its_beginning_and_its_end(name: str, most: int, shown: str) -> None:
-    assert short(name, most) == shown
-    assert len(shown) <= most
+def test_a_long_name_is_shortened_in_the_middle(name: str, limit: int, expected: str) -> None:
+    assert short(name, limit) == expected
+    assert len(expected) <= limit

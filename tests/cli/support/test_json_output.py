@@ -1,4 +1,4 @@
-"""A policy of a file may print when it is imported, made and asked: with --json only the result is on stdout."""
+"""With --json, stdout has only the result, even if a user's policy prints."""
 
 import json
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from carpool.cli.verbs import run as run_verb
 from carpool.jobs.devices import LocalDevice
 from tests.support.fake_executor import FakeExecutor
 
-TALKATIVE = """
+PRINTING_POLICY = """
 from dataclasses import dataclass
 from carpool.policies.baselines.nonpreemptive import Fifo
 print("imported")
 
 @dataclass(frozen=True)
-class Talkative(Fifo):
+class Printing(Fifo):
     def plan(self, view):
-        print("asked")
+        print("planning")
         return super().plan(view)
 """
 JOBS = '[[job]]\nname = "a"\nentry = "train.py:main"\n'
@@ -27,7 +27,7 @@ JOBS = '[[job]]\nname = "a"\nentry = "train.py:main"\n'
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with a trace, a job file, a policy that talks, and a pretended machine."""
+    """A directory with a trace, a job file and a policy that prints, and a fake executor."""
 
     async def start(devices: Sequence[LocalDevice], state: Path, **options: object) -> FakeExecutor:
         return FakeExecutor({"a": 10}, batch=(8, 80), at_once=True)
@@ -35,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_verb, "start_executor", start)
     files = {
-        "mine.py": TALKATIVE,
+        "mine.py": PRINTING_POLICY,
         "train.py": "def main(): ...\n",
         "jobs.toml": JOBS,
         "jobs.csv": "job,submit_s,gpus,work_s\na,0,1,10\n",
@@ -45,17 +45,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("simulate", "--trace", "jobs.csv", "--cluster", "1x1xV100"),
         ("plan", "jobs.toml", "--devices", "cpu:1"),
         ("run", "jobs.toml", "--devices", "cpu:1", "--no-check"),
     ],
-    ids=lambda words: words[0],
+    ids=lambda args: args[0],
 )
-def test_stdout_is_kept_for_the_result(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*words, "--policy", "./mine.py:Talkative", "--json"]) == 0
+def test_stdout_has_only_the_result(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*args, "--policy", "./mine.py:Printing", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["schema"] == 1
     assert "imported" in err
-    assert "asked" in err
+    assert "planning" in err

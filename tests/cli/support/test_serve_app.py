@@ -1,4 +1,4 @@
-"""The pages behind the daemon's door: who is not signed in is shown where to, and pages elsewhere cannot act."""
+"""Dashboard behind the daemon's authentication, and the addresses that are printed."""
 
 import asyncio
 from dataclasses import replace
@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
-from carpool.cli.support.serve_app import where
+from carpool.cli.support.serve_app import describe_addresses
 from carpool.dashboard.routes import mount
 from carpool.service.config import read_settings
 from carpool.service.http.deps import principal_of
@@ -20,7 +20,7 @@ from tests.support.http_rig import BASE, LAX_LIMITS, open_http
 PAGE = {"Accept": "text/html"}
 
 
-def test_pages_are_behind_the_door(tmp_path: Path) -> None:
+def test_pages_require_sign_in_and_same_origin(tmp_path: Path) -> None:
     async def play() -> None:
         async with open_http(tmp_path) as at:
             app: Any = at.app
@@ -29,19 +29,19 @@ def test_pages_are_behind_the_door(tmp_path: Path) -> None:
             browser = at["nobody"]
             away = await browser.get("/jobs", headers=PAGE)
             assert (away.status_code, away.headers["location"]) == (303, "/sign-in?next=/jobs")
-            assert (await browser.get("/jobs?panel=jobs")).status_code == 401, "not a panel that says so"
+            assert (await browser.get("/jobs?panel=jobs")).status_code == 401, "a panel is not redirected"
             token = at["ada"].headers["Authorization"].removeprefix("Bearer ")
             await browser.post("/sign-in", data={"token": token}, headers={"Origin": BASE})
             shown = await browser.get("/jobs", headers=PAGE)
             assert (shown.status_code, 'href="/jobs/a"' in shown.text) == (200, True)
-            forged = await browser.post("/wish/cancel", data={"job": "a"}, headers={"Origin": "http://evil.example"})
+            forged = await browser.post("/actions/cancel", data={"job": "a"}, headers={"Origin": "http://evil.example"})
             assert forged.status_code == 403
             assert (await at["ada"].get("/v1/jobs/a")).json()["phase"] == "running"
 
     asyncio.run(play())
 
 
-def test_pages_that_follow_count_as_streams(tmp_path: Path) -> None:
+def test_page_events_count_as_streams(tmp_path: Path) -> None:
     async def play() -> None:
         async with open_http(tmp_path, limits=replace(LAX_LIMITS, streams=0)) as at:
             app: Any = at.app
@@ -52,8 +52,8 @@ def test_pages_that_follow_count_as_streams(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
-def test_where_it_listens_is_said_with_what_that_takes(tmp_path: Path) -> None:
+def test_addresses_warn_about_unencrypted_traffic(tmp_path: Path) -> None:
     settings = read_settings({"HOME": str(tmp_path), "CARPOOL_HOST": "0.0.0.0"})
-    assert where(settings, None) == f"unix:{settings.socket}"
+    assert describe_addresses(settings, None) == f"unix:{settings.socket}"
     with listen_tcp("127.0.0.1", 0) as tcp:
-        assert "every request needs a token, and what is sent is not encrypted" in where(settings, tcp)
+        assert "not encrypted" in describe_addresses(settings, tcp)

@@ -1,4 +1,4 @@
-"""``carpool why``: a policy's answer from a journal, at its end and at an instant."""
+"""``carpool why`` from a journal, at the job's end and at an instant."""
 
 import json
 from pathlib import Path
@@ -19,24 +19,24 @@ def journal(tmp_path: Path) -> Path:
     return path
 
 
-def test_says_why_a_job_waits(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_a_job_waits(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert run(["why", "b", "--journal", str(journal), "--at", "30"]) == 0
-    assert "b waits: 1 V100 costs " in capsys.readouterr().out
+    assert "b waits" in capsys.readouterr().out
 
 
-def test_says_what_a_job_held_last(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_a_job_had_its_last_devices(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert run(["why", "b", "--journal", str(journal), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["why"].startswith("holds 1 V100 at price ")
+    assert "1 V100" in answer["why"]
     assert answer["last_plan"]
-    assert answer["ending"] == "at 1000.000 s: b finished"
+    assert answer["ending"].startswith("at 1000.000 s: b ")
 
 
 @pytest.mark.parametrize("args", [["zz"], ["b", "--at", "5"]])
-def test_a_job_that_is_not_there_is_bad_input(
-    journal: Path, args: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_job_is_bad_input(journal: Path, args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["why", *args, "--journal", str(journal)]) == 2
-    assert "is not in it" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"{args[0]!r}" in error
+    assert str(journal) in error

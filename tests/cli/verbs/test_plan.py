@@ -1,4 +1,4 @@
-"""The verb plan: nothing is started; tables, JSON, beliefs and what bad input gets."""
+"""``carpool plan``: table, JSON, profiles, and bad input. No job is started."""
 
 import json
 from pathlib import Path
@@ -39,11 +39,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def profile() -> Profile:
-    """Of job a: 100 steps of 0.1 s on one device, of 0.05 s on two."""
-    seen = (Measurement("cpu1", 1, 32, step_s=0.1), Measurement("cpu1", 2, 32, step_s=0.05))
-    made = Profile("train.py:main", {}, "", 32, 320, stop_steps=100, measurements=seen)
-    save_profile(made)
-    return made
+    """Profile of job a: 100 steps of 0.1 s on one device, of 0.05 s on two."""
+    measured = (Measurement("cpu1", 1, 32, step_s=0.1), Measurement("cpu1", 2, 32, step_s=0.05))
+    profile = Profile("train.py:main", {}, "", 32, 320, stop_steps=100, measurements=measured)
+    save_profile(profile)
+    return profile
 
 
 def planned(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def planned(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
     return document
 
 
-def test_every_figure_rests_on_something(capsys: pytest.CaptureFixture[str], profile: Profile) -> None:
+def test_json_has_times_and_their_basis(capsys: pytest.CaptureFixture[str], profile: Profile) -> None:
     document = planned(capsys)
     assert document["schema"] == 1
     a, b, shell = document["jobs"]
@@ -60,7 +60,7 @@ def test_every_figure_rests_on_something(capsys: pytest.CaptureFixture[str], pro
     assert (a["start_s"], a["end_s"], a["steps"], a["basis"]) == (0.0, pytest.approx(11.1), 100.0, "measured")
     assert a["end_range_s"][0] < 11.0 < a["end_range_s"][1]
     assert a["allocations"][0]["devices"] == ["cpu:0"]
-    assert b["start_s"] == a["end_s"]  # it comes after
+    assert b["start_s"] == a["end_s"]  # because of `after`
     assert (b["steps"], b["basis"], b["spread"]) == (None, "guessed; length guessed", 1.0)
     assert shell["start_s"] == 0.0
 
@@ -69,15 +69,15 @@ def test_the_same_seed_gives_the_same_plan(capsys: pytest.CaptureFixture[str], p
     assert planned(capsys) == planned(capsys)
 
 
-def test_the_table_says_what_is_guessed(capsys: pytest.CaptureFixture[str], profile: Profile) -> None:
+def test_the_table_marks_guesses(capsys: pytest.CaptureFixture[str], profile: Profile) -> None:
     assert run(["plan", "jobs.toml", "--devices", "cpu:2"]) == 0
     out = capsys.readouterr().out
     assert "measured (± 5%)" in out
-    assert "carpool profile ENTRY, or add --probe" in out
+    assert "--probe" in out
     assert "·" in out  # b waits
 
 
-def test_a_long_name_pushes_no_figure_out_of_the_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_names_are_shortened(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "net-" + "x" * 80 + "-17"
     (here / "long.toml").write_text(f'[[job]]\nname = "{name}"\ncommand = ["true"]\n')
     assert run(["plan", "long.toml", "--devices", "cpu:1"]) == 0
@@ -86,12 +86,12 @@ def test_a_long_name_pushes_no_figure_out_of_the_table(here: Path, capsys: pytes
     assert line.rstrip().endswith("(± 100%)")
 
 
-def test_nothing_is_started_and_nothing_is_left(here: Path) -> None:
+def test_nothing_is_started_or_written(here: Path) -> None:
     assert run(["plan", "jobs.toml", "--devices", "cpu:2"]) == 0
     assert not (here / ".carpool").exists()
 
 
-def test_run_and_plan_find_the_same_profiles(here: Path, profile: Profile) -> None:
+def test_saved_profiles_are_found(here: Path, profile: Profile) -> None:
     assert set(ProfileLibrary().beliefs(read_jobs(Path("jobs.toml")).jobs)) == {"a"}
 
 
@@ -106,19 +106,19 @@ def test_a_job_that_never_gets_a_device_gives_exit_code_1(here: Path, capsys: py
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "expected"),
     [
-        (["missing.toml"], "cannot be read"),
+        (["missing.toml"], "missing.toml"),
         (["jobs.toml", "--devices", "tpu:1"], "tpu:1"),
         (["jobs.toml", "--policy", "fito"], "Did you mean fifo"),
-        (["wide.toml", "--devices", "cpu:2"], "asks 9 devices"),
-        (["circle.toml"], "circle"),
+        (["wide.toml", "--devices", "cpu:2"], "9 devices"),
+        (["circle.toml"], "circle.toml"),
     ],
 )
 def test_bad_input_gets_exit_code_2(
-    here: Path, capsys: pytest.CaptureFixture[str], args: list[str], words: str
+    here: Path, capsys: pytest.CaptureFixture[str], args: list[str], expected: str
 ) -> None:
     (here / "wide.toml").write_text('[[job]]\nname = "a"\nentry = "train.py:main"\ndevices = 9\n')
     (here / "circle.toml").write_text('[[job]]\nname = "a"\nentry = "train.py:main"\nafter = "a"\n')
     assert run(["plan", *args]) == 2
-    assert words in capsys.readouterr().err
+    assert expected in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The verb profile: how a training is named, what is printed, and what bad input gets."""
+"""``carpool profile``: entries, options, output and bad input."""
 
 import json
 from collections.abc import Sequence
@@ -40,44 +40,46 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Program, profiling.ProfileRequest, MeasurementBudget]]:
-    """What the profiler was asked for; it measures nothing and tells of two batches."""
-    seen: list[tuple[Program, profiling.ProfileRequest, MeasurementBudget]] = []
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Program, profiling.ProfileRequest, MeasurementBudget]]:
+    """Requests to a fake profiler, which measures nothing and returns two batch sizes."""
+    requests: list[tuple[Program, profiling.ProfileRequest, MeasurementBudget]] = []
 
-    async def pretend(
+    async def fake_profile(
         program: Program,
         devices: Sequence[LocalDevice],
-        wanted: profiling.ProfileRequest,
-        patience: MeasurementBudget,
+        request: profiling.ProfileRequest,
+        budget: MeasurementBudget,
         version: str,
-        tell: Any,
+        report: Any,
     ) -> Profile:
-        seen.append((program, wanted, patience))
-        tell(0, 1, "pretending")
-        made = tuple(
+        requests.append((program, request, budget))
+        report(0, 1, "measuring")
+        measured = tuple(
             Measurement("cpu1", 1, batch, 1.0, False, "", 9, 0.01 * batch, 0.0, batch * MIB, batch * MIB, 0.5)
             for batch in (8, 16)
         )
         full = Measurement("cpu1", 1, 32, out_of_memory=True, error="step 1 needs more memory")
-        return Profile(program.entry, program.args, "", 8, 80, 5, None, (*made, full), NoiseSeen(120.0, 9.0, 8, 20))
+        return Profile(program.entry, program.args, "", 8, 80, 5, None, (*measured, full), NoiseSeen(120.0, 9.0, 8, 20))
 
-    monkeypatch.setattr(profiling, "make_profile", pretend)
-    return seen
+    monkeypatch.setattr(profiling, "make_profile", fake_profile)
+    return requests
 
 
-def test_options_reach_the_profiler(asked: list[tuple[Program, profiling.ProfileRequest, MeasurementBudget]]) -> None:
-    words = ["--args", "{ lr = 0.3 }", "--batches", "32,8", "--shares", "1,0.5", "--memory", "1GiB", "--no-noise"]
-    assert run(["profile", "sub/train.py:main", *words, "--with", "jobs.toml:a", "--devices", "cpu:1x1"]) == 0
-    ((program, wanted, patience),) = asked
+def test_options_reach_the_profiler(
+    requests: list[tuple[Program, profiling.ProfileRequest, MeasurementBudget]],
+) -> None:
+    options = ["--args", "{ lr = 0.3 }", "--batches", "32,8", "--shares", "1,0.5", "--memory", "1GiB", "--no-noise"]
+    assert run(["profile", "sub/train.py:main", *options, "--with", "jobs.toml:a", "--devices", "cpu:1x1"]) == 0
+    ((program, request, budget),) = requests
     assert (program.entry, program.args) == ("train.py:main", {"lr": 0.3})
-    assert (wanted.batches, wanted.shares, wanted.exact, wanted.noise) == ((32, 8), (0.5, 1.0), True, False)
-    assert wanted.beside is not None
-    assert wanted.beside.args == {"lr": 0.2}
-    assert patience.memory_bytes == 1 << 30
+    assert (request.batches, request.shares, request.exact, request.noise) == ((32, 8), (0.5, 1.0), True, False)
+    assert request.beside is not None
+    assert request.beside.args == {"lr": 0.2}
+    assert budget.memory_bytes == 1 << 30
 
 
-@pytest.mark.usefixtures("asked")
-def test_the_profile_is_printed_and_kept(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+@pytest.mark.usefixtures("requests")
+def test_the_profile_is_printed_and_saved(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     assert run(["profile", "sub/train.py:main", "--devices", "cpu:1x1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == 1
@@ -85,27 +87,27 @@ def test_the_profile_is_printed_and_kept(capsys: pytest.CaptureFixture[str], her
     assert run(["profile", "sub/train.py:main", "--devices", "cpu:1x1", "--out", "p.json"]) == 0
     out = capsys.readouterr().out
     assert "out of memory" in out
-    assert "batch 32 does not fit" in out
-    assert "gradient noise scale 120 ± 9 samples" in out
+    assert "batch 32" in out
+    assert "120 ± 9" in out
     assert (here / "p.json").is_file()
 
 
-def test_jobs_of_a_file_are_found_by_name(here: Path) -> None:
+def test_an_entry_may_be_a_job_of_a_file(here: Path) -> None:
     program = find_program("jobs.toml:a")
     assert (program.entry, program.args, program.batch_size) == ("sub/train.py:main", {"lr": 0.2}, 64)
     assert find_program("sub/train.py:main").folder == str(here / "sub")
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("args", "expected"),
     [
-        (["train.py"], "names no training"),
+        (["train.py"], "file.py:function"),
         (["sub/trian.py:main"], "did you mean"),
         (["sub/train.py:mian"], "did you mean"),
-        (["jobs.toml:b"], "unknown job"),
-        (["jobs.toml:shell"], "is a command"),
-        (["jobs.toml:a", "--args", "{}"], "job of a file"),
-        (["sub/train.py:main", "--args", "{ lr: 3 }"], "no TOML table"),
+        (["jobs.toml:b"], "'b'"),
+        (["jobs.toml:shell"], "'shell'"),
+        (["jobs.toml:a", "--args", "{}"], "--args"),
+        (["sub/train.py:main", "--args", "{ lr: 3 }"], "TOML"),
         (["sub/train.py:main", "--args", "{ rate = 3 }"], "rate"),
         (["sub/train.py:main", "--batches", "32,x"], "'x'"),
         (["sub/train.py:main", "--batches", "0"], "'0'"),
@@ -113,23 +115,25 @@ def test_jobs_of_a_file_are_found_by_name(here: Path) -> None:
         (["sub/train.py:main", "--seconds", "0"], "--seconds"),
         (["sub/train.py:main", "--memory", "much"], "--memory"),
         (["sub/train.py:main", "--devices", "tpu"], "tpu"),
-        (["sub/train.py:main", "--with", "nothing"], "names no training"),
+        (["sub/train.py:main", "--with", "nothing"], "file.py:function"),
     ],
 )
 def test_bad_input_gets_exit_code_2(
-    asked: list[object], capsys: pytest.CaptureFixture[str], words: list[str], told: str
+    requests: list[object], capsys: pytest.CaptureFixture[str], args: list[str], expected: str
 ) -> None:
-    assert run(["profile", *words]) == 2
-    assert told.lower() in capsys.readouterr().err.lower()
-    assert asked == []
+    assert run(["profile", *args]) == 2
+    assert expected.lower() in capsys.readouterr().err.lower()
+    assert requests == []
 
 
-def test_an_unwritable_place_is_told(asked: list[object], capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_an_unwritable_file_is_bad_input(
+    requests: list[object], capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
     (here / "file").write_text("")
     assert run(["profile", "sub/train.py:main", "--devices", "cpu:1x1", "--out", "file/p.json"]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "file/p.json" in capsys.readouterr().err
 
 
-def test_a_program_without_a_colon_is_no_training() -> None:
-    with pytest.raises(InputError, match="names no training"):
+def test_an_entry_needs_a_colon() -> None:
+    with pytest.raises(InputError, match=r"file\.py:function"):
         find_program("train")

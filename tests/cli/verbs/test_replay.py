@@ -1,4 +1,4 @@
-"""A recorded run repeated by the simulator: exact where the machine is, and clear where it cannot be repeated."""
+"""``carpool replay``: a recorded run in the simulator, and the errors for runs that cannot be simulated."""
 
 import asyncio
 import json
@@ -19,12 +19,12 @@ from carpool.policies.registry import parse_policy
 from carpool.predictors.profiles.profile import read_profile
 from tests.support.fake_executor import FakeExecutor
 
-TWO = tuple(parse_devices("cpu:2x2", cores=(0, 1, 2, 3), gpus=()))  # twice as fast as one core, where nothing is known
+TWO = tuple(parse_devices("cpu:2x2", cores=(0, 1, 2, 3), gpus=()))  # estimated twice as fast as one core
 STEPS = {"a": 10, "b": 20, "c": 5, "d": 30}
 
 
 def record(root: Path, name: str, policy: str = "fifo", commands: str = "", **fails: str) -> RunFolder:
-    """Four jobs of one device on a pretended machine of two, which makes a step a second; some may run commands."""
+    """Run four one-device jobs on a fake executor with two devices and one step per second; some are commands."""
     (root / "train.py").write_text("def main(): ...\n")
     jobs = tuple(
         ListedJob(JobSpec(JobId(job)), Program(command=("sleep", str(steps)), folder=str(root)))
@@ -36,7 +36,7 @@ def record(root: Path, name: str, policy: str = "fifo", commands: str = "", **fa
     )
     folder = RunFolder(root / ".carpool" / "runs" / name)
     asked = RunRequest(name, jobs, TWO, parse_policy(policy), policy, "0")
-    begun = LocalRun(asked, folder, profiles=ProfileLibrary(root / ".carpool").beliefs(jobs))
+    local_run = LocalRun(asked, folder, profiles=ProfileLibrary(root / ".carpool").beliefs(jobs))
     machine = FakeExecutor(STEPS, fails=fails, batch=(8, 80))
     for at in range(1, 50):
         machine.at(float(at), machine.report_progress)
@@ -44,7 +44,7 @@ def record(root: Path, name: str, policy: str = "fifo", commands: str = "", **fa
     async def start(devices: Sequence[LocalDevice], state: Path) -> FakeExecutor:
         return machine
 
-    asyncio.run(begun.go(start, machine))
+    asyncio.run(local_run.go(start, machine))
     return folder
 
 
@@ -54,7 +54,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_a_policy_of_a_file_prints_is_not_on_stdout(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_a_policy_file_goes_to_stderr(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "mine.py").write_text(
         "from carpool.policies.baselines.nonpreemptive import Fifo\nprint('imported')\n", encoding="utf-8"
     )
@@ -65,7 +65,7 @@ def test_what_a_policy_of_a_file_prints_is_not_on_stdout(root: Path, capsys: pyt
     assert "imported" in err
 
 
-def test_a_steady_machine_is_foretold_to_the_second(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_constant_rate_is_predicted_exactly(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(root, "first")
     record(root, "second", "srtf")
     assert run(["replay", "second", "--profiles", "before", "--json"]) == 0
@@ -75,13 +75,13 @@ def test_a_steady_machine_is_foretold_to_the_second(root: Path, capsys: pytest.C
     assert document["worst_error"] == pytest.approx(0.0, abs=1e-6)
     assert {job["name"]: job["live_end_s"] for job in document["jobs"]} == {"a": 10.0, "b": 25.0, "c": 5.0, "d": 40.0}
     assert run(["replay", "first", "--policy", "srtf"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].split() == ["job", "submitted", "live", "end", "simulated", "error"]
-    assert told[1].split()[0] == "a"
-    assert told[-1].split()[:2] == ["makespan", "45.00"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["job", "submitted", "live", "end", "simulated", "error"]
+    assert lines[1].split()[0] == "a"
+    assert lines[-1].split()[:2] == ["makespan", "45.00"]
 
 
-def test_what_is_fed_in_is_what_the_profiles_say(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rates_and_overheads_come_from_the_profiles(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = record(root, "first")
     path = folder.job("d") / PROFILE
     document = json.loads(path.read_text())
@@ -95,39 +95,38 @@ def test_what_is_fed_in_is_what_the_profiles_say(root: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("words", "told"), [(["nobody"], "unknown run"), (["first", "--profiles", "before"], "there is no profile")]
+    ("args", "expected"), [(["nobody"], "'nobody'"), (["first", "--profiles", "before"], "profile")]
 )
-def test_what_cannot_be_repeated_is_told(
-    root: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_a_run_without_profiles_cannot_be_simulated(
+    root: Path, args: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = record(root, "first")
     assert not (folder.job("a") / BELIEVED).exists()
-    assert run(["replay", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert run(["replay", *args]) == 2
+    assert expected in capsys.readouterr().err
 
 
-def test_commands_take_as_long_as_they_took(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_keep_their_recorded_duration(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(root, "first", commands="b")
     assert run(["replay", "first", "--json"]) == 0
     ends = {job["name"]: job["simulated_end_s"] for job in json.loads(capsys.readouterr().out)["jobs"]}
     assert ends == {"a": 10.0, "b": 20.0, "c": 15.0, "d": 45.0}
 
 
-def test_jobs_that_failed_are_left_out(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_jobs_are_left_out(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(root, "first", b="no luck")
     assert run(["replay", "first", "--json"]) == 0
     assert [job["name"] for job in json.loads(capsys.readouterr().out)["jobs"]] == ["a", "c", "d"]
 
 
-def test_explain_tells_what_was_known_before_and_after(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_the_profiles_before_and_after(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(root, "first")
     folder = record(root, "second")
     assert run(["explain", "c", "--run", "second"]) == 0
-    told = [line.split(" s  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    events = [line.split(" s  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
     steps = [read_profile(folder.job("c") / name).measurements[0].steps for name in (BELIEVED, PROFILE)]
     assert steps[0] < steps[1]
     kind = TWO[0].kind
-    assert told[0] == f"was known from before: 1 steps/s on 1 {kind} (batch 8, {steps[0]} steps seen)"
-    assert told[1] == "was known from before: 0.00 s to start, 0.00 s to end"
-    assert told[2].startswith("was submitted")
-    assert told[-2] == f"is known now: 1 steps/s on 1 {kind} (batch 8, {steps[1]} steps seen)"
+    assert events[0] == f"profile before: 1 steps/s on 1 {kind} (batch 8, {steps[0]} steps measured)"
+    assert events[1] == "profile before: start 0.00 s, end 0.00 s"
+    assert events[-2] == f"profile after: 1 steps/s on 1 {kind} (batch 8, {steps[1]} steps measured)"

@@ -1,4 +1,4 @@
-"""The verb simulate: figures, JSON, page, journal, and what bad input gets."""
+"""``carpool simulate``: results, JSON, report, journal and bad input."""
 
 import json
 from pathlib import Path
@@ -36,13 +36,11 @@ def trace(tmp_path: Path) -> Path:
 
 
 def simulate(trace: Path, *args: str, cluster: str = "1x2xV100") -> int:
-    """Call the verb as a shell would."""
+    """Run the verb; returns its exit code."""
     return run(["simulate", "--trace", str(trace), "--cluster", cluster, *args])
 
 
-def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
-    trace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stdout_is_json_with_the_documented_keys(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(trace, "--policy", "fifo", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert list(document) == ["schema", "version", "trace", "cluster", "seed", "dropped", "results"]
@@ -57,7 +55,7 @@ def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
     assert result["utilisation"] == pytest.approx((10 + 40 + 5) / 70)
 
 
-def test_a_world_that_knows_a_bound_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lower_bound_is_reported_if_the_world_has_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "jobs.csv"
     path.write_text("job,submit_s,gpus,work_s,model,weight\na,0,2,10,bert,1\nb,0,2,10,bert,3\n", encoding="utf-8")
     page = tmp_path / "page.html"
@@ -69,7 +67,7 @@ def test_a_world_that_knows_a_bound_tells_it(tmp_path: Path, capsys: pytest.Capt
     assert "lower bound of weighted JCT" in page.read_text(encoding="utf-8")
 
 
-def test_several_policies_run_side_by_side_in_the_order_given(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_in_the_order_of_the_policies(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(trace, "--policy", "fifo:bypass=true", "--policy", "fifo", "--json") == 0
     results = json.loads(capsys.readouterr().out)["results"]
     assert [result["policy"] for result in results] == ["fifo:bypass=true", "fifo"]
@@ -91,10 +89,9 @@ def test_report_is_one_self_contained_page(trace: Path, tmp_path: Path) -> None:
     assert "<script src" not in html
 
 
-def test_the_seed_that_is_told_is_the_one_that_was_used(
+def test_the_seed_comes_from_the_option_then_the_world_then_0(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By a world's file, by the option before it, and 0 without either; journals say the same."""
     world, journal = tmp_path / "world.toml", tmp_path / "run.jsonl"
     world.write_text("seed = 7\nnoise = 0.3\n[kind.V100]\n", encoding="utf-8")
     for words, seed in ((["--world", str(world)], 7), (["--world", str(world), "--seed", "0"], 0), ([], 0)):
@@ -110,20 +107,20 @@ def test_same_trace_policy_and_seed_give_the_same_journal(trace: Path, tmp_path:
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_explain_tells_the_story_of_a_job(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_reads_the_journal(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = tmp_path / "run.jsonl"
     simulate(trace, "--policy", "fifo", "--journal", str(journal))
     capsys.readouterr()
     assert run(["explain", "b", "--journal", str(journal), "--json"]) == 0
     story = json.loads(capsys.readouterr().out)["story"]
     assert [line["at_s"] for line in story] == [1.0, 10.0, 10.0, 30.0]
-    assert story[0]["what"].startswith("was submitted: 2 devices")
-    assert "gets devices 0–1" in story[1]["what"]
-    assert story[-1]["what"] == "finished"
+    assert "2 devices" in story[0]["what"]
+    assert "0–1" in story[1]["what"]
+    assert "finished" in story[-1]["what"]
     assert run(["explain", "nobody", "--journal", str(journal)]) == 2
 
 
-def test_rounds_let_jobs_wait_for_the_next_one(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_wait_for_the_next_round(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(trace, "--policy", "fifo", "--rounds", "20", "--json") == 0
     # a starts at 0; b at the round of 20, until 40; c at 40
     assert json.loads(capsys.readouterr().out)["results"][0]["makespan_s"] == 45.0
@@ -135,67 +132,66 @@ def test_a_job_that_never_finishes_gives_exit_code_1(tmp_path: Path, capsys: pyt
     lost = tmp_path / "failures.csv"
     lost.write_text("at_s,event,target\n5,node-lost,n0\n", encoding="utf-8")
     assert simulate(path, "--failures", str(lost)) == 1
-    assert "1 jobs never finished under fifo" in capsys.readouterr().err
+    assert "1 jobs never finished" in capsys.readouterr().err
 
 
 BAD = [
-    (["--policy", "fifa"], ["unknown policy 'fifa'", "Did you mean fifo"]),
-    (["--policy", "fifo:bypas=true"], ["unknown parameter 'bypas'", "bypass"]),
-    (["--policy", "fifo:bypass=maybe"], ["'maybe' is not true or false"]),
-    (["--policy", "fifo", "--policy", "fifo"], ["given twice"]),
-    (["--policy", "./nowhere.py:Mine"], ["there is no file"]),
-    (["--rounds", "-1"], ["--rounds is -1", "above 0"]),
-    (["--world", "plane"], ["unknown world 'plane'", "plain"]),
-    (["--world", "gavel"], ["names no data"]),
-    (["--failures", "node_mtbf=3"], ["unknown rate 'node_mtbf'", "node_mtbf_s"]),
+    (["--policy", "fifa"], ["'fifa'", "Did you mean fifo"]),
+    (["--policy", "fifo:bypas=true"], ["'bypas'", "bypass"]),
+    (["--policy", "fifo:bypass=maybe"], ["'maybe'"]),
+    (["--policy", "fifo", "--policy", "fifo"], ["'fifo'", "twice"]),
+    (["--policy", "./nowhere.py:Mine"], ["nowhere.py"]),
+    (["--rounds", "-1"], ["--rounds is -1", "0.001"]),
+    (["--world", "plane"], ["'plane'", "plain"]),
+    (["--world", "gavel"], ["gavel"]),
+    (["--failures", "node_mtbf=3"], ["'node_mtbf'", "node_mtbf_s"]),
     (["--failures", "nowhere.csv"], ["nowhere.csv"]),
-    (["--format", "filly"], ["unknown trace format 'filly'", "philly"]),
-    (["--policy", "fifo", "--policy", "sjf", "--journal", "x"], ["--journal holds one run"]),
+    (["--format", "filly"], ["'filly'", "philly"]),
+    (["--policy", "fifo", "--policy", "sjf", "--journal", "x"], ["--journal", "one --policy"]),
 ]
 
 
-@pytest.mark.parametrize(("args", "words"), BAD, ids=[" ".join(args) for args, _ in BAD])
-def test_bad_flags_get_one_clear_error_and_exit_code_2(
-    trace: Path, args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("args", "expected"), BAD, ids=[" ".join(args) for args, _ in BAD])
+def test_bad_options_get_exit_code_2_and_no_traceback(
+    trace: Path, args: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert simulate(trace, *args) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "Traceback" not in captured.err
-    for word in words:
-        assert word in captured.err
+    assert all(part in captured.err for part in expected), captured.err
 
 
 BAD_CLUSTERS = [
     ("8xV100", "NODESxDEVICESxKIND"),
-    ("0x8xV100", "no devices"),
-    ("", "not understood"),
-    ("99999999x99999xV100", "more than"),
-    ("nowhere.toml", "cannot be read"),
+    ("0x8xV100", "0x8xV100"),
+    ("", "NODESxDEVICESxKIND"),
+    ("99999999x99999xV100", "99999999x99999xV100"),
+    ("nowhere.toml", "nowhere.toml"),
 ]
 
 
-@pytest.mark.parametrize(("cluster", "words"), BAD_CLUSTERS)
-def test_bad_clusters(trace: Path, cluster: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("cluster", "expected"), BAD_CLUSTERS)
+def test_bad_clusters(trace: Path, cluster: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(trace, cluster=cluster) == 2
-    assert words in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 BAD_TRACES = [
     ("job,submit_s,gpus\na,0,1\n", ["work_s"]),
     ("job,submit_s,gpus,work_s\na,-1,1,5\n", ["row 2", "-1"]),
-    ("job,submit_s,gpus,work_s\na,0,9,5\n", ["'a' asks 9 devices", "the cluster has 2"]),
+    ("job,submit_s,gpus,work_s\na,0,9,5\n", ["'a'", "9 devices", "2"]),
     ("job,submit_s,gpus,work_s\na,0,1,5\na,1,1,5\n", ["row 3", "'a'"]),
     ("job,submit_s,gpus,work_s\na,0,1,5\nb,1\n", ["row 3"]),
-    ("job,submit_s,gpus,work_s\n", ["no rows"]),
+    ("job,submit_s,gpus,work_s\n", ["bad.csv"]),
     ("", ["empty"]),
     (b"job,submit_s,gpus,work_s\n\xff\xfe,0,1,5\n", ["UTF-8"]),
 ]
 
 
-@pytest.mark.parametrize(("content", "words"), BAD_TRACES, ids=range(len(BAD_TRACES)))
+@pytest.mark.parametrize(("content", "expected"), BAD_TRACES, ids=range(len(BAD_TRACES)))
 def test_bad_traces_name_file_row_and_value_and_leave_no_output(
-    tmp_path: Path, content: str | bytes, words: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, content: str | bytes, expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, page = tmp_path / "bad.csv", tmp_path / "out.html"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -203,17 +199,17 @@ def test_bad_traces_name_file_row_and_value_and_leave_no_output(
     error = capsys.readouterr().err
     assert "bad.csv" in error
     assert "Traceback" not in error
-    assert all(word in error for word in words)
+    assert all(part in error for part in expected), error
     assert not page.exists()
 
 
-def test_skip_invalid_counts_what_it_drops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skip_invalid_counts_dropped_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bad.csv"
     path.write_text("job,submit_s,gpus,work_s\na,0,1,5\nb,-1,1,5\nc,0,9,5\n", encoding="utf-8")
     assert simulate(path, "--skip-invalid", "--json") == 0
-    said = capsys.readouterr()
-    document = json.loads(said.out)
-    assert said.err.count("carpool: dropped 1 row:") == 2, "and says so beside the JSON"
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert captured.err.count("carpool: dropped 1 row:") == 2, "stderr reports them beside the JSON"
     assert sum(document["dropped"].values()) == 2
     assert document["results"][0]["jobs"] == 1
 
@@ -235,7 +231,7 @@ class Faulty(Policy):
 
 
 @pytest.mark.parametrize("also", [[], ["--policy", "fifo"]])
-def test_a_fault_in_a_policy_file_is_the_files_fault(
+def test_an_error_in_a_policy_file_names_its_line(
     trace: Path, tmp_path: Path, also: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mine.py"
@@ -248,7 +244,7 @@ def test_a_fault_in_a_policy_file_is_the_files_fault(
     assert "Did you mean Faulty" in capsys.readouterr().err
 
 
-def test_outputs_never_replace_the_trace_or_each_other(
+def test_two_options_may_not_name_the_same_file(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = trace.read_text(encoding="utf-8")
@@ -256,25 +252,25 @@ def test_outputs_never_replace_the_trace_or_each_other(
     assert trace.read_text(encoding="utf-8") == before
     both = str(tmp_path / "x.html")
     assert simulate(trace, "--report", both, "--journal", both) == 2
-    assert "are the same file" in capsys.readouterr().err
+    assert "--report" in capsys.readouterr().err
 
 
-def test_steps_are_not_taken_for_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_in_steps_needs_a_world_with_step_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.trace"
     path.write_text("ResNet-18 (batch size 16)\tpython x\t.\t-n\t1\t1000\t1\t1\t-1.0\t0\n", encoding="utf-8")
     assert simulate(path, "--format", "gavel") == 2
-    assert "counts work in steps" in capsys.readouterr().err
+    assert "steps" in capsys.readouterr().err
 
 
-def test_rounds_wait_for_a_node_that_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, mishaps = tmp_path / "one.csv", tmp_path / "f.csv"
+def test_rounds_continue_while_a_node_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, failures = tmp_path / "one.csv", tmp_path / "f.csv"
     path.write_text("job,submit_s,gpus,work_s\na,0,2,10\n", encoding="utf-8")
-    mishaps.write_text("at_s,event,target\n5,node-lost,n0\n20000,node-back,n0\n", encoding="utf-8")
-    assert simulate(path, "--failures", str(mishaps), "--rounds", "1", "--json") == 0
+    failures.write_text("at_s,event,target\n5,node-lost,n0\n20000,node-back,n0\n", encoding="utf-8")
+    assert simulate(path, "--failures", str(failures), "--rounds", "1", "--json") == 0
     assert json.loads(capsys.readouterr().out)["results"][0]["finished"] == 1
 
 
-def test_rounds_far_from_zero_end(tmp_path: Path) -> None:
+def test_rounds_terminate_at_large_times(tmp_path: Path) -> None:
     path = tmp_path / "late.csv"
     path.write_text("job,submit_s,gpus,work_s\na,10000000.05,1,0.31\n", encoding="utf-8")
     assert simulate(path, "--rounds", "0.1") == 0
@@ -284,7 +280,7 @@ PRINTING_POLICY = FAULTY_POLICY.replace("return 1 / 0", "print('noise'); return 
 
 
 @pytest.mark.parametrize("also", [[], ["--policy", "fifo"]])
-def test_what_a_policy_prints_stays_out_of_the_json(
+def test_output_of_a_policy_stays_out_of_the_json(
     trace: Path, tmp_path: Path, also: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mine.py"

@@ -11,7 +11,7 @@ from rich.table import Table
 from carpool.sim.comparison import SimulationResult
 from carpool.sim.report.units import duration
 
-_SECONDS = {  # figure -> heading; less is better
+_SECONDS = {  # field of the summary -> heading; lower is better
     "avg_jct_s": "avg JCT",
     "p50_jct_s": "p50",
     "p99_jct_s": "p99",
@@ -20,27 +20,27 @@ _SECONDS = {  # figure -> heading; less is better
     "makespan_s": "makespan",
 }
 
-_WIDTH = 132  # what the table needs; a narrower terminal wraps, a file does not mind
+_WIDTH = 132  # of the whole table; a narrower terminal wraps lines
 
 
 def print_comparison(results: Sequence[SimulationResult]) -> None:
-    """One row per policy, the best figure of each column in bold."""
+    """Print one row per policy, the best value of each column in bold."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("policy", no_wrap=True)
     for heading in (*_SECONDS.values(), "util", "preempt", "resize", "done", "CPU"):
         table.add_column(heading, justify="right", no_wrap=True)
     best = {key: min(_finite(results, key), default=None) for key in _SECONDS}
     for result in results:
-        figures = result.summary
-        cells = [_seconds(getattr(figures, key), best[key]) for key in _SECONDS]
-        util = f"{figures.utilisation:.1%}" if isfinite(figures.utilisation) else "–"
-        done = f"{figures.finished}/{figures.jobs}"
+        summary = result.summary
+        cells = [_seconds(getattr(summary, key), best[key]) for key in _SECONDS]
+        util = f"{summary.utilisation:.1%}" if isfinite(summary.utilisation) else "–"
+        done = f"{summary.finished}/{summary.jobs}"
         table.add_row(
             result.policy,
             *cells,
             util,
-            str(figures.preemptions),
-            str(figures.resizes),
+            str(summary.preemptions),
+            str(summary.resizes),
             done,
             f"{result.cpu_s:.2f} s",
         )

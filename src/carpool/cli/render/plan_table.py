@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import isfinite
 
 import click
@@ -19,14 +20,14 @@ _BUSY = " 123456789+"
 
 
 def print_plan(forecast: Forecast, policy: str) -> None:
-    """Everything, on stdout."""
+    """Print the table, the timeline and a summary."""
     names = dict(forecast.names)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("job", "first on"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("start", "end", "80 % between", "steps", "steps/s"):
+    for heading in ("start", "end", "80 % range", "steps", "steps/s"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("believed because", no_wrap=True)
+    table.add_column("based on", no_wrap=True)
     for job in forecast.jobs:
         table.add_row(*_row(job, names), style="" if job.account.ended_at is not None else "red")
     console = Console()
@@ -34,19 +35,24 @@ def print_plan(forecast: Forecast, policy: str) -> None:
     console.print(table)
     for line in timeline(forecast):
         click.echo(line)
-    figures = forecast.summary
-    if isfinite(figures.makespan_s):
-        click.echo(
-            f"under {policy}: all {figures.finished} of {figures.jobs} jobs end by {duration(figures.makespan_s)}, "
-            f"on average after {duration(figures.avg_jct_s)}; devices held {figures.utilisation:.0%} of the time"
+    for line in _summary_lines(forecast, policy):
+        click.echo(line)
+
+
+def _summary_lines(forecast: Forecast, policy: str) -> Iterator[str]:
+    summary = forecast.summary
+    if isfinite(summary.makespan_s):
+        yield (
+            f"policy {policy}: {summary.finished} of {summary.jobs} jobs end within {duration(summary.makespan_s)}, "
+            f"average completion time {duration(summary.avg_jct_s)}, device utilisation {summary.utilisation:.0%}"
         )
     for job in forecast.jobs:
-        by, end = job.account.spec.deadline_s, job.account.ended_at
-        if by and (end is None or end > by):
+        deadline, end = job.account.spec.deadline_s, job.account.ended_at
+        if deadline and (end is None or end > deadline):
             when = "never ends" if end is None else f"ends after {duration(end)}"
-            click.echo(f"{job.account.spec.id} misses its deadline: it {when}, and has {duration(by)}")
+            yield f"{job.account.spec.id} misses its deadline of {duration(deadline)}: it {when}"
     if any("guessed" in job.basis for job in forecast.jobs):
-        click.echo("some of this is guessed: measure with carpool profile ENTRY, or add --probe")
+        yield "some rates or lengths are guesses: measure them with carpool profile ENTRY, or add --probe"
 
 
 def _row(job: JobForecast, names: dict[int, str]) -> tuple[str, ...]:
@@ -65,7 +71,7 @@ def _row(job: JobForecast, names: dict[int, str]) -> tuple[str, ...]:
 
 
 def timeline(forecast: Forecast) -> list[str]:
-    """A line for every job: how many devices it holds over time, a dot while it waits."""
+    """One line per job: its number of devices over time, a dot while it waits."""
     end = max((job.account.ended_at or 0.0 for job in forecast.jobs), default=0.0)
     if not end:
         return []
@@ -76,11 +82,11 @@ def timeline(forecast: Forecast) -> list[str]:
 
 def _strip(account: JobAccount, end: float) -> str:
     cells = []
-    for place in range(_TIMELINE):
-        at = (place + 0.5) / _TIMELINE * end
+    for cell in range(_TIMELINE):
+        at = (cell + 0.5) / _TIMELINE * end
         if account.ended_at is not None and at >= account.ended_at:
             break
         now = next((given for given in reversed(account.decisions) if given.at <= at), None)
         count = 0 if now is None or now.allocation is None else now.allocation.num_devices
         cells.append(_BUSY[min(count, len(_BUSY) - 1)] if count else "·")
-    return "".join(cells) or "▏"  # too short to be seen, but there
+    return "".join(cells) or "▏"  # shorter than one cell

@@ -13,7 +13,7 @@ _MIB = 1 << 20
 
 
 def print_profile(profile: Profile) -> None:
-    """Everything, on stdout."""
+    """Print the table and the conclusions."""
     console = Console()
     console.width = max(console.width, _WIDTH)
     console.print(_table(profile))
@@ -23,7 +23,7 @@ def print_profile(profile: Profile) -> None:
 
 def _table(profile: Profile) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("setting", "batch", "step", "samples/s", "memory", "held", "device", "bandwidth", "to device"):
+    for heading in ("setting", "batch", "step", "samples/s", "peak", "reserved", "device", "bandwidth", "to device"):
         table.add_column(heading, justify="left" if heading == "setting" else "right", no_wrap=True)
     for each in profile.measurements:
         table.add_row(*row(each), style="red" if each.error else "")
@@ -31,15 +31,15 @@ def _table(profile: Profile) -> Table:
 
 
 def row(each: Measurement) -> tuple[str, ...]:
-    """A measurement's cells; a dash where nothing can be measured, the reason where nothing was."""
-    words = f"{each.devices} × {each.kind}" if each.devices > 1 else each.kind
-    words += f" at {each.share:.0%}" if each.share < 1.0 else ""
-    words += " exact" if each.exact else ""
-    words += f" with {each.beside}" if each.beside else ""
+    """Cells of a measurement: a dash for what cannot be measured, the error for a failed setting."""
+    setting = f"{each.devices} × {each.kind}" if each.devices > 1 else each.kind
+    setting += f" at {each.share:.0%}" if each.share < 1.0 else ""
+    setting += " exact" if each.exact else ""
+    setting += f" with {each.beside}" if each.beside else ""
     if each.error:
-        return words, str(each.batch_size), "out of memory" if each.out_of_memory else each.error[:60]
+        return setting, str(each.batch_size), "out of memory" if each.out_of_memory else each.error[:60]
     return (
-        words,
+        setting,
         str(each.batch_size),
         "–" if each.step_s is None else f"{each.step_s * 1e3:.1f} ms",
         "–" if each.samples_per_s is None else f"{each.samples_per_s:.0f}",
@@ -52,27 +52,27 @@ def row(each: Measurement) -> tuple[str, ...]:
 
 
 def conclusions(profile: Profile) -> list[str]:
-    """What the figures come to, in words."""
+    """Fitted step time and memory use per device type, limits, and gradient noise."""
     lines = []
     for kind in profile.kinds:
         step, memory, held = profile.step_time(kind), profile.memory(kind), profile.held(kind)
         if step is not None:
-            fit = f"a step takes {step.fixed_s_ * 1e3:.2f} ms + {step.per_sample_s_ * 1e3:.4f} ms a sample"
+            fit = f"a step takes {step.fixed_s_ * 1e3:.2f} ms + {step.per_sample_s_ * 1e3:.4f} ms per sample"
             lines.append(f"{kind}: {fit} (± {step.error_:.0%})")
         if memory is not None and held is not None:
             least, more = memory.predict(0).mean, memory.predict(profile.batch_size).mean
-            fit = f"memory {least / _MIB:.0f} MiB without a batch, {more / _MIB:.0f} MiB with {profile.batch_size}"
+            fit = f"memory {least / _MIB:.0f} MiB without a batch, {more / _MIB:.0f} MiB at batch {profile.batch_size}"
             lines.append(f"{kind}: {fit} (± {memory.error_:.1%})")
             bound = held.bound(profile.batch_size)
             lines.append(
-                f"{kind}: give it {bound / _MIB:.0f} MiB, allocator and a margin of {held.margin_:.0%} included"
+                f"{kind}: allow {bound / _MIB:.0f} MiB, allocator overhead and a margin of {held.margin_:.0%} included"
             )
         limit = profile.memory_limit(kind)
         if limit is not None:
             lines.append(f"{kind}: batch {limit} does not fit")
         price = profile.exact_price(kind)
         if price is not None:
-            lines.append(f"{kind}: exact = true makes a step {price:.2f} times as long")
+            lines.append(f"{kind}: exact = true multiplies the step time by {price:.2f}")
     noise = profile.noise
     if noise is not None and noise.scale is not None:
         spread = "" if noise.spread is None else f" ± {noise.spread:.0f}"

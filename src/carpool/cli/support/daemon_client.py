@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
+
+from carpool.cli.support.json_output import print_json, print_note
 
 if TYPE_CHECKING:
     from carpool.service.client import Client, Json
 
 
 server_option = click.option(
-    "--server", default="", metavar="URL", help="The daemon: http://HOST:PORT or unix:PATH. [default: the one here]"
+    "--server",
+    default="",
+    metavar="URL",
+    help="Address of the daemon: http://HOST:PORT or unix:PATH. [default: this machine's daemon]",
 )
-_NEAR_AMONG = 200  # of the newest jobs a mistyped name is compared with
+_MAX_COMPARED = 200  # newest jobs whose names are compared with a mistyped one
 
 
 def connect(server: str) -> Client:
-    """A line to the daemon."""
+    """Open a client of the daemon."""
     from carpool.service.client import Client
 
     return Client(server)
 
 
 def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of jobs that begin so, for the shell; nothing where no daemon answers."""
+    """Shell completion: names of jobs with this prefix, none if no daemon answers."""
     from carpool.core.errors import CarpoolError
     from carpool.service.client import Client
 
@@ -48,15 +52,14 @@ def apply_to_jobs(
     jobs: Sequence[str],
     server: str,
     as_json: bool,
-    ask: Callable[[Client, str], Json],
-    more: Callable[[Json], str] = lambda shown: "",
+    request: Callable[[Client, str], Json],
+    detail: Callable[[Json], str] = lambda job: "",
     *,
-    of_array: str = "",
+    array_action: str = "",
 ) -> int:
-    """Ask the same of several jobs; all are tried, and the first refusal decides the exit code.
+    """Send one request per job and print each job's new phase with `detail`; exit code 2 if any was denied.
 
-    What is granted is told with the job's phase and with what `more` says of the job. With `of_array`, the wish's word,
-    a name that is no job's may be a sweep's: then it is asked of all its jobs.
+    With `array_action`, a name that is no job may name a sweep: the action is then applied to all its jobs.
     """
     from carpool.service.client import RequestDenied
 
@@ -64,53 +67,47 @@ def apply_to_jobs(
     with connect(server) as client:
         for name in jobs:
             try:
-                shown = _apply_to_name(client, name, ask, of_array)
+                changed = _apply_to_name(client, name, request, array_action)
             except RequestDenied as denied:
-                click.echo(
-                    f"carpool: {denied}{name_suggestions(client, name) if denied.status == 404 else ''}", err=True
-                )
-                code = code or 2
+                hint = name_suggestions(client, name) if denied.status == 404 else ""
+                print_note(f"{denied}{hint}")
+                code = 2
                 continue
-            rows += shown
-            for job in () if as_json else shown:
-                click.echo(f"{job['id']} is {job['phase']}{more(job)}")
+            rows += changed
+            for job in () if as_json else changed:
+                click.echo(f"{job['id']} is {job['phase']}{detail(job)}")
     if as_json:
         print_json({"jobs": rows})
     return code
 
 
 def name_suggestions(client: Client, job: str) -> str:
-    """What somebody may have meant who named a job that is not there; nothing where no name comes near."""
-    near = get_close_matches(job, [row["id"] for row in client.jobs(limit=_NEAR_AMONG)["jobs"]], n=3, cutoff=0.5)
-    return f". Did you mean {' or '.join(near)}?" if near else ". All there are: carpool ps --all"
+    """End of the error for an unknown job: similar names, or how to list all jobs."""
+    names = [row["id"] for row in client.jobs(limit=_MAX_COMPARED)["jobs"]]
+    near = get_close_matches(job, names, n=3, cutoff=0.5)
+    return f". Did you mean {' or '.join(near)}?" if near else ". List all jobs with: carpool ps --all"
 
 
-def _apply_to_name(client: Client, name: str, ask: Callable[[Client, str], Json], of_array: str) -> list[Json]:
-    """The jobs that a name stands for, after the wish."""
+def _apply_to_name(client: Client, name: str, request: Callable[[Client, str], Json], array_action: str) -> list[Json]:
     from carpool.service.client import RequestDenied
 
     try:
-        return [ask(client, name)]
+        return [request(client, name)]
     except RequestDenied as denied:
-        if denied.status != 404 or not of_array:
+        if denied.status != 404 or not array_action:
             raise
         try:
-            members = set(client.wish_array(name, of_array))
+            members = set(client.apply_to_array(name, array_action))
         except RequestDenied:
             raise denied from None
         return [job for job in client.all_jobs(contains=name, newest_first=False) if job["id"] in members]
 
 
-def print_json(value: dict[str, Any]) -> None:
-    """A document on stdout."""
-    click.echo(json.dumps({"schema": 1, **value}))
+Reply = TypeVar("Reply")
 
 
-Found = TypeVar("Found")
-
-
-def from_daemon(job: str, ask: Callable[[Client, str], Found]) -> Found | None:
-    """What the daemon says of a job; None where no daemon answers, or it has no such job."""
+def from_daemon(job: str, request: Callable[[Client, str], Reply]) -> Reply | None:
+    """Reply of this machine's daemon about a job; None if no daemon answers or it does not know the job."""
     from carpool.service.client import Client, RequestDenied, Unreachable
     from carpool.service.config import read_settings
 
@@ -119,7 +116,7 @@ def from_daemon(job: str, ask: Callable[[Client, str], Found]) -> Found | None:
         return None
     try:
         with Client(timeout_s=10.0) as client:
-            return ask(client, job)
+            return request(client, job)
     except Unreachable:
         return None
     except RequestDenied as denied:

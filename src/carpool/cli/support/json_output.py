@@ -1,16 +1,28 @@
-"""The ``--json`` option, and a guard that redirects other code's prints to stderr."""
+"""Output of verbs: the ``--json`` option, JSON documents, notes on stderr, and a guard for stdout."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, redirect_stdout
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON and nothing else.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON only.")
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a JSON document, with schema version 1 unless it has another."""
+    click.echo(json.dumps({"schema": 1, **document}))
+
+
+def print_note(message: object) -> None:
+    """Print a note, warning or error to stderr."""
+    click.echo(f"carpool: {message}", err=True)
 
 
 def guard_stdout() -> AbstractContextManager[TextIO]:
-    """Keep stdout for the result: what a policy of a file prints meanwhile goes to stderr."""
+    """Redirect stdout to stderr, so that a user's policy that prints does not corrupt the result."""
     return redirect_stdout(sys.stderr)

@@ -35,13 +35,13 @@ from carpool.service.service import SchedulerService
 from carpool.service.transport import check_encrypted, is_loopback, listen_tcp, listen_unix, server_context
 from carpool.service.whatif import WhatIfPlanner
 
-OWN_TOKEN = "token"  # in the daemon's folder: its owner's, for browsers on this machine
-_NAMES = ("localhost", "127.0.0.1", "[::1]")
-_SET = ("body_bytes", "jobs_at_once", "requests_per_s", "burst", "streams", "connections")
+OWN_TOKEN = "token"  # file in the state directory with the owner's token, for browsers on this machine
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_LIMIT_SETTINGS = ("body_bytes", "jobs_at_once", "requests_per_s", "burst", "streams", "connections")
 
 
 class Listeners(NamedTuple):
-    """Where a daemon can be reached before anything answers there; whoever asks meanwhile waits."""
+    """Open sockets of a daemon; clients that connect before the server is up wait."""
 
     unix: Listener
     tcp: Listener | None
@@ -49,11 +49,11 @@ class Listeners(NamedTuple):
 
 @contextmanager
 def open_listeners(settings: Settings) -> Iterator[Listeners]:
-    """Open the socket and the port; InputError where that cannot or must not be."""
+    """Open the Unix socket and the TCP port; InputError if that fails or would be insecure."""
     tokens = AccessTokens(settings.state / TOKEN_FILE)
     tls = server_context(settings)
     with ExitStack() as stack:
-        tcp = _tcp(settings, tokens)
+        tcp = _open_tcp(settings, tokens)
         if tcp is not None:
             stack.enter_context(tcp)
         unix = stack.enter_context(listen_unix(settings.socket))
@@ -63,92 +63,89 @@ def open_listeners(settings: Settings) -> Iterator[Listeners]:
 
 @asynccontextmanager
 async def serve_api(
-    house: DaemonInstance, settings: Settings, meters: ServiceMetrics, ears: Listeners
+    daemon: DaemonInstance, settings: Settings, meters: ServiceMetrics, listeners: Listeners
 ) -> AsyncIterator[str]:
-    """Answer around the daemon's run; where, in words."""
-    owner = _owner()
-    tokens = AccessTokens(house.setup.state / TOKEN_FILE)
-    allowances = Quotas.read(settings.users, "users")
-    clerk = SchedulerService(house.premises, house.recovered.notes, allowances)
-    limits = replace(Limits(), **{name: settings[name] for name in _SET})
-    desk = ApiContext(
-        clerk,
+    """Serve API and dashboard while the daemon runs; yields the addresses to print."""
+    tokens = AccessTokens(daemon.setup.state / TOKEN_FILE)
+    quotas = Quotas.read(settings.users, "users")
+    service = SchedulerService(daemon.premises, daemon.recovered.notes, quotas)
+    limits = replace(Limits(), **{name: settings[name] for name in _LIMIT_SETTINGS})
+    context = ApiContext(
+        service,
         tokens,
-        owner=owner,
+        owner=_owner(),
         uid=os.geteuid(),
         roots=PathPolicy(settings.roots),
         hosts=_hosts(settings),
         origins=tuple(map(origin_of, settings["public"])),
         proxies=tuple(settings["proxies"]),
         limits=limits,
-        planner=WhatIfPlanner(clerk, house.setup.devices, lambda: house.policy_text, beliefs),
+        planner=WhatIfPlanner(service, daemon.setup.devices, lambda: daemon.policy_text, read_profiles),
         metrics=meters,
     )
-    app = make_app(desk)
-    mount(app, clerk, principal_of, streams=app.state.streams, reports=settings.state / "reports")
-    server = WebServer(app, [each for each in ears if each is not None], limits)
+    app = make_app(context)
+    mount(app, service, principal_of, streams=app.state.streams, reports=settings.state / "reports")
+    server = WebServer(app, [listener for listener in listeners if listener is not None], limits)
     serving = asyncio.create_task(server.run_until_stopped())
-    serving.add_done_callback(lambda _: house.stop())  # a daemon that nobody can reach is none
+    serving.add_done_callback(lambda _: daemon.stop())  # stop the daemon if its server fails
     try:
         await server.up.wait()
-        yield where(settings, None if ears.tcp is None else ears.tcp.socket)
+        yield describe_addresses(settings, None if listeners.tcp is None else listeners.tcp.socket)
     finally:
-        house.followers.chronicle.feed.close()
+        daemon.followers.chronicle.feed.close()
         server.stop()
         await serving
 
 
 def _owner() -> Principal:
-    """Whoever runs the daemon."""
     return Principal(getpass.getuser(), Role.ADMIN)
 
 
-def _tcp(settings: Settings, tokens: AccessTokens) -> socket.socket | None:
-    """The port; InputError where others could reach it and nobody has a token."""
+def _open_tcp(settings: Settings, tokens: AccessTokens) -> socket.socket | None:
+    """Open the TCP port, if one is set; InputError if other machines could reach it and no token exists."""
     host, port = settings["host"], settings["port"]
     if not port:
         return None
     if not is_loopback(host) and not tokens.all():
         raise InputError(
-            f"host is {host!r}, which is reached from elsewhere, and nobody has a token",
-            way_out="Make one first: carpool token add NAME --role admin. Or listen on 127.0.0.1 only.",
+            f"host is {host!r}, which other machines can reach, but no access token exists",
+            way_out="Create one with carpool token add NAME --role admin, or listen on 127.0.0.1 only.",
         )
     check_encrypted(settings)
     try:
-        open_listeners = listen_tcp(host, port)
+        listening = listen_tcp(host, port)
     except InputError:
         if settings.origins["port"] == settings.origins["host"] == "default":
-            return None  # another user's daemon has it; the socket is enough
+            return None  # another user's daemon has the default port; the Unix socket suffices
         raise
     if not tokens.all():
         write_secret(tokens.path.with_name(OWN_TOKEN), tokens.add(_owner(), time.time()) + "\n")
-    return open_listeners
+    return listening
 
 
-def where(settings: Settings, tcp: socket.socket | None) -> str:
-    """Where it listens, and what that takes, in words."""
-    words = f"unix:{settings.socket}"
+def describe_addresses(settings: Settings, tcp: socket.socket | None) -> str:
+    """Addresses the daemon listens on, with what clients need there."""
+    text = f"unix:{settings.socket}"
     if tcp is None:
-        return words
+        return text
     host = settings["host"]
     own = settings.state / OWN_TOKEN
-    token = f"a token; yours is in {own}" if own.exists() else "a token"
+    token = f"needs a token; yours is in {own}" if own.exists() else "needs a token"
     scheme = "https" if settings["tls_cert"] else "http"
-    words += f" and {scheme}://{f'[{host}]' if ':' in host else host}:{tcp.getsockname()[1]} (with {token})"
-    if not is_loopback(host):
-        words += "; that is reached from elsewhere: every request needs a token"
-        words += "" if settings["tls_cert"] else ", and what is sent is not encrypted"
-    return words
+    text += f" and {scheme}://{f'[{host}]' if ':' in host else host}:{tcp.getsockname()[1]} ({token})"
+    if not is_loopback(host) and not settings["tls_cert"]:
+        text += "; other machines can reach it, and traffic is not encrypted"
+    return text
 
 
 def _hosts(settings: Settings) -> tuple[str, ...]:
     host = settings["host"]
     own = (f"[{host}]" if ":" in host else host,) if host not in ("0.0.0.0", "::") else (socket.gethostname(),)
-    return (*_NAMES, *own, *settings["hosts"])
+    return (*_LOOPBACK_NAMES, *own, *settings["hosts"])
 
 
-def beliefs(jobs: Sequence[ListedJob]) -> Mapping[JobId, ProfileRateModel]:
-    """What profiles in the folders of jobs tell of them."""
+def read_profiles(jobs: Sequence[ListedJob]) -> Mapping[JobId, ProfileRateModel]:
+    """Read the saved profiles in the jobs' directories."""
     found: dict[JobId, ProfileRateModel] = {}
     for folder in {job.program.folder for job in jobs}:
         with contextlib.suppress(OSError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
-from carpool.cli.support.daemon_client import print_json
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.json_output import json_option, print_json, print_note
 
 if TYPE_CHECKING:
     from carpool.service.auth import AccessTokens
@@ -20,16 +18,16 @@ if TYPE_CHECKING:
 
 @click.group("config", epilog="Example: carpool config show")
 def config() -> None:
-    """Look at the settings of the daemon and of those who ask it."""
+    """Show the settings of the daemon and of the commands that talk to it."""
 
 
 @config.command("show", epilog="Example: CARPOOL_PORT=8000 carpool config show")
 @json_option
 def config_show(as_json: bool) -> None:
-    """Print every setting, its value and where that came from.
+    """Print every setting, its value and where the value comes from.
 
-    What is said later wins: the default, the file (~/.config/carpool/config.toml, or what CARPOOL_CONFIG names), a
-    variable CARPOOL_NAME, a flag.
+    Later sources override earlier ones: built-in default, configuration file (~/.config/carpool/config.toml, or the
+    file named by CARPOOL_CONFIG), environment variable CARPOOL_<SETTING>, command-line option.
     """
     from carpool.cli.render.job_rows import as_columns
     from carpool.service.config import SETTINGS, config_file, read_settings
@@ -38,8 +36,8 @@ def config_show(as_json: bool) -> None:
     rows = []
     for setting in SETTINGS.values():
         value = settings[setting.name]
-        shown = ("…" if value else "") if setting.is_secret else ",".join(value) if isinstance(value, tuple) else value
-        rows.append((setting.name, shown, settings.origins[setting.name], setting.about))
+        value = ",".join(value) if isinstance(value, tuple) else "…" if setting.is_secret and value else value
+        rows.append((setting.name, value, settings.origins[setting.name], setting.about))
     if as_json:
         keys = ("name", "value", "from", "about")
         values = [dict(zip(keys, row, strict=True)) for row in rows]
@@ -52,20 +50,28 @@ def config_show(as_json: bool) -> None:
 
 
 state_option = click.option(
-    "--state", default=None, metavar="DIR", help="The daemon's folder. [default: the usual one]"
+    "--state",
+    default=None,
+    metavar="DIR",
+    help="The daemon's state directory. [default: the setting 'state', see carpool config show]",
 )
 
 
 @click.group("token", epilog="Example: carpool token add ada --role user")
 def token() -> None:
-    """Make, list and remove tokens. A daemon that runs knows at once."""
+    """Create, list and revoke access tokens. A running daemon applies changes at once."""
 
 
 def _open_tokens(state: str | None) -> AccessTokens:
     from carpool.service.auth import TOKEN_FILE, AccessTokens
+
+    return AccessTokens(_state_folder(state) / TOKEN_FILE)
+
+
+def _state_folder(state: str | None) -> Path:
     from carpool.service.config import read_settings
 
-    return AccessTokens(read_settings(os.environ, {"state": state}).state / TOKEN_FILE)
+    return read_settings(os.environ, {"state": state}).state
 
 
 @token.command("add", epilog="Example: carpool token add ada --role user")
@@ -75,12 +81,12 @@ def _open_tokens(state: str | None) -> AccessTokens:
     type=click.Choice(["admin", "user", "read-only"]),
     default="user",
     show_default=True,
-    help="admin: everything; user: their own jobs; read-only: sees everything, touches nothing.",
+    help="admin: may do everything; user: submits jobs and controls their own; read-only: may change nothing.",
 )
 @state_option
 @json_option
 def token_add(name: str, role: str, state: str | None, as_json: bool) -> None:
-    """Make a token for NAME and print it. It is kept as a hash only, so this is the one time that it is shown."""
+    """Create a token for NAME and print it. Only its hash is stored: the token cannot be shown again."""
     from carpool.service.auth import Principal, Role
 
     text = _open_tokens(state).add(Principal(name, Role(role)), time.time())
@@ -94,7 +100,7 @@ def token_add(name: str, role: str, state: str | None, as_json: bool) -> None:
 @state_option
 @json_option
 def token_list(state: str | None, as_json: bool) -> None:
-    """Print who has tokens; never the tokens."""
+    """List the tokens by ID, with user, role and creation time. The tokens themselves are not stored."""
     from carpool.cli.render.job_rows import as_columns
 
     found = _open_tokens(state).all()
@@ -102,9 +108,9 @@ def token_list(state: str | None, as_json: bool) -> None:
         rows = [{"id": t.id, "person": t.principal.name, "role": t.principal.role, "made_at": t.made_at} for t in found]
         print_json({"tokens": rows})
     elif found:
-        made = [time.strftime("%Y-%m-%d %H:%M", time.localtime(t.made_at)) for t in found]
-        rows_ = [(t.id, t.principal.name, str(t.principal.role), at) for t, at in zip(found, made, strict=True)]
-        for line in as_columns(("id", "person", "role", "made"), rows_):
+        created = [time.strftime("%Y-%m-%d %H:%M", time.localtime(t.made_at)) for t in found]
+        cells = [(t.id, t.principal.name, str(t.principal.role), at) for t, at in zip(found, created, strict=True)]
+        for line in as_columns(("id", "user", "role", "created"), cells):
             click.echo(line)
     else:
         click.echo("no tokens")
@@ -114,57 +120,53 @@ def token_list(state: str | None, as_json: bool) -> None:
 @click.argument("token_id", metavar="ID")
 @state_option
 def token_remove(token_id: str, state: str | None) -> None:
-    """Let a token be one no longer; ID is what `carpool token list` shows."""
+    """Revoke the token ID, as listed by `carpool token list`."""
     _open_tokens(state).remove(token_id)
-    click.echo(f"{token_id} is removed")
+    click.echo(f"{token_id} revoked")
 
 
 @click.command("backup", epilog="Example: carpool backup carpool-monday.tar")
 @click.argument("target", metavar="FILE")
-@click.option("--state", metavar="DIR", help="The daemon's folder. [default: as it is set, see carpool config show]")
-@click.option("--without-checkpoints", is_flag=True, help="Leave them out: jobs that are not over begin anew.")
+@state_option
+@click.option("--without-checkpoints", is_flag=True, help="Leave checkpoints out: restored jobs restart from step 0.")
 @json_option
 def backup(target: str, state: str | None, without_checkpoints: bool, as_json: bool) -> None:
-    """Write the journal, logs, figures and checkpoints of a daemon into FILE.
+    """Write the daemon's journal, logs, metrics and checkpoints to FILE.
 
-    The daemon may go on meanwhile. FILE is written whole or not at all, for nobody else to read: what jobs were given
-    is in it, variables with secrets too. Tokens are in it as hashes.
+    The daemon may run meanwhile. FILE appears complete or not at all, readable only by you: it contains the jobs'
+    environment variables, secrets included. Tokens are stored as hashes.
     """
-    from carpool.service.config import read_settings
     from carpool.service.store.backup import take_backup
 
-    folder = read_settings(os.environ, {"state": state}).state
+    folder = _state_folder(state)
     taken = take_backup(folder, Path(target), version=__version__, checkpoints=not without_checkpoints)
     if as_json:
-        figures = {"file": target, "files": len(taken.files), "bytes": taken.bytes, "vanished": list(taken.vanished)}
-        click.echo(json.dumps({"schema": 1, **figures}))
+        counts = {"files": len(taken.files), "bytes": taken.bytes}
+        print_json({"file": target, **counts, "vanished": list(taken.vanished)})
         return
-    click.echo(f"{target}: {len(taken.files)} files, {taken.bytes / 1e6:.1f} MB of {folder}")
+    click.echo(f"{target}: {len(taken.files)} files, {taken.bytes / 1e6:.1f} MB from {folder}")
     if taken.vanished:
-        click.echo(
-            f"carpool: {len(taken.vanished)} files went away meanwhile: {', '.join(taken.vanished[:5])}", err=True
-        )
+        print_note(f"{len(taken.vanished)} files were deleted during the backup: {', '.join(taken.vanished[:5])}")
 
 
 @click.command("restore", epilog="Example: carpool restore carpool-monday.tar --state /var/lib/carpool")
 @click.argument("source", metavar="FILE")
-@click.option("--state", metavar="DIR", help="Where to. [default: the daemon's folder, see carpool config show]")
-@click.option("--check", is_flag=True, help="Only read FILE through and say whether it is whole.")
+@state_option
+@click.option("--check", is_flag=True, help="Only verify the checksums in FILE.")
 @json_option
 def restore(source: str, state: str | None, check: bool, as_json: bool) -> None:
-    """Put what `carpool backup` wrote to FILE in place of an empty folder; a damaged FILE changes nothing.
+    """Restore a backup from FILE into an empty state directory. A damaged FILE changes nothing.
 
-    Start `carpool serve` afterwards: its jobs go on from the checkpoints in the backup.
+    Start `carpool serve` afterwards: unfinished jobs continue from the checkpoints in the backup.
     """
-    from carpool.service.config import read_settings
     from carpool.service.store.backup import check_backup, restore_backup
 
-    folder = read_settings(os.environ, {"state": state}).state
+    folder = _state_folder(state)
     found = check_backup(Path(source)) if check else restore_backup(Path(source), folder)
     if as_json:
-        figures = {"file": source, "files": len(found.files), "bytes": found.bytes, "taken_at": found.taken_at}
-        click.echo(json.dumps({"schema": 1, **figures, "state": None if check else str(folder)}))
+        counts = {"files": len(found.files), "bytes": found.bytes, "taken_at": found.taken_at}
+        print_json({"file": source, **counts, "state": None if check else str(folder)})
         return
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.taken_at))
-    done = "is whole" if check else f"is in place in {folder}"
-    click.echo(f"{source}: {len(found.files)} files of {when} ({found.bytes / 1e6:.1f} MB), {done}")
+    done = "all checksums match" if check else f"restored to {folder}"
+    click.echo(f"{source}: {len(found.files)} files from {when} ({found.bytes / 1e6:.1f} MB), {done}")

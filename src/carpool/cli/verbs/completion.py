@@ -15,11 +15,11 @@ Examples:
 @click.command("completion", epilog=_EPILOG)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what SHELL has to read to complete carpool's words."""
+    """Print the script that makes a shell complete carpool's commands, options and job names."""
     from click.shell_completion import get_completion_class
 
     from carpool.cli.main import carpool
 
     kind = get_completion_class(shell)
-    assert kind is not None, "click knows these shells"
+    assert kind is not None, "click supports these shells"
     click.echo(kind(carpool, {}, "carpool", "_CARPOOL_COMPLETE").source())

@@ -1,4 +1,4 @@
-"""``carpool demo``: compare four trainings run one after another and shared, without any preparation."""
+"""``carpool demo``: compare four trainings run one after another and shared."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
+
+from carpool.cli.support.json_output import print_note
 
 _EPILOG = """\b
 Examples:
@@ -16,29 +18,28 @@ Examples:
 
 
 @click.command("demo", epilog=_EPILOG)
-@click.option("--out", default="out", show_default=True, metavar="DIR", help="Where timelines, page and runs go.")
-@click.option("--devices", default="", metavar="SPEC", help="cpu:4, cuda … [default: all GPUs, else all cores]")
-@click.option("--quick", is_flag=True, help="A few epochs only: to see that it works, not what it gains.")
-@click.option("--simulated", is_flag=True, help="Made-up jobs on 64 GPUs under five policies instead; needs no torch.")
+@click.option("--out", default="out", show_default=True, metavar="DIR", help="Directory for timelines, page and runs.")
+@click.option("--devices", default="", metavar="SPEC", help="As for run. [default: all GPUs, else all cores]")
+@click.option("--quick", is_flag=True, help="Train for fewer epochs: shows that it works, not the speed-up.")
+@click.option("--simulated", is_flag=True, help="Simulate jobs on 64 GPUs under five policies; needs no torch.")
 @click.option(
-    "--jobs", type=click.IntRange(min=10), default=1500, show_default=True, help="With --simulated: how many jobs."
+    "--jobs", type=click.IntRange(min=10), default=1500, show_default=True, help="With --simulated: number of jobs."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="With --simulated: another seed, other jobs.")
+@click.option("--seed", type=int, default=0, show_default=True, help="With --simulated: seed of the generated jobs.")
 def demo(out: str, devices: str, quick: bool, simulated: bool, jobs: int, seed: int) -> int:
-    """Train four small models one after another and then shared, compare times and weights, save the timelines."""
+    """Train four small models one after another, then shared; compare times and final weights.
+
+    Timelines and a report page are written to --out. Exit code 1 when weights differ or a job failed.
+    """
     from carpool.core.errors import InputError, cause
 
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot be made: {cause(error)}", where=out, way_out="Name a folder with --out.") from None
+        raise InputError(f"cannot create: {cause(error)}", where=out, way_out="Choose another --out.") from None
     if not simulated and find_spec("torch") is None:
-        click.echo(
-            "carpool: torch is not installed, so this is the simulated demo. "
-            "For the real one: pip install 'carpool[torch]'",
-            err=True,
-        )
+        print_note("torch is not installed: running the simulated demo. Install it: pip install 'carpool[torch]'")
         simulated = True
     if simulated:
         from carpool.cli.verbs.demo_runs import show_simulated_demo
@@ -49,7 +50,7 @@ def demo(out: str, devices: str, quick: bool, simulated: bool, jobs: int, seed: 
     from carpool.cli.verbs.run import start_executor
     from carpool.jobs.devices import overlap_note, parse_devices
 
-    found = parse_devices(devices)
-    if note := overlap_note(found):
-        click.echo(f"carpool: {note}", err=True)
-    return show_live_demo(folder, found, start_executor, effort=0.5 if quick else 1.0)
+    parsed = parse_devices(devices)
+    if note := overlap_note(parsed):
+        print_note(note)
+    return show_live_demo(folder, parsed, start_executor, effort=0.5 if quick else 1.0)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.json_output import json_option, print_json
 
 _EPILOG = """\b
 Examples:
@@ -20,9 +19,10 @@ Examples:
 @click.command("doctor", epilog=_EPILOG)
 @json_option
 def doctor(as_json: bool) -> None:
-    """Try what trainings need on this machine: yes or no for each, with what was found and the way out.
+    """Check what this machine supports: GPUs, CUDA graphs, MPS, NCCL, shared memory and optional packages.
 
-    Everything but the cores can be missing: jobs then run more slowly, or on fewer kinds of machines.
+    Each check prints yes or no with what was found; a no says how to fix it. Jobs run without most of these, but more
+    slowly or on CPU only.
     """
     from carpool.runtime.doctor import examine
 
@@ -35,5 +35,4 @@ def doctor(as_json: bool) -> None:
         if not finding.is_there and finding.way_out:
             click.echo(f"{'':<19}{finding.way_out}")
     if as_json:
-        checks = [asdict(finding) for finding in findings]
-        click.echo(json.dumps({"schema": 1, "version": __version__, "checks": checks}))
+        print_json({"version": __version__, "checks": [asdict(finding) for finding in findings]})

@@ -2,58 +2,40 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.json_output import json_option, print_json
 from carpool.core.errors import InputError, JournalError, cause
-from carpool.core.estimates import DeclaredEstimator
-from carpool.core.job_history import DEFAULT_LABELS, HistoryLabels, job_history
-from carpool.core.journal import Header, read_journal
-from carpool.core.messages import JobCancelled, JobFailed, JobFinished, JobSubmitted, Record
-from carpool.core.model import JobId
-from carpool.core.scheduler import Scheduler
 
-journal_option = click.option("--journal", default="", metavar="FILE", help="A journal, as written by simulate or run.")
+if TYPE_CHECKING:
+    from carpool.core.job_history import HistoryLabels
+    from carpool.core.journal import Header
+    from carpool.core.messages import Record
+    from carpool.core.model import JobId
+
+journal_option = click.option(
+    "--journal", default="", metavar="FILE", help="Read this journal, as written by `simulate` or `run`."
+)
 run_option = click.option(
     "--run",
     default="",
     metavar="RUN",
-    help="A run by name or folder. [default: the daemon, else the newest that has it]",
+    help="Read this run, by name or directory. [default: ask the daemon, else the newest run that has the job]",
 )
 
-
-def check_named_once(journal: str, run: str) -> None:
-    """Refuse to guess which of two is meant."""
-    if journal and run:
-        raise InputError("--journal and --run are both given", way_out="Name one of them.")
-
-
-@contextmanager
-def open_journal(path: Path) -> Iterator[tuple[Header, Iterator[Record]]]:
-    """The header of a journal and its records, to be read while it is open."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            yield read_journal(lines)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name a journal file.") from None
-    except JournalError as error:
-        raise InputError(
-            f"is not a journal that can be read: {error}", where=str(path), way_out="Name another journal file."
-        ) from None
-
-
-Story = list[tuple[float, str]]
+History = list[tuple[float, str]]  # seconds, event
 
 _EXPLAIN_EPILOG = """\b
 Examples:
-  carpool explain 17 --journal run.jsonl
+  carpool explain mlp
   carpool explain mlp --run jobs
+  carpool explain 17 --journal run.jsonl
 """
 
 
@@ -63,50 +45,81 @@ Examples:
 @run_option
 @json_option
 def explain(job: str, journal: str, run: str, as_json: bool) -> None:
-    """Tell what happened to JOB: what was believed of it, what was decided and why, and what was measured."""
-    check_named_once(journal, run)
-    told = (
-        _story_from_journal(Path(journal), JobId(job))
-        if journal
-        else (None if run else _story_from_daemon(job)) or _story_from_run(job, run)
-    )
-    if not told:
-        raise InputError(
-            f"job {job!r} is not in it", where=journal or run, way_out="Check the id; ids are those of the trace."
-        )
+    """Show the history of JOB: its submission, every decision with the reason, measurements and its end."""
+    _check_one_source(journal, run)
+    if journal:
+        history = _history_from_journal(Path(journal), job)
+    else:
+        history = (None if run else _history_from_daemon(job)) or _history_from_run(job, run)
+    if not history:
+        raise _unknown_job(job, journal or run)
     if as_json:
-        click.echo(json.dumps({"schema": 1, "job": job, "story": [{"at_s": at, "what": words} for at, words in told]}))
+        print_json({"job": job, "story": [{"at_s": at, "what": event} for at, event in history]})
         return
-    for at, words in told:
-        click.echo(f"{at:>14.3f} s  {words}")
+    for at, event in history:
+        click.echo(f"{at:>14.3f} s  {event}")
 
 
-def _story_from_daemon(job: str) -> Story | None:
-    """The daemon's story of a job, in seconds since its submission; None where it has no such job."""
+def _check_one_source(journal: str, run: str) -> None:
+    if journal and run:
+        raise InputError("--journal and --run exclude each other", way_out="Give one of them.")
+
+
+def _unknown_job(job: str, where: str) -> InputError:
+    return InputError(f"unknown job {job!r}", where=where, way_out="Check the name; a trace's jobs have its ids.")
+
+
+@contextmanager
+def _open_journal(path: Path) -> Iterator[tuple[Header, Iterator[Record]]]:
+    from carpool.core.journal import read_journal
+
+    try:
+        with path.open(encoding="utf-8") as lines:
+            yield read_journal(lines)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read: {cause(error)}", where=str(path), way_out="Give a journal file.") from None
+    except JournalError as error:
+        raise InputError(
+            f"not a readable journal: {error}", where=str(path), way_out="Give another journal file."
+        ) from None
+
+
+def _history_from_journal(path: Path, job: str, labels: HistoryLabels | None = None) -> History:
+    from carpool.core.job_history import DEFAULT_LABELS, job_history
+    from carpool.core.model import JobId
+
+    with _open_journal(path) as (header, records):
+        return list(job_history(records, JobId(job), header.cluster, labels or DEFAULT_LABELS))
+
+
+def _history_from_daemon(job: str) -> History | None:
+    """History in seconds since submission; None if no daemon knows the job."""
     from carpool.cli.support.daemon_client import from_daemon
 
-    told = from_daemon(job, lambda client, name: client.story(name))
-    return [(moment["at"] - told[0]["at"], moment["words"]) for moment in told] if told else None
+    events = from_daemon(job, lambda client, name: client.story(name))
+    return [(event["at"] - events[0]["at"], event["words"]) for event in events] if events else None
 
 
-def _story_from_run(job: str, run: str) -> Story:
-    """What the journal of a run says, between it what the executor told, and around it what was known of the job."""
+def _history_from_run(job: str, run: str) -> History:
+    """Merge the run's journal with the executor's reports, between the profile before and after the run."""
     from carpool.backends.run_folder import BELIEVED, PROFILE
     from carpool.cli.support.run_lookup import run_with
+    from carpool.core.job_history import HistoryLabels
+    from carpool.core.model import JobId
 
     folder = run_with(job, run)
-    told = _story_from_journal(folder.journal, JobId(job), HistoryLabels("steps", folder.settings().names))
-    told += [(float(row["at_s"]), str(row["what"])) for row in folder.rows(JobId(job), "story.jsonl")]
-    told.sort(key=lambda line: line[0])
-    if told:
-        before = [(told[0][0], f"was known from before: {words}") for words in _known(folder.job(job) / BELIEVED)]
-        after = [(told[-1][0], f"is known now: {words}") for words in _known(folder.job(job) / PROFILE)]
-        told = [*before, *told, *after]
-    return told
+    history = _history_from_journal(folder.journal, job, HistoryLabels("steps", folder.settings().names))
+    history += [(float(row["at_s"]), str(row["what"])) for row in folder.rows(JobId(job), "story.jsonl")]
+    history.sort(key=lambda line: line[0])
+    if history:
+        before = [(history[0][0], f"profile before: {line}") for line in _profile_lines(folder.job(job) / BELIEVED)]
+        after = [(history[-1][0], f"profile after: {line}") for line in _profile_lines(folder.job(job) / PROFILE)]
+        history = [*before, *history, *after]
+    return history
 
 
-def _known(path: Path) -> Iterator[str]:
-    """What a profile says, one line for each setting in which steps were made, and one for the costs."""
+def _profile_lines(path: Path) -> Iterator[str]:
+    """One line per measured setting of a profile, and one for the overheads."""
     from carpool.predictors.profiles.profile import read_profile
 
     if not path.is_file():
@@ -116,20 +129,13 @@ def _known(path: Path) -> Iterator[str]:
         if each.step_s is not None:
             share = "" if each.share == 1.0 else f"{each.share:.0%} of "
             beside = f" beside {each.beside}" if each.beside else ""
-            steps = f"batch {each.batch_size}, {each.steps} steps seen"
+            steps = f"batch {each.batch_size}, {each.steps} steps measured"
             yield f"{1.0 / each.step_s:.4g} steps/s on {share}{each.devices} {each.kind}{beside} ({steps})"
-    costs = {"to start": profile.start_s, "to move": profile.resize_s, "to end": profile.end_s}
-    if words := ", ".join(f"{seconds:.2f} s {what}" for what, seconds in costs.items() if seconds is not None):
-        yield words
+    overheads = {"start": profile.start_s, "resize": profile.resize_s, "end": profile.end_s}
+    if line := ", ".join(f"{name} {seconds:.2f} s" for name, seconds in overheads.items() if seconds is not None):
+        yield line
 
 
-def _story_from_journal(path: Path, job: JobId, words: HistoryLabels = DEFAULT_LABELS) -> Story:
-    with open_journal(path) as (header, records):
-        return list(job_history(records, job, header.cluster, words))
-
-
-_ENDS = (JobFinished, JobFailed, JobCancelled)
-_ENDINGS = {JobFinished: "finished", JobFailed: "failed", JobCancelled: "was cancelled"}
 _WHY_EPILOG = """\b
 Examples:
   carpool why mlp
@@ -140,85 +146,92 @@ Examples:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job stood as it did at an instant, and what was decided last before it."""
+    """Why a job had its allocation at an instant, and the reason of the last plan before it."""
 
     at: float
     why: str
     last_plan: str
-    ending: str = ""  # what became of the job right after that
+    ending: str = ""  # how the job ended right after the instant
 
 
 @click.command("why", epilog=_WHY_EPILOG)
 @click.argument("job")
 @journal_option
 @run_option
-@click.option("--at", type=float, default=None, metavar="S", help="The instant. [default: the last of the job's life]")
+@click.option("--at", type=float, metavar="S", help="Seconds since the start. [default: just before the job's end]")
 @json_option
 def why(job: str, journal: str, run: str, at: float | None, as_json: bool) -> None:
-    """Tell why JOB waits, or why it holds what it holds, as its policy sees it.
+    """Show why JOB waits, or why it has its devices, according to the policy.
 
-    The policy is asked with what was known then; nothing is decided. With a journal of a simulation, lengths and rates
-    are taken as they were declared.
+    Without --journal, --run and --at the daemon answers for the present. Otherwise the policy is evaluated on the
+    recorded state at that instant. For a journal of `simulate`, job lengths and rates are those declared in the trace.
     """
-    check_named_once(journal, run)
-    path = Path(journal)
+    _check_one_source(journal, run)
     if not journal and not run and at is None:
         from carpool.cli.support.daemon_client import from_daemon
 
         now = from_daemon(job, lambda client, name: client.why(name))
         if now is not None:
-            click.echo(json.dumps({"schema": 1, "job": job, "why": now}) if as_json else f"now: {job} {now}")
+            if as_json:
+                print_json({"job": job, "why": now})
+            else:
+                click.echo(f"now: {job} {now}")
             return
-    if not journal:
+    if journal:
+        path = Path(journal)
+    else:
         from carpool.cli.support.run_lookup import run_with
 
         path = run_with(job, run).journal
-    answer = _ask_policy(path, JobId(job), at, live=not journal)
+    _print_reason(job, _evaluate_policy(path, job, at, live=not journal), as_json)
+
+
+def _print_reason(job: str, reason: Reason, as_json: bool) -> None:
     if as_json:
-        row = {"at_s": answer.at, "why": answer.why, "last_plan": answer.last_plan, "ending": answer.ending}
-        click.echo(json.dumps({"schema": 1, "job": job, **row}))
+        values = asdict(reason)
+        print_json({"job": job, "at_s": values.pop("at"), **values})
         return
-    click.echo(f"at {answer.at:.3f} s: {job} {answer.why}")
-    if answer.last_plan:
-        click.echo(f"the last plan before that: {answer.last_plan}")
-    if answer.ending:
-        click.echo(answer.ending)
+    click.echo(f"at {reason.at:.3f} s: {job} {reason.why}")
+    if reason.last_plan:
+        click.echo(f"last plan before: {reason.last_plan}")
+    if reason.ending:
+        click.echo(reason.ending)
 
 
-def _ask_policy(path: Path, job: JobId, at: float | None, *, live: bool) -> Reason:
-    """Fold the journal up to the instant and ask the policy."""
+def _evaluate_policy(path: Path, name: str, at: float | None, *, live: bool) -> Reason:
+    """Recover the scheduler at the instant from the journal and ask its policy."""
     from carpool.backends.online_estimator import OnlineEstimator
+    from carpool.core.estimates import DeclaredEstimator
+    from carpool.core.model import JobId
+    from carpool.core.scheduler import Scheduler
     from carpool.policies.registry import parse_policy
 
-    with open_journal(path) as (header, records):
-        known, ending = _records_until(records, job, at)
+    with _open_journal(path) as (header, records):
+        known, ending = _records_until(records, JobId(name), at)
     estimator = OnlineEstimator(header.cluster) if live else DeclaredEstimator()
     scheduler = Scheduler(header.cluster, parse_policy(header.policy), estimator=estimator)
     scheduler.recover(known)
-    found = scheduler.jobs.get(job)
-    if found is None:
-        way_out = (
-            "Check the id, or give a later --at." if at is not None else "Check the id; ids are those of the trace."
-        )
-        raise InputError(
-            f"job {job!r} is not in it{'' if at is None else f' at {at:g} s'}", where=str(path), way_out=way_out
-        )
+    job = scheduler.jobs.get(JobId(name))
+    if job is None:
+        raise _unknown_job(name, str(path) if at is None else f"{path} at {at:g} s")
     plans = [record.planned.reason for record in known if record.planned is not None and record.planned.reason]
-    why = scheduler.why(found)
-    return Reason(scheduler.at, why, plans[-1] if plans else "", ending)
+    return Reason(scheduler.at, scheduler.why(job), plans[-1] if plans else "", ending)
 
 
 def _records_until(records: Iterable[Record], job: JobId, at: float | None) -> tuple[list[Record], str]:
-    """Records up to an instant, or up to the end of the job's life, and that end in words."""
+    """Records up to the instant or to just before the job's end, and a sentence about that end."""
+    from carpool.core.messages import JobCancelled, JobFailed, JobFinished, JobSubmitted
+
+    endings = {JobFinished: "finished", JobFailed: "failed", JobCancelled: "was cancelled"}
     found: list[Record] = []
     submitted = False
     for record in records:
         if at is not None and record.at > at:
             break
         for fact in record.facts:
-            if submitted and isinstance(fact, _ENDS) and fact.job == job:
+            if submitted and isinstance(fact, JobFinished | JobFailed | JobCancelled) and fact.job == job:
                 error = f": {fact.error}" if isinstance(fact, JobFailed) and fact.error else ""
-                return found, f"at {record.at:.3f} s: {job} {_ENDINGS[type(fact)]}{error}"
+                return found, f"at {record.at:.3f} s: {job} {endings[type(fact)]}{error}"
             submitted = submitted or (isinstance(fact, JobSubmitted) and fact.spec.id == job)
         found.append(record)
     return found, ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,66 +10,78 @@ from carpool.cli.support.daemon_client import apply_to_jobs, job_argument, jobs_
 from carpool.cli.support.json_output import json_option
 
 if TYPE_CHECKING:
-    from carpool.service.client import Json
+    from carpool.service.client import Client, Json
+
+_EPILOG = """\b
+Examples:
+  carpool {0} mlp-1 mlp-2
+  carpool {0} mlp          (all jobs of the sweep mlp)
+"""
 
 
-@click.command("cancel", epilog="Examples: carpool cancel mlp-1 mlp-2; a whole sweep by its name: carpool cancel mlp")
-@jobs_argument
-@server_option
-@json_option
-def cancel(jobs: tuple[str, ...], server: str, as_json: bool) -> int:
-    """Withdraw jobs for good."""
-    return apply_to_jobs(jobs, server, as_json, lambda client, job: client.cancel(job), of_array="cancel")
+def _phase_command(verb: str, summary: str) -> click.Command:
+    """Command that applies one of the actions cancel, pause and resume to jobs or sweeps."""
+
+    @click.command(
+        verb,
+        help=f"{summary}\n\nJOB is the name of a job, or of a sweep for all its jobs.",
+        epilog=_EPILOG.format(verb),
+    )
+    @jobs_argument
+    @server_option
+    @json_option
+    def command(jobs: tuple[str, ...], server: str, as_json: bool) -> int:
+        def request(client: Client, name: str) -> Any:
+            return getattr(client, verb)(name)
+
+        return apply_to_jobs(jobs, server, as_json, request, array_action=verb)
+
+    return command
 
 
-@click.command("pause", epilog="Example: carpool pause mlp")
-@jobs_argument
-@server_option
-@json_option
-def pause(jobs: tuple[str, ...], server: str, as_json: bool) -> int:
-    """Take jobs off their devices until they are resumed; nothing is lost."""
-    return apply_to_jobs(jobs, server, as_json, lambda client, job: client.pause(job), of_array="pause")
-
-
-@click.command("resume", epilog="Example: carpool resume mlp")
-@jobs_argument
-@server_option
-@json_option
-def resume(jobs: tuple[str, ...], server: str, as_json: bool) -> int:
-    """Put paused jobs back into the queue; they go on where they were."""
-    return apply_to_jobs(jobs, server, as_json, lambda client, job: client.resume(job), of_array="resume")
+cancel = _phase_command("cancel", "Cancel jobs for good; checkpoints, logs and metrics are kept.")
+pause = _phase_command(
+    "pause", "Preempt jobs: they release their devices, keep their progress and wait for `carpool resume`."
+)
+resume = _phase_command("resume", "Put paused jobs back into the queue; they continue where they stopped.")
 
 
 @click.command(
     "weight",
     epilog="Example: carpool weight mlp 2.5",
-    context_settings={"ignore_unknown_options": True},  # -1 is a wrong weight, not a wrong option
+    context_settings={"ignore_unknown_options": True},  # report -1 as a wrong weight, not as a wrong option
 )
 @job_argument
 @click.argument("weight", type=click.FloatRange(1e-6, 1e6))
 @server_option
 @json_option
 def weight(job: str, weight: float, server: str, as_json: bool) -> int:
-    """Let JOB count WEIGHT times as much as a job of weight 1 from now on."""
-    return apply_to_jobs((job,), server, as_json, lambda client, name: client.reweigh(name, weight), _weight)
+    """Set the weight of JOB: policies count it WEIGHT times as much as a job of weight 1.
 
+    WEIGHT is a number from 1e-6 to 1e6.
+    """
 
-def _weight(shown: Json) -> str:
-    return f" with weight {shown['weight']:g}"
+    def describe(job: Json) -> str:
+        return f" with weight {job['weight']:g}"
+
+    return apply_to_jobs((job,), server, as_json, lambda client, name: client.reweigh(name, weight), describe)
 
 
 @click.command("limit", epilog="Example: carpool limit mlp 1 4")
 @job_argument
-@click.argument("least", type=click.IntRange(1))
-@click.argument("most", type=click.IntRange(1))
+@click.argument("min_devices", metavar="MIN", type=click.IntRange(1))
+@click.argument("max_devices", metavar="MAX", type=click.IntRange(1))
 @server_option
 @json_option
-def limit(job: str, least: int, most: int, server: str, as_json: bool) -> int:
-    """Let JOB hold LEAST to MOST devices from now on."""
-    if least > most:
-        raise click.BadParameter(f"{most} is less than {least}, the least.", param_hint="'MOST'")
-    return apply_to_jobs((job,), server, as_json, lambda client, name: client.limit(name, least, most), _range)
+def limit(job: str, min_devices: int, max_devices: int, server: str, as_json: bool) -> int:
+    """Set how many devices JOB may use: at least MIN, at most MAX. A running job is resized without a restart."""
+    if min_devices > max_devices:
+        raise click.BadParameter(f"{max_devices} is less than MIN ({min_devices}).", param_hint="'MAX'")
 
+    def request(client: Client, name: str) -> Json:
+        return client.limit(name, min_devices, max_devices)
 
-def _range(shown: Json) -> str:
-    return f" with {shown['min_devices']} to {shown['max_devices']} devices"
+    def describe(job: Json) -> str:
+        return f" with {job['min_devices']} to {job['max_devices']} devices"
+
+    return apply_to_jobs((job,), server, as_json, request, describe)

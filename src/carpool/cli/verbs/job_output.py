@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carpool.cli.support.daemon_client import connect, job_argument, name_suggestions, print_json, server_option
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.daemon_client import connect, job_argument, name_suggestions, server_option
+from carpool.cli.support.json_output import json_option, print_json, print_note
+from carpool.cli.verbs.explain import run_option
 
 if TYPE_CHECKING:
     from carpool.service.client import Client
@@ -27,12 +27,12 @@ Examples:
 
 @click.command("logs", epilog=_LOGS_EPILOG)
 @job_argument
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job is over.")
-@click.option("--tail", default=0, metavar="BYTES", type=click.IntRange(0), help="Only so much of its end.")
+@click.option("--follow", "-f", is_flag=True, help="Print new output until the job ends.")
+@click.option("--tail", default=0, metavar="BYTES", type=click.IntRange(0), help="Print only the last BYTES bytes.")
 @server_option
 @json_option
 def logs(job: str, follow: bool, tail: int, server: str, as_json: bool) -> None:
-    """Print JOB's log."""
+    """Print what JOB has written to stdout and stderr."""
     from carpool.core.errors import InputError
     from carpool.service.client import RequestDenied
 
@@ -50,47 +50,44 @@ def _print_log(client: Client, job: str, start: int, follow: bool, as_json: bool
         print_json({"job": job, **client.log(job, start)})
         return
     if follow:
-        for piece in client.follow(job, start):
-            sys.stdout.buffer.write(piece)
+        for written in client.follow(job, start):
+            sys.stdout.buffer.write(written)
             sys.stdout.flush()
         return
     while True:
-        part = client.log(job, start)
-        click.echo(part["text"], nl=False)
-        if part["next"] == part["start"]:
+        chunk = client.log(job, start)
+        click.echo(chunk["text"], nl=False)
+        if chunk["next"] == chunk["start"]:
             return
-        start = part["next"]
+        start = chunk["next"]
 
 
-PLAIN_FILES = ("metrics.jsonl", "outcome.json", "story.jsonl", "log")  # what is copied as it is
+PLAIN_FILES = ("metrics.jsonl", "outcome.json", "story.jsonl", "log")  # copied unchanged
 
 
 @click.command("get", epilog="Example: carpool get mlp-fast --run jobs --out weights")
 @click.argument("job")
-@click.option(
-    "--run",
-    default="",
-    metavar="RUN",
-    help="Name or folder of the run. [default: the daemon, else the newest that has it]",
-)
-@click.option("--out", default="", metavar="DIR", help="Where the files go. [default: a folder named after the job]")
-@click.option("--json", "as_json", is_flag=True, help="Print what was copied as JSON and nothing else.")
+@run_option
+@click.option("--out", default="", metavar="DIR", help="Target directory. [default: named after the job]")
+@json_option
 def get(job: str, run: str, out: str, as_json: bool) -> None:
-    """Copy the final and the best weights of JOB, its metrics, outcome and log."""
+    """Copy the weights of JOB, its metrics, outcome, history and log.
+
+    Weights are state dicts for torch.load: final.pt (latest.pt while the job is unfinished), and best.pt if the
+    training names a metric as `best`.
+    """
     from carpool.cli.support.run_lookup import run_with
     from carpool.core.errors import InputError, cause
 
     folder = (None if run else _folder_from_daemon(job)) or run_with(job, run).job(job)
     target = Path(out or job)
-    plain = {name: folder / name for name in PLAIN_FILES if (folder / name).is_file()}
+    copied = {name: folder / name for name in PLAIN_FILES if (folder / name).is_file()}
     weights = _checkpoints(folder)
-    if not plain and not weights:
-        raise InputError(
-            f"job {job!r} has left nothing yet", where=str(folder), way_out="Wait until it has made a checkpoint."
-        )
+    if not copied and not weights:
+        raise InputError(f"job {job!r} has no files yet", where=str(folder), way_out="Wait for its first checkpoint.")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for name, path in plain.items():
+        for name, path in copied.items():
             shutil.copyfile(path, target / name)
         if weights:
             from carpool.runtime.state.checkpoint import export_weights
@@ -98,21 +95,19 @@ def get(job: str, run: str, out: str, as_json: bool) -> None:
             for name, path in weights.items():
                 export_weights(path, target / name)
     except OSError as error:
-        raise InputError(
-            f"cannot be written: {cause(error)}", where=str(target), way_out="Name another with --out."
-        ) from None
-    files = [str(target / name) for name in (*weights, *plain)]
+        raise InputError(f"cannot write: {cause(error)}", where=str(target), way_out="Choose another --out.") from None
+    files = [str(target / name) for name in (*weights, *copied)]
     if as_json:
-        click.echo(json.dumps({"schema": 1, "job": job, "run": str(folder.parent.parent), "files": files}))
+        print_json({"job": job, "run": str(folder.parent.parent), "files": files})
         return
     for file in files:
         click.echo(file)
     if not weights:
-        click.echo(f"carpool: no weights: {job} has made no checkpoint, or is a command", err=True)
+        print_note(f"no weights: {job} has no checkpoint, or is a command")
 
 
 def _folder_from_daemon(job: str) -> Path | None:
-    """The folder of a job of the daemon on this machine; None where it has no such job, or we may not look in."""
+    """Directory of a job of this machine's daemon; None if no daemon knows the job or the directory is unreadable."""
     from carpool.cli.support.daemon_client import from_daemon
     from carpool.runtime.executor.job_folder import JobFolder
     from carpool.service.config import read_settings
@@ -124,8 +119,8 @@ def _folder_from_daemon(job: str) -> Path | None:
 
 
 def _checkpoints(folder: Path) -> dict[str, Path]:
-    """The newest checkpoint of a job and its best, by the names their weights are given outside."""
-    steps = sorted(folder.rglob("step-*.ckpt"))  # numbers are padded: the last is the newest
+    """Newest and best checkpoint of a job by the file names of their exported weights."""
+    steps = sorted(folder.rglob("step-*.ckpt"))  # zero-padded: the last is the newest
     best = sorted(folder.rglob("best.ckpt"))
     name = "final.pt" if (folder / "outcome.json").is_file() else "latest.pt"
     return {**({name: steps[-1]} if steps else {}), **({"best.pt": best[-1]} if best else {})}

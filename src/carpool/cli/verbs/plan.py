@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import guard_stdout
+from carpool.cli.support.json_output import guard_stdout, json_option, print_json, print_note
 
 if TYPE_CHECKING:
     from carpool.core.model import JobId
@@ -30,20 +29,23 @@ Examples:
 
 @click.command("plan", epilog=_EPILOG)
 @click.argument("jobs", metavar="JOBS.toml")
-@click.option("--policy", metavar="NAME[:key=value]…", help="Who runs where. [default: that of run]")
-@click.option("--devices", default="", metavar="SPEC", help="As for run. [default: all GPUs, else all cores]")
-@click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
-@click.option("--probe", is_flag=True, help="Make a few steps of every job that has no profile.")
-@click.option("--seed", default=0, metavar="N", help="Of the draws behind the ranges.")
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON and nothing else.")
+@click.option("--policy", metavar="NAME[:key=value]…", help="Scheduling policy. [default: as for run]")
+@click.option(
+    "--devices", default="", metavar="SPEC", help="Devices to plan for, as for run. [default: all GPUs, else all cores]"
+)
+@click.option("--oversubscribe", is_flag=True, help="Allow cpu:CxK devices to share cores.")
+@click.option("--probe", is_flag=True, help="Run a few steps of every job that has no profile.")
+@click.option("--seed", default=0, metavar="N", help="Seed of the sampling behind the 80 % ranges.")
+@json_option
 def plan(
     jobs: str, policy: str | None, devices: str, oversubscribe: bool, probe: bool, seed: int, as_json: bool
 ) -> int:
-    """Say which job of a file would run where, with which share, and when each would start and end.
+    """Forecast where each job of a file would run, when it would start and when it would end.
 
-    The scheduler and the policy are those of `run`. Rates come from saved profiles (`carpool profile`, and what
-    earlier runs wrote down), with --probe from a few steps made now, else from guesses; the table says which.
-    Exit code 0 when every job would end, 1 when one would never be given a device, 2 for bad input.
+    Uses the scheduler and policy of `run`, and starts nothing. Step rates come from saved profiles (of
+    `carpool profile` and earlier runs), from a few steps with --probe, or from default guesses; the table says which.
+
+    Exit code: 0 every job would end, 1 a job would never get a device, 2 bad input.
     """
     from carpool.backends.profile_library import ProfileLibrary
     from carpool.cli.render.plan_table import print_plan
@@ -59,39 +61,41 @@ def plan(
     found = parse_devices(devices, oversubscribe=oversubscribe)
     supplies = host_supplies(Path())
     for note in filter(None, [overlap_note(found), *check_fit(listed, as_cluster(found, supplies))]):
-        click.echo(f"carpool: {note}", err=True)
-    text = policy or default_policy()
+        print_note(note)
+    policy_text = policy or default_policy()
     with guard_stdout():
-        chosen = parse_policy(text)
+        chosen = parse_policy(policy_text)
     profiles = ProfileLibrary().beliefs(listed)
     if probe:
-        profiles |= asyncio.run(probe_others(listed, found, profiles, quiet=as_json))
+        profiles |= asyncio.run(probe_jobs(listed, found, profiles, quiet=as_json))
     with guard_stdout():
         forecast = forecast_jobs(listed, found, chosen, profiles, seed, supplies=supplies)
     if as_json:
-        click.echo(json.dumps(forecast_json(forecast, text, found)))
+        print_json(forecast_json(forecast, policy_text, found))
     else:
-        print_plan(forecast, text)
+        print_plan(forecast, policy_text)
     return 0 if all(job.account.ended_at is not None for job in forecast.jobs) else 1
 
 
-async def probe_others(
+async def probe_jobs(
     jobs: Sequence[ListedJob], devices: Sequence[LocalDevice], known: dict[JobId, ProfileRateModel], *, quiet: bool
 ) -> dict[JobId, ProfileRateModel]:
-    """A few steps of every training of which nothing is known, on the first device; InputError where one cannot run."""
+    """Measure a few steps of every training without a profile on the first device; InputError if one cannot run."""
     from carpool.cli.verbs.profile import progress_reporter
     from carpool.predictors.profiles.profile import profile_key
     from carpool.predictors.profiles.rate_model import ProfileRateModel
     from carpool.runtime.profiling.profiler import MeasurementBudget, make_probe
 
     todo = [(spec, program) for spec, program in jobs if spec.id not in known and program.entry]
-    made: dict[tuple[object, ...], ProfileRateModel] = {}
+    probed: dict[tuple[object, ...], ProfileRateModel] = {}
     found: dict[JobId, ProfileRateModel] = {}
-    with progress_reporter(quiet=quiet) as tell:
+    with progress_reporter(quiet=quiet) as report:
         for number, (spec, program) in enumerate(todo):
             key = (profile_key(program.entry, program.args), program.folder, program.batch_size)
-            if key not in made:
-                tell(number, len(todo), f"a few steps of {spec.id}")
-                made[key] = ProfileRateModel.of(await make_probe(program, devices[0], MeasurementBudget(), __version__))
-            found[spec.id] = made[key]
+            if key not in probed:
+                report(number, len(todo), f"probing {spec.id}")
+                probed[key] = ProfileRateModel.of(
+                    await make_probe(program, devices[0], MeasurementBudget(), __version__)
+                )
+            found[spec.id] = probed[key]
     return found

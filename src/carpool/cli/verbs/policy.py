@@ -8,21 +8,31 @@ from inspect import cleandoc
 
 import click
 
-from carpool.cli.support.daemon_client import connect, print_json, server_option
-from carpool.cli.support.json_output import json_option
-from carpool.policies.registry import POLICIES, parameters, policy_class
+from carpool.cli.support.daemon_client import connect, server_option
+from carpool.cli.support.json_output import json_option, print_json
+
+_POLICIES_EPILOG = """\b
+Examples:
+  carpool policies
+  carpool policies las
+"""
 
 
-@click.command("policies", epilog="Example: carpool policies las")
+@click.command("policies", epilog=_POLICIES_EPILOG)
 @click.argument("name", required=False)
 @json_option
 def policies(name: str | None, as_json: bool) -> None:
-    """List the policies; with NAME, its rule and its parameters."""
+    """List the scheduling policies; with NAME, describe that policy and its parameters.
+
+    Use a policy with --policy NAME:parameter=value.
+    """
+    from carpool.policies.registry import POLICIES
+
     if name is not None:
         _print_policy(name, as_json)
     elif as_json:
         listed = [{"name": key, "summary": listing.summary} for key, listing in sorted(POLICIES.items())]
-        click.echo(json.dumps({"schema": 1, "policies": listed}))
+        print_json({"policies": listed})
     else:
         width = max(map(len, POLICIES))
         for key, listing in sorted(POLICIES.items()):
@@ -30,26 +40,28 @@ def policies(name: str | None, as_json: bool) -> None:
 
 
 def _print_policy(name: str, as_json: bool) -> None:
-    kind = policy_class(name)
-    about = cleandoc(kind.__doc__ or "")
-    spots = {key: None if spot.default is MISSING else spot.default for key, spot in parameters(kind).items()}
+    from carpool.policies.registry import POLICIES, parameters, policy_class
+
+    cls = policy_class(name)
+    about = cleandoc(cls.__doc__ or "")
+    defaults = {key: None if field.default is MISSING else field.default for key, field in parameters(cls).items()}
     if as_json:
-        click.echo(json.dumps({"schema": 1, "name": name, "about": about, "parameters": spots}, default=str))
+        click.echo(json.dumps({"schema": 1, "name": name, "about": about, "parameters": defaults}, default=str))
         return
     click.echo(f"{name}: {POLICIES[name].summary}\n")
     click.echo(f"{about}\n")
-    for key, value in spots.items():
-        click.echo(f"  {key}={_as_typed(value)}")
+    for key, value in defaults.items():
+        click.echo(f"  {key}={_format_value(value)}")
 
 
-def _as_typed(value: object) -> str:
-    """A parameter's value as ``--policy`` takes it."""
+def _format_value(value: object) -> str:
+    """Format a parameter's value as ``--policy`` reads it."""
     if isinstance(value, tuple):
         return "/".join(f"{part:g}" if isinstance(part, float) else str(part) for part in value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_EPILOG = """\b
+_POLICY_EPILOG = """\b
 Examples:
   carpool policy
   carpool policy srtf
@@ -58,24 +70,24 @@ Examples:
 """
 
 
-@click.command("policy", epilog=_EPILOG)
+@click.command("policy", epilog=_POLICY_EPILOG)
 @click.argument("policy", required=False, metavar="[NAME[:key=value]…]")
 @server_option
 @json_option
 def policy(policy: str | None, server: str, as_json: bool) -> None:
-    """Tell which policy decides; with a NAME, let that one decide from now on (admins).
+    """Show the daemon's scheduling policy; with NAME, change it (admins only).
 
-    Jobs keep their progress; the new policy is in the journal, and decides after a restart too unless `carpool serve`
-    is given another. `carpool policies` lists what there is. A policy of your own that fails at its first decision is
-    refused; where it fails later, the daemon's default policy decides from then on, and this command says why.
+    `carpool policies` lists the policies. Jobs keep their progress. The change is journaled and survives a restart
+    unless `carpool serve --policy` overrides it. A policy from your own file is rejected if its first plan fails; if
+    it fails later, the daemon falls back to its default policy, and this command shows the error.
     """
     with connect(server) as client:
         if policy is not None:
             client.change_policy(policy)
-        now = client.policy_state()
+        state = client.policy_state()
     if as_json:
-        print_json(now)
-    else:
-        click.echo(f"{now['policy']} decides" + ("" if policy is None else " from now on"))
-        if now["fault"]:
-            click.echo(f"That is since {now['fault']}")
+        print_json(state)
+        return
+    click.echo(f"policy {state['policy']}" if policy is None else f"policy changed to {state['policy']}")
+    if state["fault"]:
+        click.echo(f"fallback after an error: {state['fault']}")

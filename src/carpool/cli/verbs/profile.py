@@ -3,70 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from carpool import __version__
+from carpool.cli.support.json_output import json_option, print_json, print_note
 from carpool.core.errors import InputError, UnknownName
-from carpool.jobs.entry_file import check_entry
-from carpool.jobs.job_file import read_jobs
-from carpool.jobs.program import Program
-from carpool.jobs.toml_table import Table
 
 if TYPE_CHECKING:
+    from carpool.jobs.program import Program
     from carpool.runtime.profiling.profiler import Tell
-
-
-def find_program(text: str, args_text: str = "") -> Program:
-    """The program that a text names, checked as far as that is possible without running it."""
-    source, colon, name = text.rpartition(":")
-    if not colon or not source or not name:
-        raise InputError(
-            f"{text!r} names no training", way_out="Write file.py:function, or jobs.toml:NAME for a job of a file."
-        )
-    args = parse_args(args_text)
-    if source.endswith(".toml"):
-        if args_text:
-            raise InputError("--args is given for a job of a file", way_out="The job file has its arguments.")
-        return _job(Path(source), name)
-    if not source.endswith(".py"):
-        check_entry(text, args, Path(), "ENTRY")
-        return Program(text, args, folder=str(Path.cwd()))
-    path = Path(source)
-    entry = f"{path.name}:{name}"
-    check_entry(entry, args, path.parent, "ENTRY")
-    return Program(entry, args, folder=str(path.parent.resolve()))
-
-
-def parse_args(text: str) -> dict[str, Any]:
-    """``{ lr = 0.1 }``, as in a job file."""
-    if not text:
-        return {}
-    try:
-        values = tomllib.loads(f"args = {text}")
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(
-            f"{text!r} is no TOML table: {error}", where="--args", way_out="Write '{ lr = 0.1 }'."
-        ) from None
-    return Table(values, "--args").mapping("args")
-
-
-def _job(path: Path, name: str) -> Program:
-    jobs = {str(spec.id): program for spec, program in read_jobs(path).jobs}
-    if name not in jobs:
-        raise UnknownName("job", name, jobs, where=str(path))
-    if not jobs[name].entry:
-        raise InputError(
-            f"job {name!r} is a command, which cannot be watched", where=str(path), way_out="Name a job with an entry."
-        )
-    return jobs[name]
 
 
 _EPILOG = """\b
@@ -79,20 +31,22 @@ Examples:
 
 @click.command("profile", epilog=_EPILOG)
 @click.argument("entry", metavar="ENTRY")
-@click.option("--args", "args_text", default="", metavar="TABLE", help="Arguments of the function: '{ lr = 0.1 }'.")
-@click.option("--batches", default="", metavar="M,M…", help="Batch sizes. [default: doublings around its own]")
+@click.option("--args", "args_text", default="", metavar="TABLE", help="Arguments of the entry: '{ lr = 0.1 }'.")
+@click.option("--batches", default="", metavar="M,M…", help="Batch sizes. [default: 1/8 to 4 times the training's own]")
 @click.option("--devices", default="", metavar="SPEC", help="As for run. [default: all GPUs, else all cores]")
+@click.option("--shares", default="1", metavar="F,F…", show_default=True, help="Shares of a device, at most 1.")
 @click.option(
-    "--shares", default="1", metavar="F,F…", help="Shares of a device, above 0 and at most 1.", show_default=True
+    "--with", "other", default="", metavar="ENTRY", help="Also measure with this training on the same device."
 )
-@click.option("--with", "other", default="", metavar="ENTRY", help="Measure it beside this training too.")
-@click.option("--seconds", default=2.0, metavar="S", help="Of steps that count, in each setting.", show_default=True)
-@click.option("--timeout", default=120.0, metavar="S", help="After which a setting is given up.", show_default=True)
-@click.option("--memory", default="", metavar="BYTES", help="That a process may take: 2GiB. [default: most there is]")
-@click.option("--no-exact", is_flag=True, help="Do not measure the price of exact = true.")
-@click.option("--no-noise", is_flag=True, help="Do not measure the gradient noise.")
-@click.option("--out", default="", metavar="FILE", help="Where the profile goes. [default: .carpool/profiles/…]")
-@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON and nothing else.")
+@click.option("--seconds", default=2.0, metavar="S", show_default=True, help="Seconds of steps to time per setting.")
+@click.option("--timeout", default=120.0, metavar="S", show_default=True, help="Abandon a setting after S seconds.")
+@click.option(
+    "--memory", default="", metavar="BYTES", help="Memory limit per process: 2GiB. [default: most of the RAM]"
+)
+@click.option("--no-exact", is_flag=True, help="Do not measure the overhead of exact = true.")
+@click.option("--no-noise", is_flag=True, help="Do not measure the gradient noise scale.")
+@click.option("--out", default="", metavar="FILE", help="File for the profile. [default: in .carpool/profiles]")
+@json_option
 def profile(
     entry: str,
     args_text: str,
@@ -108,51 +62,104 @@ def profile(
     out: str,
     as_json: bool,
 ) -> None:
-    """Measure the training of ENTRY and save what was found.
+    """Measure step time, memory use and gradient noise of a training, and save the profile.
 
-    ENTRY is file.py:function, or jobs.toml:NAME for a job of a file. Batch sizes are varied on one device of each kind,
-    everything else (more devices, shares, exact, a neighbour) at the training's own batch; each setting runs in
-    processes of its own, as a real run would. `plan`, `run` and `simulate --world profile:FILE` read the profile.
+    ENTRY is file.py:function, or jobs.toml:NAME for a job of a file. Batch sizes are varied on one device of each
+    type; more devices, shares, exact mode and a second training are measured at the training's own batch size. Each
+    setting runs in separate processes, as in a real run. `plan`, `run` and `simulate --world profile:FILE` use the
+    profile.
     """
     from carpool.backends.profile_library import save_profile
     from carpool.cli.render.profile_table import print_profile
-    from carpool.cli.verbs.profile import find_program
     from carpool.core.units import parse_bytes
     from carpool.jobs.devices import overlap_note, parse_devices
     from carpool.predictors.profiles.profile import profile_to_json
     from carpool.runtime.profiling.profiler import MeasurementBudget, ProfileRequest, make_profile
 
     program = find_program(entry, args_text)
-    wanted = ProfileRequest(
-        batches=whole_numbers(batches, "--batches"),
-        shares=fractions(shares, "--shares"),
+    share_list = _parse_list(shares, "--shares", _share, "Give shares above 0 and at most 1: 0.5,1.")
+    request = ProfileRequest(
+        batches=_parse_list(batches, "--batches", _batch, "Give whole numbers above 0: 32,64,128."),
+        shares=tuple(sorted(set(share_list))) or (1.0,),
         beside=find_program(other) if other else None,
         exact=not no_exact,
         noise=not no_noise,
     )
-    patience = MeasurementBudget(
-        positive(seconds, "--seconds"), positive(timeout, "--timeout"), parse_bytes(memory or 0, "--memory")
+    budget = MeasurementBudget(
+        _positive(seconds, "--seconds"), _positive(timeout, "--timeout"), parse_bytes(memory or 0, "--memory")
     )
-    found = parse_devices(devices)
-    if note := overlap_note(found):
-        click.echo(f"carpool: {note}", err=True)
-    with progress_reporter(quiet=as_json) as tell:
-        profile = asyncio.run(make_profile(program, found, wanted, patience, __version__, tell))
+    parsed = parse_devices(devices)
+    if note := overlap_note(parsed):
+        print_note(note)
+    with progress_reporter(quiet=as_json) as report:
+        profile = asyncio.run(make_profile(program, parsed, request, budget, __version__, report))
     path = save_profile(profile, Path(out) if out else None)
     if as_json:
-        click.echo(json.dumps({**profile_to_json(profile), "path": str(path)}))
+        print_json({**profile_to_json(profile), "path": str(path)})
         return
     print_profile(profile)
-    click.echo(f"kept in {path}")
+    click.echo(f"saved to {path}")
+
+
+def find_program(text: str, args_text: str = "") -> Program:
+    """Program named by ``file.py:function`` or ``jobs.toml:NAME``, checked as far as possible without running it."""
+    from carpool.jobs.entry_file import check_entry
+    from carpool.jobs.program import Program
+
+    source, colon, name = text.rpartition(":")
+    if not colon or not source or not name:
+        raise InputError(
+            f"{text!r} is not an entry", way_out="Write file.py:function, or jobs.toml:NAME for a job of a file."
+        )
+    if source.endswith(".toml"):
+        if args_text:
+            raise InputError("--args cannot be combined with a job file", way_out="Set args in the job file.")
+        return _listed_program(Path(source), name)
+    args = _parse_args(args_text)
+    entry, folder = text, Path()
+    if source.endswith(".py"):
+        entry, folder = f"{Path(source).name}:{name}", Path(source).parent
+    check_entry(entry, args, folder, "ENTRY")
+    return Program(entry, args, folder=str(folder.resolve()))
+
+
+def _parse_args(text: str) -> dict[str, Any]:
+    """Parse ``{ lr = 0.1 }``, a TOML table as in a job file."""
+    from carpool.jobs.toml_table import Table
+
+    if not text:
+        return {}
+    try:
+        values = tomllib.loads(f"args = {text}")
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(
+            f"{text!r} is not a TOML table: {error}", where="--args", way_out="Write '{ lr = 0.1 }'."
+        ) from None
+    return Table(values, "--args").mapping("args")
+
+
+def _listed_program(path: Path, name: str) -> Program:
+    from carpool.jobs.job_file import read_jobs
+
+    jobs = {str(spec.id): program for spec, program in read_jobs(path).jobs}
+    if name not in jobs:
+        raise UnknownName("job", name, jobs, where=str(path))
+    if not jobs[name].entry:
+        raise InputError(
+            f"job {name!r} is a command; only trainings with an entry can be profiled",
+            where=str(path),
+            way_out="Choose a job with an entry.",
+        )
+    return jobs[name]
 
 
 @contextmanager
 def progress_reporter(*, quiet: bool) -> Iterator[Tell]:
-    """Progress on a terminal, lines elsewhere, nothing where a program reads."""
+    """Report progress as a bar on a terminal, as lines elsewhere, not at all if `quiet`."""
     if quiet:
-        yield lambda done, total, words: None
+        yield lambda done, total, label: None
     elif not sys.stderr.isatty():
-        yield lambda done, total, words: click.echo(f"{done + 1}/{total}  {words}", err=True)
+        yield lambda done, total, label: click.echo(f"{done + 1}/{total}  {label}", err=True)
     else:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -160,40 +167,36 @@ def progress_reporter(*, quiet: bool) -> Iterator[Tell]:
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("starting", total=1)
-            yield lambda done, total, words: progress.update(bar, completed=done, total=total, description=words)
+            yield lambda done, total, label: progress.update(bar, completed=done, total=total, description=label)
 
 
-def whole_numbers(text: str, where: str) -> tuple[int, ...]:
-    """``32,64,128`` as numbers."""
-    from carpool.core.errors import InputError
-
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    for part in parts:
-        if not part.isdecimal() or int(part) < 1:
-            raise InputError(f"{part!r} in {text!r}", where=where, way_out="Give whole numbers above 0: 32,64,128.")
-    return tuple(int(part) for part in parts)
+Value = TypeVar("Value")
 
 
-def fractions(text: str, where: str) -> tuple[float, ...]:
-    """``0.5,1`` as shares."""
-    from carpool.core.errors import InputError
-
-    found = []
+def _parse_list(text: str, option: str, parse: Callable[[str], Value | None], way_out: str) -> tuple[Value, ...]:
+    """Parse comma-separated values; InputError for one that `parse` maps to None."""
+    values = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        try:
-            share = float(part)
-        except ValueError:
-            share = 0.0
-        if not 0.0 < share <= 1.0:
-            raise InputError(f"{part!r} in {text!r}", where=where, way_out="Give shares above 0 and at most 1: 0.5,1.")
-        found.append(share)
-    return tuple(sorted(set(found))) or (1.0,)
+        value = parse(part)
+        if value is None:
+            raise InputError(f"{part!r} in {text!r}", where=option, way_out=way_out)
+        values.append(value)
+    return tuple(values)
 
 
-def positive(value: float, where: str) -> float:
-    """A number above 0."""
-    from carpool.core.errors import InputError
+def _batch(text: str) -> int | None:
+    return int(text) if text.isdecimal() and int(text) > 0 else None
 
+
+def _share(text: str) -> float | None:
+    try:
+        share = float(text)
+    except ValueError:
+        return None
+    return share if 0.0 < share <= 1.0 else None
+
+
+def _positive(value: float, option: str) -> float:
     if not 0.0 < value < float("inf"):
-        raise InputError(f"{value:g}", where=where, way_out="Give seconds above 0.")
+        raise InputError(f"{value:g}", where=option, way_out="Give seconds above 0.")
     return value

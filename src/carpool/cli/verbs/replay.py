@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import guard_stdout, json_option
+from carpool.cli.support.json_output import guard_stdout, json_option, print_json
 
 if TYPE_CHECKING:
     from carpool.cli.support.replay_sim import ReplayResult
@@ -30,16 +29,18 @@ Examples:
     type=click.Choice(["learned", "before"]),
     default="learned",
     show_default=True,
-    help="learned: what is known after the run; before: what was known when it began.",
+    help="Profiles to simulate with: those after the run (learned), or those it started with (before).",
 )
-@click.option("--policy", default="", metavar="NAME[:key=value]…", help="Another than that of the run: what if?")
+@click.option("--policy", default="", metavar="NAME[:key=value]…", help="Simulate another policy than the run's.")
 @json_option
 def replay(run: str, profiles: str, policy: str, as_json: bool) -> int:
-    """Simulate RUN, by name or folder, from the profiles of its jobs, and compare with what really happened.
+    """Simulate a recorded run from the profiles of its jobs and compare end times job by job.
 
-    From the recording come arrivals and how many steps each job made; how fast they are, alone and beside each other,
-    and what starts, moves and ends cost, comes from the profiles. The policy decides anew. Exit code 0 when every job
-    ends, 1 when one never does, 2 for bad input.
+    RUN is the name or directory of a run. Submission times and step counts are taken from the recording; step rates,
+    interference between jobs, and start, resize and end overheads from the profiles. The policy makes all decisions
+    again.
+
+    Exit code: 0 every job ends, 1 a job never ends, 2 bad input.
     """
     from carpool.backends.run_folder import BELIEVED, PROFILE
     from carpool.cli.support.replay_sim import kept_profiles, simulate_run
@@ -51,24 +52,23 @@ def replay(run: str, profiles: str, policy: str, as_json: bool) -> int:
     believed = kept_profiles(folder, BELIEVED)
     truth = kept_profiles(folder, PROFILE) if profiles == "learned" else believed
     with guard_stdout():
-        found = simulate_run(folder, parse_policy(text), truth, believed)
+        result = simulate_run(folder, parse_policy(text), truth, believed)
     if as_json:
-        click.echo(json.dumps(as_document(found, run, text, profiles)))
+        print_json(as_document(result, run, text, profiles))
     else:
-        print_replay(found)
-    return 0 if found.simulated_s is not None else 1
+        print_replay(result)
+    return 0 if result.simulated_s is not None else 1
 
 
-def as_document(found: ReplayResult, run: str, policy: str, profiles: str) -> dict[str, object]:
-    """What ``replay --json`` prints."""
+def as_document(result: ReplayResult, run: str, policy: str, profiles: str) -> dict[str, object]:
+    """Document printed by ``replay --json``."""
     return {
-        "schema": 1,
         "version": __version__,
         "run": run,
         "policy": policy,
         "profiles": profiles,
-        "makespan_s": {"live": found.lived_s, "simulated": found.simulated_s, "error": found.error},
-        "worst_error": found.worst,
+        "makespan_s": {"live": result.lived_s, "simulated": result.simulated_s, "error": result.error},
+        "worst_error": result.worst,
         "jobs": [
             {
                 "name": job.spec.id,
@@ -78,20 +78,20 @@ def as_document(found: ReplayResult, run: str, policy: str, profiles: str) -> di
                 "simulated_end_s": job.simulated_at,
                 "error": job.error,
             }
-            for job in found.jobs
+            for job in result.jobs
         ],
     }
 
 
-def print_replay(found: ReplayResult, tell: Callable[[str], None] = click.echo) -> None:
-    """One line for every job, and one for the whole."""
-    wide = max(len("makespan"), *(len(job.spec.id) for job in found.jobs))
-    tell(f"{'job':{wide}}  submitted   live end  simulated   error")
-    for job in found.jobs:
-        tell(_line(job.spec.id, wide, f"{job.submitted_at:9.2f}", job.lived_at, job.simulated_at, job.error))
-    tell(_line("makespan", wide, "", found.lived_s, found.simulated_s, found.error))
+def print_replay(result: ReplayResult, write: Callable[[str], None] = click.echo) -> None:
+    """Print one line per job and one for the makespan."""
+    width = max(len("makespan"), *(len(job.spec.id) for job in result.jobs))
+    write(f"{'job':{width}}  submitted   live end  simulated   error")
+    for job in result.jobs:
+        write(_line(job.spec.id, width, f"{job.submitted_at:9.2f}", job.lived_at, job.simulated_at, job.error))
+    write(_line("makespan", width, "", result.lived_s, result.simulated_s, result.error))
 
 
-def _line(name: str, wide: int, since: str, lived: float, simulated: float | None, error: float | None) -> str:
-    again, off = ("never", "–") if simulated is None or error is None else (f"{simulated:.2f}", f"{error:+.1%}")
-    return f"{name:{wide}}  {since:>9}  {lived:9.2f}  {again:>9}  {off:>6}"
+def _line(name: str, width: int, submitted: str, live: float, simulated: float | None, error: float | None) -> str:
+    end, deviation = ("never", "–") if simulated is None or error is None else (f"{simulated:.2f}", f"{error:+.1%}")
+    return f"{name:{width}}  {submitted:>9}  {live:9.2f}  {end:>9}  {deviation:>6}"

@@ -1,129 +1,79 @@
-"""``carpool simulate``: replay a trace under one or more policies."""
+"""``carpool simulate``: simulate a trace under one or more policies."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import guard_stdout
-from carpool.cli.verbs.trace import dropped_row_lines
+from carpool.cli.support.json_output import guard_stdout, json_option, print_json, print_note
+from carpool.cli.verbs.trace import dropped_row_lines, format_option, skip_invalid_option
 from carpool.core.errors import InputError
 
 if TYPE_CHECKING:
     from carpool.sim.comparison import SimulationRequest, SimulationResult
 
 
-_SHORTEST_ROUND_S = 0.001
+_MIN_ROUND_S = 0.001
 _EPILOG = """\b
 Examples:
   carpool simulate --trace philly.csv --cluster 64x8xV100 --policy fifo --policy srtf --policy las
   carpool simulate --trace jobs.csv --cluster 2x4xV100,4x4xP100 --policy ./mine.py:MyPolicy --report out.html
   carpool simulate --trace a.trace --world gavel:throughputs.json --cluster 2x4xV100,3x8xK80 --policy gavel --rounds 360
 """
+_POLICY_HELP = "Scheduling policy; may be repeated. [default: fifo]"
+_WORLD_HELP = (
+    "Performance model: plain, colocation:FILE, gavel:FILE, pollux:DIR, profile:FILE, parts, wired, or a TOML file."
+)
+_FAILURES_HELP = "Failures to inject: CSV of at_s,event,target, or node_mtbf_s=…:job_mtbf_s=…."
 
 
 @click.command("simulate", epilog=_EPILOG)
-@click.option(
-    "--trace", required=True, metavar="FILE", help="Jobs and when each was submitted; the format is recognised."
-)
-@click.option(
-    "--cluster", required=True, metavar="SPEC", help="NODESxDEVICESxKIND[,…], such as 64x8xV100, or a TOML file."
-)
-@click.option(
-    "--policy", "policies", multiple=True, metavar="NAME[:key=value]…", help="May be repeated. [default: fifo]"
-)
-@click.option(
-    "--world",
-    default="plain",
-    show_default=True,
-    metavar="WORLD",
-    help="plain, colocation:FILE, gavel:FILE, pollux:DIR, profile:FILE, parts, wired, or a TOML file.",
-)
-@click.option(
-    "--rounds",
-    "round_s",
-    type=float,
-    default=0.0,
-    metavar="S",
-    help="Decide every S seconds instead of at every event.",
-)
-@click.option("--seed", type=int, help="For everything that is random.  [default: that of the world's file, else 0]")
-@click.option(
-    "--failures", default="", metavar="FILE|RATES", help="CSV of at_s,event,target; or node_mtbf_s=…:job_mtbf_s=…."
-)
-@click.option(
-    "--format", "format_", default=None, metavar="NAME", help="The trace's format, where it is not recognised."
-)
-@click.option("--skip-invalid", is_flag=True, help="Drop bad rows, count and list them, instead of stopping.")
-@click.option("--max-jobs", type=click.IntRange(min=1), default=None, metavar="N", help="Only the first N jobs.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON and nothing else.")
-@click.option(
-    "--report", default="", metavar="FILE.html", help="Write one self-contained page with charts and timelines."
-)
-@click.option(
-    "--journal", default="", metavar="FILE", help="Write every fact and plan as JSON lines (one policy only)."
-)
-def simulate(
-    trace: str,
-    cluster: str,
-    policies: tuple[str, ...],
-    world: str,
-    round_s: float,
-    seed: int | None,
-    failures: str,
-    format_: str | None,
-    skip_invalid: bool,
-    max_jobs: int | None,
-    as_json: bool,
-    report: str,
-    journal: str,
-) -> int:
-    """Replay a trace under one or more policies and compare them.
+@click.option("--trace", required=True, metavar="FILE", help="Jobs with submission times; the format is detected.")
+@click.option("--cluster", required=True, metavar="SPEC", help="NODESxDEVICESxKIND[,…] (64x8xV100) or a TOML file.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME[:key=value]…", help=_POLICY_HELP)
+@click.option("--world", default="plain", show_default=True, metavar="WORLD", help=_WORLD_HELP)
+@click.option("--rounds", "round_s", default=0.0, metavar="S", help="Plan every S seconds instead of at every event.")
+@click.option("--seed", type=int, help="Random seed.  [default: seed in the world's file, else 0]")
+@click.option("--failures", default="", metavar="FILE|RATES", help=_FAILURES_HELP)
+@format_option
+@skip_invalid_option
+@click.option("--max-jobs", type=click.IntRange(min=1), metavar="N", help="Simulate only the first N jobs.")
+@json_option
+@click.option("--report", default="", metavar="FILE.html", help="Write an HTML page with charts and timelines.")
+@click.option("--journal", default="", metavar="FILE", help="Write events and plans as JSON lines (one policy only).")
+def simulate(policies: tuple[str, ...], as_json: bool, report: str, **options: Any) -> int:
+    """Simulate a trace under one or more policies and compare completion times and utilisation.
 
-    Each policy runs in a process of its own. Exit code 0 when every job finished under every policy, 1 when some did
-    not, 2 for bad input.
+    Policies are simulated in parallel processes.
+
+    Exit code: 0 every job finished under every policy, 1 some did not, 2 bad input.
     """
     from carpool.sim.comparison import SimulationRequest, compare, weighted_jct_bound_s
     from carpool.sim.worlds import seed_in_file
 
     policies = policies or ("fifo",)
     with guard_stdout():
-        _check(round_s, policies, journal)
-    _check_apart(trace=trace, report=report, journal=journal)
-    requests = [
-        SimulationRequest(
-            trace=trace,
-            cluster=cluster,
-            policy=policy,
-            world=world,
-            format=format_,
-            round_s=round_s,
-            seed=seed_in_file(world) if seed is None else seed,
-            failures=failures,
-            skip_invalid=skip_invalid,
-            max_jobs=max_jobs,
-            journal=journal,
-            record=bool(report),
-        )
-        for policy in policies
-    ]
-    with guard_stdout(), _progress(policies, shown=not as_json and sys.stderr.isatty()) as tell:
-        results = compare(requests, tell)
+        _check(options["round_s"], policies, options["journal"])
+    _check_distinct_files(trace=options["trace"], report=report, journal=options["journal"])
+    if options["seed"] is None:
+        options["seed"] = seed_in_file(options["world"])
+    requests = [SimulationRequest(policy=policy, record=bool(report), **options) for policy in policies]
+    with guard_stdout(), _progress(policies, shown=not as_json and sys.stderr.isatty()) as report_progress:
+        results = compare(requests, report_progress)
         bound_s = weighted_jct_bound_s(requests[0])
     if report:
         write_report(report, requests[0], results, bound_s)
-    for words in dropped_row_lines(results[0].dropped, results[0].dropped_rows):
-        click.echo(f"carpool: {words}", err=True)
+    for line in dropped_row_lines(results[0].dropped, results[0].dropped_rows):
+        print_note(line)
     if as_json:
-        click.echo(json.dumps(as_document(requests[0], results, bound_s)))
+        print_json(as_document(requests[0], results, bound_s))
     else:
         _print(results, report, bound_s)
     return 0 if all(result.summary.finished == result.summary.jobs for result in results) else 1
@@ -132,35 +82,36 @@ def simulate(
 def _check(round_s: float, policies: Sequence[str], journal: str) -> None:
     from carpool.policies.registry import parse_policy
 
-    if round_s and not _SHORTEST_ROUND_S <= round_s < float("inf"):
-        raise InputError(f"--rounds is {round_s}", way_out=f"Give seconds, at least {_SHORTEST_ROUND_S}, above 0.")
+    if round_s and not _MIN_ROUND_S <= round_s < float("inf"):
+        raise InputError(f"--rounds is {round_s}", way_out=f"Give at least {_MIN_ROUND_S} seconds.")
     for policy in policies:
         parse_policy(policy)
-    twice = next((policy for policy in policies if policies.count(policy) > 1), None)
-    if twice is not None:
-        raise InputError(f"policy {twice!r} is given twice", way_out="Name each policy once.")
+    repeated = next((policy for policy in policies if policies.count(policy) > 1), None)
+    if repeated is not None:
+        raise InputError(f"policy {repeated!r} is given twice", way_out="Give each policy once.")
     if journal and len(policies) > 1:
-        raise InputError(f"--journal holds one run, not {len(policies)}", way_out="Give it with one --policy.")
+        raise InputError(f"--journal records one policy, {len(policies)} are given", way_out="Give one --policy.")
 
 
-def _check_apart(**files: str) -> None:
-    """Refuse to write over what is read, or two things to one file."""
+def _check_distinct_files(**files: str) -> None:
+    """InputError if two options name the same file."""
     seen: dict[Path, str] = {}
-    for what, name in files.items():
+    for option, name in files.items():
         if name:
             path = Path(name).resolve()
             if path in seen:
-                raise InputError(f"--{what} and --{seen[path]} are the same file {name!r}", way_out="Name another.")
-            seen[path] = what
+                raise InputError(
+                    f"--{option} and --{seen[path]} are the same file {name!r}", way_out="Choose another file."
+                )
+            seen[path] = option
 
 
 def as_document(
     request: SimulationRequest, results: Sequence[SimulationResult], bound_s: float | None = None
 ) -> dict[str, object]:
-    """What ``--json`` prints."""
+    """Document printed by ``--json``."""
     bounds = {} if bound_s is None else {"bounds": {"weighted_jct_s": bound_s}}
     return {
-        "schema": 1,
         "version": __version__,
         "trace": request.trace,
         "cluster": request.cluster,
@@ -174,7 +125,7 @@ def as_document(
 def write_report(
     path: str, request: SimulationRequest, results: Sequence[SimulationResult], bound_s: float | None = None
 ) -> None:
-    """Write the page that compares the runs."""
+    """Write the HTML page that compares the policies."""
     from carpool.sim.cluster_spec import parse_cluster
     from carpool.sim.report import ReportHead, RunRecord, node_spans, render, write_page
 
@@ -209,21 +160,21 @@ def _print(results: Sequence[SimulationResult], report: str, bound_s: float | No
     from carpool.cli.render.comparison_table import print_comparison
 
     for note, count in results[0].notes.items():
-        click.echo(f"carpool: {note}" + (f" ({count} times)" if count > 1 else ""), err=True)
+        print_note(f"{note}" + (f" ({count} times)" if count > 1 else ""))
     print_comparison(results)
     if bound_s is not None:
-        click.echo(f"carpool: no policy can bring the weighted JCT below {bound_s:.1f} s", err=True)
+        print_note(f"lower bound of the weighted JCT under any policy: {bound_s:.1f} s")
     for result in results:
-        missing = result.summary.jobs - result.summary.finished
-        if missing:
-            click.echo(f"carpool: {missing} jobs never finished under {result.policy}", err=True)
+        unfinished = result.summary.jobs - result.summary.finished
+        if unfinished:
+            print_note(f"{unfinished} jobs never finished under {result.policy}")
     if report:
         click.echo(f"wrote {report}", err=True)
 
 
 @contextmanager
 def _progress(policies: Sequence[str], *, shown: bool) -> Iterator[Callable[[str, float], None] | None]:
-    """A bar per policy while it lasts."""
+    """Show a progress bar per policy."""
     if not shown:
         yield None
         return

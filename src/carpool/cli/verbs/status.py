@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from carpool.cli.render.job_rows import (
+    FOREIGN_HEADINGS,
     HEADINGS,
-    OUTSIDER_HEADINGS,
     as_columns,
     fold_sweeps,
+    foreign_row,
     job_row,
-    outsider_row,
     priority_columns,
     short,
 )
-from carpool.cli.support.daemon_client import connect, print_json, server_option
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.daemon_client import connect, server_option
+from carpool.cli.support.json_output import json_option, print_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,47 +38,62 @@ _ACTIVE_PHASES = ("blocked", "waiting", "running", "paused")
 
 
 @click.command("ps", epilog=_PS_EPILOG)
-@click.option("--all", "-a", "everything", is_flag=True, help="Jobs that are over too.")
-@click.option("--phase", multiple=True, metavar="PHASE", help="Only jobs in this phase; may be repeated.")
-@click.option("--user", default="", help="Only this person's.")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="How many, newest first.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Include jobs that have ended.")
+@click.option(
+    "--phase",
+    multiple=True,
+    metavar="PHASE",
+    help="List only jobs that are blocked, waiting, running, paused, finished, failed or cancelled; may be repeated.",
+)
+@click.option("--user", default="", help="List only this user's jobs.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="Jobs to list at most.")
 @server_option
 @json_option
 def ps(everything: bool, phase: tuple[str, ...], user: str, limit: int, server: str, as_json: bool) -> None:
-    """List jobs: where each stands, what it holds and how far it is.
+    """List the daemon's jobs, newest first, with phase, devices, progress and remaining time.
 
-    Jobs of a sweep that stand alike share a line, such as mlp[3-9]; those that run have one each.
+    Jobs of a sweep that are in the same phase share a line, such as mlp[3-9]; running jobs have a line each.
 
-    Below them, processes that compute on the daemon's GPUs and are no jobs of it. A GPU that somebody else came to is
-    left to them while no job is on it.
+    Below the jobs: other processes that use the daemon's GPUs. The daemon schedules no job on such a GPU unless one
+    already runs there.
     """
-    from carpool.core.errors import UnknownName
-    from carpool.core.model import Phase
-
-    for each in phase:
-        if each not in set(Phase):
-            raise UnknownName("phase", each, list(Phase), where="--phase")
+    _check_phases(phase)
     with connect(server) as client:
         phases = phase or (() if everything else _ACTIVE_PHASES)
         page = client.jobs(phase=list(phases), user=user, limit=limit)
-        outsiders = [each for node in client.nodes() for each in node["outsiders"]]
+        foreign = [each for node in client.nodes() for each in node["outsiders"]]
     if as_json:
-        print_json({"jobs": page["jobs"], "total": page["total"], "outsiders": outsiders})
+        print_json({"jobs": page["jobs"], "total": page["total"], "outsiders": foreign})
         return
     if page["jobs"]:
-        jobs = fold_sweeps(page["jobs"])
-        more = priority_columns(jobs, time.time())
-        rows = [(*job_row(job), *cells) for job, *cells in zip(jobs, *more.values(), strict=True)]
-        for line in as_columns((*HEADINGS, *more), rows):
-            click.echo(line)
+        _print_jobs(page["jobs"])
     else:
-        click.echo("no jobs" if everything or phase else "no jobs; those that are over: carpool ps --all")
+        click.echo("no jobs" if everything or phase else "no active jobs; list ended jobs with: carpool ps --all")
     if page["total"] > len(page["jobs"]):
-        click.echo(f"… and {page['total'] - len(page['jobs'])} more: --limit")
-    if outsiders:
-        click.echo("\nnot carpool's:")
-        for line in as_columns(OUTSIDER_HEADINGS, [outsider_row(each) for each in outsiders]):
+        click.echo(f"… and {page['total'] - len(page['jobs'])} more; raise --limit to list them")
+    if foreign:
+        click.echo("\nprocesses outside carpool:")
+        for line in as_columns(FOREIGN_HEADINGS, [foreign_row(each) for each in foreign]):
             click.echo(line)
+
+
+def _check_phases(phases: Sequence[str]) -> None:
+    if not phases:
+        return  # keeps the import out of a plain `carpool ps`
+    from carpool.core.errors import UnknownName
+    from carpool.core.model import Phase
+
+    for phase in phases:
+        if phase not in set(Phase):
+            raise UnknownName("phase", phase, list(Phase), where="--phase")
+
+
+def _print_jobs(listed: Sequence[Mapping[str, Any]]) -> None:
+    jobs = fold_sweeps(listed)
+    extra = priority_columns(jobs, time.time())
+    rows = [(*job_row(job), *cells) for job, *cells in zip(jobs, *extra.values(), strict=True)]
+    for line in as_columns((*HEADINGS, *extra), rows):
+        click.echo(line)
 
 
 _TOP_EPILOG = """\b
@@ -91,12 +107,15 @@ _STYLES = {"running": "", "paused": "yellow", "waiting": "dim", "blocked": "dim"
 
 
 @click.command("top", epilog=_TOP_EPILOG)
-@click.option("--every", default=1.0, show_default=True, type=click.FloatRange(0.2), help="Seconds between two looks.")
-@click.option("--once", is_flag=True, help="Look once and leave.")
+@click.option("--every", default=1.0, show_default=True, type=click.FloatRange(0.2), help="Seconds between updates.")
+@click.option("--once", is_flag=True, help="Print the current state and exit.")
 @server_option
 @json_option
 def top(every: float, once: bool, server: str, as_json: bool) -> None:
-    """Show who holds which device and how far every job is, until Ctrl-C. With --json: how it stands now."""
+    """Show the jobs on each device and every job's progress, updated until Ctrl-C.
+
+    With --json, print the current state once.
+    """
     with connect(server) as client:
         if as_json:
             print_json(_fetch(client))
@@ -107,8 +126,8 @@ def top(every: float, once: bool, server: str, as_json: bool) -> None:
         if once:
             Console().print(draw(_fetch(client)))
             return
-        first = Live(draw(_fetch(client)), auto_refresh=False, screen=True)
-        with contextlib.suppress(KeyboardInterrupt), first as live:  # Ctrl-C is how one leaves
+        screen = Live(draw(_fetch(client)), auto_refresh=False, screen=True)
+        with contextlib.suppress(KeyboardInterrupt), screen as live:  # Ctrl-C ends the display
             while True:
                 time.sleep(every)
                 live.update(draw(_fetch(client)), refresh=True)
@@ -119,37 +138,46 @@ def _fetch(client: Client) -> dict[str, Any]:
     return {"summary": client.summary(), "devices": client.devices(), "jobs": jobs["jobs"], "active": jobs["total"]}
 
 
-def draw(seen: dict[str, Any]) -> RenderableType:
-    """The whole picture."""
+def draw(state: dict[str, Any]) -> RenderableType:
+    """Render summary line, device table and job table."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    summary = seen["summary"]
+    summary = state["summary"]
     counts = ", ".join(f"{count} {phase}" for phase, count in summary["jobs"].items() if count)
     head = Text(f"carpool {summary['version']}  policy {summary['policy']}  {counts or 'no jobs'}", style="bold")
-    devices = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("device", "node", "kind", "held", "by"):
-        devices.add_column(heading, no_wrap=True)
-    for device in seen["devices"]:
-        held = sum(each["fraction"] for each in device["residents"])
-        by = ", ".join(
-            [short(each["job"]) or "(somebody's)" for each in device["residents"]]
-            + [f"(process {each['pid']} {each['user']})" for each in device["outsiders"]]
-        )
-        style = "red" if device["is_lost"] else "" if held else "dim"
-        cells = (device["name"], device["node"], device["kind"], "lost" if device["is_lost"] else _bar(held), by)
-        devices.add_row(*cells, style=style)
-    jobs = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in HEADINGS:
-        jobs.add_column(heading, no_wrap=True, justify="right" if heading in HEADINGS[4:] else "left")
-    for job in sorted(seen["jobs"], key=lambda job: _PHASE_ORDER.index(job["phase"])):
-        jobs.add_row(*job_row({**job, "id": short(job["id"])}), style=_STYLES[job["phase"]])
-    more = seen["active"] - len(seen["jobs"])
+    more = state["active"] - len(state["jobs"])
     foot = [Text(f"… and {more} more", style="dim")] if more else []
-    return Group(head, Text(), devices, Text(), jobs, *foot)
+    return Group(head, Text(), _device_table(state["devices"]), Text(), _job_table(state["jobs"]), *foot)
 
 
-def _bar(held: float) -> str:
-    full = round(10 * min(1.0, held))
-    return "█" * full + "·" * (10 - full) + f" {held:4.0%}"
+def _device_table(devices: Sequence[Mapping[str, Any]]) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("device", "node", "type", "allocated", "jobs"):
+        table.add_column(heading, no_wrap=True)
+    for device in devices:
+        allocated = sum(each["fraction"] for each in device["residents"])
+        users = [short(each["job"]) or "(another user's)" for each in device["residents"]]
+        users += [f"(process {each['pid']} {each['user']})" for each in device["outsiders"]]
+        style = "red" if device["is_lost"] else "" if allocated else "dim"
+        use = "lost" if device["is_lost"] else _bar(allocated)
+        table.add_row(device["name"], device["node"], device["kind"], use, ", ".join(users), style=style)
+    return table
+
+
+def _job_table(jobs: Sequence[Mapping[str, Any]]) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in HEADINGS:
+        table.add_column(heading, no_wrap=True, justify="right" if heading in HEADINGS[4:] else "left")
+    for job in sorted(jobs, key=lambda job: _PHASE_ORDER.index(job["phase"])):
+        table.add_row(*job_row({**job, "id": short(job["id"])}), style=_STYLES[job["phase"]])
+    return table
+
+
+def _bar(fraction: float) -> str:
+    full = round(10 * min(1.0, fraction))
+    return "█" * full + "·" * (10 - full) + f" {fraction:4.0%}"

@@ -1,4 +1,4 @@
-// Keeps the panels of a page up to date, and makes it usable without a mouse. Everything works without it, but stands still.
+// Refreshes the panels of a page on events, and adds keyboard navigation. Pages work without it, but do not update.
 "use strict";
 
 const root = document.documentElement;
@@ -15,7 +15,7 @@ function theme() {
   try { return localStorage.getItem("carpool-theme") || "auto"; } catch { return "auto"; }
 }
 
-setTheme(theme()); // before anything is painted
+setTheme(theme()); // before the first paint
 
 document.addEventListener("DOMContentLoaded", () => {
   setTheme(theme());
@@ -23,36 +23,36 @@ document.addEventListener("DOMContentLoaded", () => {
   watchKeys();
   watchFilter();
   watchPointer();
-  watchReports();
+  watchUpload();
   document.querySelectorAll("pre.log").forEach(toEnd);
 });
 
 // ------------------------------------------------------------------------------------------------------------- panels
 const panels = () => [...document.querySelectorAll("[data-panel]")];
 const waiting = new Map(); // panel -> timer
-const fetched = new Map(); // panel -> when it was last asked for
+const fetched = new Map(); // panel -> time of its last request
 
-function say(state, words) {
+function setLive(state, label) {
   const live = document.getElementById("live");
   live.dataset.state = state;
-  live.lastElementChild.textContent = words;
+  live.lastElementChild.textContent = label;
 }
 
 function listen() {
   if (!panels().some((panel) => panel.dataset.on)) return;
   const source = new EventSource("/dashboard/events");
-  say("off", "connecting");
+  setLive("off", "connecting");
   source.onopen = () => {
     if (document.getElementById("live").dataset.state === "lost") panels().forEach((panel) => refresh(panel));
-    say("live", "live");
+    setLive("live", "live");
   };
-  source.onerror = () => say("lost", "connection lost");
+  source.onerror = () => setLive("lost", "connection lost");
   source.onmessage = (message) => {
-    const news = JSON.parse(message.data);
+    const event = JSON.parse(message.data);
     for (const panel of panels()) {
       const kinds = (panel.dataset.on || "").split(" ");
-      const isMine = !panel.dataset.job || news.jobs === null || news.jobs.includes(panel.dataset.job);
-      if (news.kinds.includes("missed") || (isMine && news.kinds.some((kind) => kinds.includes(kind)))) refresh(panel);
+      const isMine = !panel.dataset.job || event.jobs === null || event.jobs.includes(panel.dataset.job);
+      if (event.kinds.includes("missed") || (isMine && event.kinds.some((kind) => kinds.includes(kind)))) refresh(panel);
     }
   };
   addEventListener("pagehide", () => source.close());
@@ -76,24 +76,24 @@ function refresh(panel) {
   waiting.set(panel, setTimeout(() => {
     waiting.delete(panel);
     fetched.set(panel, Date.now());
-    bring(panel);
+    fetchPanel(panel);
   }, wait));
 }
 
-async function bring(panel) {
+async function fetchPanel(panel) {
   const address = new URL(location.href);
   address.hash = "";
   address.searchParams.set("panel", panel.dataset.panel);
   const slow = setTimeout(() => panel.setAttribute("aria-busy", "true"), 600);
   try {
-    const answer = await fetch(address, { headers: { Accept: "text/html" } });
-    if (answer.redirected || answer.status === 401) return location.reload(); // signed out meanwhile
-    const text = await answer.text();
-    panel.classList.toggle("stale", !answer.ok);
-    if (answer.ok && !isInUse(panel)) swap(panel, text);
+    const response = await fetch(address, { headers: { Accept: "text/html" } });
+    if (response.redirected || response.status === 401) return location.reload(); // the session has ended
+    const text = await response.text();
+    panel.classList.toggle("stale", !response.ok);
+    if (response.ok && !isInUse(panel)) swap(panel, text);
   } catch {
     panel.classList.add("stale");
-    say("lost", "connection lost");
+    setLive("lost", "connection lost");
   } finally {
     clearTimeout(slow);
     panel.removeAttribute("aria-busy");
@@ -129,7 +129,7 @@ function watchKeys() {
   const help = document.getElementById("help");
   const turnTheme = () => {
     const next = THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length];
-    try { localStorage.setItem("carpool-theme", next); } catch { /* it holds for this page */ }
+    try { localStorage.setItem("carpool-theme", next); } catch { /* not stored: applies to this page only */ }
     setTheme(next);
   };
   document.getElementById("theme").addEventListener("click", turnTheme);
@@ -187,7 +187,7 @@ function watchFilter() {
       else address.searchParams.delete("q");
       address.searchParams.delete("page");
       history.replaceState(null, "", address);
-      bring(document.querySelector('[data-panel="jobs"]'));
+      fetchPanel(document.querySelector('[data-panel="jobs"]'));
     }, 180);
   });
   if (field.value && matchMedia("(pointer: fine)").matches) field.setSelectionRange(field.value.length, field.value.length);
@@ -196,10 +196,10 @@ function watchFilter() {
 // ----------------------------------------------------------------------------------------------------------- pointer
 function watchPointer() {
   const tip = document.getElementById("tip");
-  const show = (event, words) => {
-    tip.hidden = !words;
-    if (!words) return;
-    tip.textContent = words;
+  const show = (event, text) => {
+    tip.hidden = !text;
+    if (!text) return;
+    tip.textContent = text;
     const left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8);
     tip.style.left = `${left}px`;
     tip.style.top = `${Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 8)}px`;
@@ -208,7 +208,7 @@ function watchPointer() {
   document.addEventListener("pointermove", (event) => {
     if (drag) return drag.move(event);
     const block = event.target.closest?.("[data-tip]");
-    light(block);
+    highlight(block);
     show(event, block ? block.dataset.tip : reading(event));
   });
   document.addEventListener("pointerleave", () => show(null, ""));
@@ -228,7 +228,7 @@ function watchPointer() {
   document.addEventListener("dragstart", (event) => event.target.closest(".lanes") && event.preventDefault());
 }
 
-function light(block) {
+function highlight(block) {
   const table = document.querySelector(".lanes.condensed");
   if (!table) return;
   table.querySelectorAll(".lit").forEach((each) => each.classList.remove("lit"));
@@ -273,7 +273,7 @@ function dragging(table, lane, from, done) {
   return { move };
 }
 
-// What the curves of a chart say where the pointer is.
+// Values of a chart's curves at the pointer.
 function reading(event) {
   document.querySelectorAll(".cross").forEach((each) => each.remove());
   const plot = event.target.closest?.(".plot");
@@ -301,7 +301,7 @@ function reading(event) {
 }
 
 // ----------------------------------------------------------------------------------------------------------- reports
-function watchReports() {
+function watchUpload() {
   const field = document.querySelector("input[data-into]");
   field?.addEventListener("change", async () => {
     const file = field.files[0];

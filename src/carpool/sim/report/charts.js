@@ -247,7 +247,7 @@ function sizesChart(spec) {
   for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }
   const x = { log: true, low: low / 1.3, high: high * 1.3, name: "completion time, log scale", grid: true };
   x.ticks = logTicks(x.low, x.high);
-  const about = "line: median to 99th percentile; dot: mean. The table below holds the numbers";
+  const about = "line: median to 99th percentile; dot: mean. The table below has the numbers";
   const made = frame({ ...spec, height, x, y: { low: 0, high: 1, ticks: [], name: "devices" }, title: "Completion time by job size", about });
   const { inner, px, svg } = made, tall = (inner.bottom - inner.top) / labels.length;
   labels.forEach((label, row) => {

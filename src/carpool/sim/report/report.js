@@ -6,32 +6,32 @@ const app = {
 };
 const by = (id) => document.getElementById(id);
 
-function fault(words) {
-  document.body.dataset.error = words;
+function showError(message) {
+  document.body.dataset.error = message;
   if (!document.querySelector(".fault")) {
-    document.querySelector("main").prepend(make("p", { className: "fault", role: "alert" }, "A part of this page did not work: " + words));
+    document.querySelector("main").prepend(make("p", { className: "fault", role: "alert" }, "Error on this page: " + message));
   }
 }
-window.addEventListener("error", (event) => fault(event.message));
-window.addEventListener("unhandledrejection", (event) => fault(String(event.reason)));
+window.addEventListener("error", (event) => showError(event.message));
+window.addEventListener("unhandledrejection", (event) => showError(String(event.reason)));
 
 /* ---- theme ---- */
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const themes = ["auto", "light", "dark"];
-let wish = "auto";
-try { wish = themes.includes(localStorage.getItem("carpool-theme")) ? localStorage.getItem("carpool-theme") : "auto"; } catch { /* file:// may refuse */ }
+let chosenTheme = "auto";
+try { chosenTheme = themes.includes(localStorage.getItem("carpool-theme")) ? localStorage.getItem("carpool-theme") : "auto"; } catch { /* not available for file:// in some browsers */ }
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
   app.theme = THEMES[name];
   document.querySelectorAll("[data-swatch]").forEach((node) => { node.style.background = colourOf(app.theme, Number(node.dataset.swatch)); });
 }
 function applyWish() {
-  setTheme(wish === "auto" ? (dark.matches ? "dark" : "light") : wish);
-  by("theme").textContent = "Theme: " + wish;
+  setTheme(chosenTheme === "auto" ? (dark.matches ? "dark" : "light") : chosenTheme);
+  by("theme").textContent = "Theme: " + chosenTheme;
 }
 by("theme").addEventListener("click", () => {
-  wish = themes[(themes.indexOf(wish) + 1) % themes.length];
-  try { localStorage.setItem("carpool-theme", wish); } catch { /* not kept, still applied */ }
+  chosenTheme = themes[(themes.indexOf(chosenTheme) + 1) % themes.length];
+  try { localStorage.setItem("carpool-theme", chosenTheme); } catch { /* not kept, still applied */ }
   applyWish();
   drawAll();
 });
@@ -142,8 +142,8 @@ const CHARTS = {
   busy: (spec) => stepChart({ ...spec, of: "busy", height: 210 }),
 };
 const EMPTY = {
-  cdf: "No finished job to draw: the distribution appears as soon as one job finishes.",
-  sizes: "No finished job to draw.", queue: "Nothing was sampled in these runs.", busy: "Nothing was sampled in these runs.",
+  cdf: "No job finished in these runs.",
+  sizes: "No job finished in these runs.", queue: "These runs have no samples.", busy: "These runs have no samples.",
 };
 const shown = () => app.data.runs.map((run, place) => ({ run, place })).filter((entry) => !app.hidden.has(entry.place));
 function specFor(theme, width, backdrop) {
@@ -259,9 +259,9 @@ app.point = (line, found, x, y) => {
 function lineBlock(run, place) {
   const title = make("h3", {}, make("span", { className: "swatch" }), run.policy);
   title.firstChild.dataset.swatch = place;
-  const canvas = make("canvas", { tabIndex: 0 }, "The comparison table holds the numbers of this timeline.");
+  const canvas = make("canvas", { tabIndex: 0 }, "The comparison table has the numbers of this timeline.");
   canvas.setAttribute("role", "application");
-  canvas.setAttribute("aria-label", `Device timeline of ${run.policy}: which job held which devices when. Arrow keys pan, plus and minus zoom time, brackets zoom devices, zero fits all.`);
+  canvas.setAttribute("aria-label", `Device timeline of ${run.policy}: jobs on each device over time. Arrow keys pan, plus and minus zoom time, brackets zoom devices, zero fits all.`);
   const line = new Timeline(app, run, place, canvas);
   const button = (words, about, act) => {
     const made = make("button", { type: "button", title: about }, words);
@@ -270,10 +270,10 @@ function lineBlock(run, place) {
     return made;
   };
   const tools = make("div", { className: "tools" },
-    make("span", {}, "time"), button("−", "Zoom out in time", () => line.zoom(2, 1)), button("+", "Zoom in in time", () => line.zoom(0.5, 1)),
+    make("span", {}, "time"), button("−", "Zoom out in time", () => line.zoom(2, 1)), button("+", "Zoom in on time", () => line.zoom(0.5, 1)),
     make("span", {}, "devices"), button("−", "Show more devices", () => line.zoom(1, 2)), button("+", "Show fewer devices", () => line.zoom(1, 0.5)),
     button("Fit", "Fit the whole run", () => app.look(line, line.whole)),
-    button("Save PNG", "Save this timeline as a picture", () => canvas.toBlob((blob) => saveBlob(blob, `timeline-${place + 1}.png`))));
+    button("Save PNG", "Save this timeline as an image", () => canvas.toBlob((blob) => saveBlob(blob, `timeline-${place + 1}.png`))));
   const block = make("div", { className: "line" }, make("div", { className: "head" }, title, tools), canvas);
   block.dataset.place = place;
   return { line, block, tools, canvas };
@@ -281,7 +281,7 @@ function lineBlock(run, place) {
 async function timelines() {
   const host = by("lines");
   if (typeof DecompressionStream === "undefined") {
-    host.replaceChildren(make("p", { className: "empty" }, "This browser cannot unpack the timelines (it has no DecompressionStream); any current one can. Everything else on the page works."));
+    host.replaceChildren(make("p", { className: "empty" }, "This browser cannot decompress the timelines: it lacks DecompressionStream. The rest of the page works."));
     return;
   }
   const packed = await unpackAll(app.data.table);
@@ -292,21 +292,21 @@ async function timelines() {
     host.append(block);
     if (!run.holdings.start.count && !run.haze) {
       tools.remove();
-      canvas.replaceWith(make("p", { className: "empty" }, "No device was held in this run."));
+      canvas.replaceWith(make("p", { className: "empty" }, "No device was allocated in this run."));
       continue;
     }
     await line.load(jobs);
     app.lines.push(line);
   }
   document.querySelectorAll(".for-lines").forEach((node) => { node.hidden = !app.lines.length; });
-  if (!app.data.runs.length) host.replaceChildren(make("p", { className: "empty" }, "No run was recorded."));
+  if (!app.data.runs.length) host.replaceChildren(make("p", { className: "empty" }, "The report has no recorded runs."));
 }
 function paintKey() {
   const theme = app.theme, boxes = (colours) => draw("svg", { width: colours.length * 16, height: 12, "aria-hidden": "true" },
     ...colours.map((colour, at) => draw("rect", { x: at * 16, width: 16, height: 12, fill: colour })));
-  const parts = [make("span", {}, "zoomed out, devices held: 0"), boxes(theme.ramp), make("span", {}, "100 %")];
-  if (app.paint === "size") parts.push(make("span", { className: "apart" }, "zoomed in, devices asked: 1"), boxes(theme.sizes), make("span", {}, "more than 64"));
-  else parts.push(make("span", { className: "apart" }, "zoomed in: one colour for each job" + (app.data.runs.some((run) => run.haze) ? ", grey shade for what is too short to draw" : "")));
+  const parts = [make("span", {}, "zoomed out, devices allocated: 0"), boxes(theme.ramp), make("span", {}, "100 %")];
+  if (app.paint === "size") parts.push(make("span", { className: "apart" }, "zoomed in, requested devices: 1"), boxes(theme.sizes), make("span", {}, "more than 64"));
+  else parts.push(make("span", { className: "apart" }, "zoomed in: one colour per job" + (app.data.runs.some((run) => run.haze) ? ", grey for allocations too short to draw" : "")));
   by("paint-key").replaceChildren(...(app.lines.length ? parts : []));
 }
 function find(wanted) {
@@ -314,7 +314,7 @@ function find(wanted) {
   app.chosen = null;
   const job = app.jobs ? app.jobs.ids.indexOf(wanted) : -1;
   if (!wanted) { app.say(""); return app.redraw(); }
-  if (job < 0) { app.say("no rectangle of a job with this name"); return app.redraw(); }
+  if (job < 0) { app.say("no job with this name in the timelines"); return app.redraw(); }
   app.kept = true;
   app.chosen = job;
   const spans = app.lines.map((line) => {
@@ -349,7 +349,7 @@ function wire() {
   base.addEventListener("change", () => { app.base = Number(base.value); deltas(); });
   document.querySelectorAll("[data-copy]").forEach((button) => button.addEventListener("click", async () => {
     const done = await copy(tableText(button.dataset.copy));
-    by("copied").textContent = done ? "copied" : "the browser refused to copy";
+    by("copied").textContent = done ? "copied" : "the browser denied access to the clipboard";
     setTimeout(() => { by("copied").textContent = ""; }, 2500);
   }));
   document.querySelectorAll("[data-save]").forEach((button) => button.addEventListener("click", () => {
@@ -375,4 +375,4 @@ async function start() {
   drawAll();
   document.body.dataset.ready = "1";
 }
-start().catch((error) => fault(String(error && error.stack || error)));
+start().catch((error) => showError(String(error && error.stack || error)));

@@ -360,14 +360,14 @@ class Timeline {
   tell(found) {
     const { held, jobs } = this, tick = this.app.data.tick_s;
     if (found.rows) {
-      return { head: this.name(found.rows[0], found.rows[1]), pairs: [["time", clock(found.t)], ["held", percent(found.share)], ["", "zoom in to see jobs"]] };
+      return { head: this.name(found.rows[0], found.rows[1]), pairs: [["time", clock(found.t)], ["allocated", percent(found.share)], ["", "zoom in to see jobs"]] };
     }
     if (found.holding === undefined) return null;
     const i = found.holding, job = held.job[i], from = held.start[i] * tick, to = from + held.length[i] * tick;
     const at = this.ends.get(job), end = held.ends[at] * tick, submit = jobs.submit[job] * tick;
     const pairs = [["devices", this.name(held.first[i], held.first[i] + held.width[i])],
       ["from", clock(from)], ["until", clock(to)], ["for", human(to - from)], ["fraction", percent(held.permille[i] / 1000)],
-      ["asked for", jobs.devices[job] + (jobs.devices[job] === 1 ? " device" : " devices")], ["submitted", clock(submit)]];
+      ["requested", jobs.devices[job] + (jobs.devices[job] === 1 ? " device" : " devices")], ["submitted", clock(submit)]];
     if (held.ends[at] >= 0) pairs.push([STATES[held.states[at]] + " after", human(end - submit)]);
     else pairs.push(["state", STATES[held.states[at]]]);
     return { head: jobs.ids[job], pairs, job };

@@ -1,0 +1,39 @@
+"""``carpool logs``, ``get``, ``explain`` and ``why`` of jobs of a daemon."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
+
+from carpool.cli.main import run
+from tests.support.cli_rig import job_file, stderr_of, stdout_of, write_log
+from tests.support.http_rig import Served
+
+
+def test_logs_prints_all_or_the_tail(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["submit", "-d", job_file(served, "a")])
+    write_log(served, "a", "one\ntwo\n")
+    capsys.readouterr()
+    assert stdout_of(capsys, "logs", "a") == "one\ntwo\n"
+    assert stdout_of(capsys, "logs", "a", "--tail", "4") == "two\n"
+    served.do(served.rig.backend.settle(1000.0))
+    assert json.loads(stdout_of(capsys, "logs", "a", "--json"))["is_over"] is True
+
+
+def test_the_daemon_answers_for_its_jobs(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CARPOOL_STATE", str(served.rig.backend.read_model.state))
+    monkeypatch.chdir(tmp_path)
+    run(["submit", "-d", job_file(served, "a")])
+    write_log(served, "a", "one\n")
+    capsys.readouterr()
+    history = json.loads(stdout_of(capsys, "explain", "a", "--json"))["story"]
+    assert history[0]["at_s"] == 0.0
+    assert stdout_of(capsys, "why", "a").startswith("now: a ")
+    assert stdout_of(capsys, "get", "a", "--out", "copy") == "copy/log\n"
+    assert (tmp_path / "copy" / "log").read_text(encoding="utf-8") == "one\n"
+    assert "'none'" in stderr_of(capsys, "explain", "none")
