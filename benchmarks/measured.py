@@ -1,4 +1,4 @@
-"""What every benchmark needs: a measured child process, and results with machine, versions and commit."""
+"""Common parts of benchmarks: measured child processes, and result files with machine, versions and commit."""
 
 from __future__ import annotations
 
