@@ -1,4 +1,4 @@
-"""The page on profiles and plans: its files and commands do what it says, one after another."""
+"""The page on profiles and plans: its files and commands work."""
 
 import json
 import re

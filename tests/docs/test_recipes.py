@@ -1,4 +1,4 @@
-"""The recipes: the script, the job file and the declaration run; what needs other packages can at least be parsed."""
+"""The recipes: the script, the job file and the declaration run; code for other packages parses."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_the_script_goes_on_where_it_was_interrupted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_resumes(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def run(epochs: int) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", str(epochs)])
         runpy.run_path(str(folder / "train.py"), run_name="__main__")
@@ -53,7 +51,7 @@ def test_the_loop_with_a_session_runs_without_carpool(folder: Path) -> None:
     assert left["loss"].item() < 0.2
 
 
-def test_the_job_file_is_in_order(folder: Path) -> None:
+def test_the_job_file_is_valid(folder: Path) -> None:
     from carpool.jobs.job_file import read_jobs
 
     jobs = read_jobs(folder / "jobs.toml").jobs
@@ -73,7 +71,7 @@ def test_the_declaration_trains(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["hugging-face.md", "lightning.md"])
-def test_what_needs_other_packages_can_be_parsed(page: str) -> None:
+def test_code_for_other_packages_parses(page: str) -> None:
     files = blocks(page)
     assert files
     for name, text in files.items():

@@ -1,4 +1,4 @@
-"""What pages list is what there is: words, options, worlds, and the parameters of policies."""
+"""Pages list existing terms, options, worlds and policy parameters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def means_the_same(printed: str, value: object) -> bool:
     return printed == (str(value).lower() if isinstance(value, bool) else value)
 
 
-def test_no_word_of_the_glossary_is_explained_twice() -> None:
+def test_no_term_of_the_glossary_is_explained_twice() -> None:
     words = Counter(re.findall(r"^- \*\*(.+?)\*\* — ", page("glossary.md"), re.MULTILINE))
     assert words
     assert [word for word, times in words.items() if times > 1] == []

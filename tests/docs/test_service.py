@@ -1,4 +1,4 @@
-"""The page on the service and the Grafana file tell of what there is."""
+"""The service page and the Grafana file list routes, commands, settings and metrics that exist."""
 
 import asyncio
 import json
@@ -26,24 +26,24 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "service.md").read_text(encoding="utf-8")
 
 
-def asked(folder: Path, path: str) -> str:
+def answer_to(folder: Path, path: str) -> str:
     async def ask() -> str:
-        async with open_http(folder) as reception:
-            await reception["ada"].get("/v1/me")
-            return (await reception["root"].get(path)).text
+        async with open_http(folder) as clients:
+            await clients["ada"].get("/v1/me")
+            return (await clients["root"].get(path)).text
 
     return asyncio.run(ask())
 
 
 def test_every_route_is_on_the_page(tmp_path: Path) -> None:
-    paths = json.loads(asked(tmp_path, "/v1/openapi.json"))["paths"]
+    paths = json.loads(answer_to(tmp_path, "/v1/openapi.json"))["paths"]
     for path in paths:
         short = path.partition("{job}")[2] or "/" + path.rpartition("/")[2]
         assert path.replace("{job}", "NAME").replace("{array}", "NAME") in PAGE or f"`{short}`" in PAGE, path
 
 
-def test_every_figure_of_the_dashboard_file_is_measured(tmp_path: Path) -> None:
-    measured = asked(tmp_path, "/metrics")
+def test_every_metric_of_the_grafana_file_exists(tmp_path: Path) -> None:
+    measured = answer_to(tmp_path, "/metrics")
     text = (DOCS / "grafana.json").read_text(encoding="utf-8")
     panels = json.loads(text)["panels"]
     names = set(re.findall(r"\b((?:carpool|process)_\w+)", " ".join(t["expr"] for p in panels for t in p["targets"])))
@@ -51,19 +51,19 @@ def test_every_figure_of_the_dashboard_file_is_measured(tmp_path: Path) -> None:
     assert [name for name in names if name not in measured] == []
 
 
-def test_what_an_older_carpool_says_of_a_newer_store_is_on_the_page(tmp_path: Path) -> None:
+def test_the_message_of_an_older_carpool_about_a_newer_store_is_on_the_page(tmp_path: Path) -> None:
     header = Header("1", "fifo", Cluster.build([(1, 1, "cpu")]))
     Store.open(tmp_path, header).close()
     with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
         database.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     (tmp_path / LOG).unlink()
-    with pytest.raises(JournalError) as told:
+    with pytest.raises(JournalError) as raised:
         Store.open(tmp_path, header)
     page = (DOCS / "upgrading.md").read_text(encoding="utf-8")
-    assert re.sub(r"\d+", "N", str(told.value)) in re.sub(r"\d+", "N", page)
+    assert re.sub(r"\d+", "N", str(raised.value)) in re.sub(r"\d+", "N", page)
 
 
-def test_verbs_and_settings_on_the_page_exist(tmp_path: Path) -> None:
+def test_commands_and_settings_on_the_page_exist(tmp_path: Path) -> None:
     pages = PAGE + (DOCS / "upgrading.md").read_text(encoding="utf-8")
     verbs = set(re.findall(r"^\$ (?:docker exec carpool )?carpool (\w+)", pages, re.MULTILINE))
     assert {"submit", "restore", "token"} <= verbs <= set(VERBS)

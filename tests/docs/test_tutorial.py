@@ -1,4 +1,4 @@
-"""The tutorial: a newcomer who follows it sees what it shows, with real trainings and a real daemon."""
+"""The tutorial: its console sessions print what it shows, with real trainings and a real daemon."""
 
 import os
 import socket
@@ -26,8 +26,8 @@ def port() -> int:
 
 
 @pytest.fixture
-def newcomer(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Reader]:
-    """Somebody with an empty folder and a home of their own, who has `carpool` on the path."""
+def shell(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Reader]:
+    """A shell with an empty folder, a home of its own, and `carpool` on the path."""
     place = tmp_path_factory.mktemp("new")  # a short name: the address of a socket has at most 107 bytes
     for name in ("bin", "home", "work"):
         (place / name).mkdir()
@@ -46,5 +46,5 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Re
     session.close()
 
 
-def test_a_newcomer_sees_what_is_shown(newcomer: Reader, port: int) -> None:
-    assert newcomer.follow(PAGE.read_text(encoding="utf-8").replace(str(PORT), str(port))) > 15
+def test_sessions_print_what_the_page_shows(shell: Reader, port: int) -> None:
+    assert shell.follow(PAGE.read_text(encoding="utf-8").replace(str(PORT), str(port))) > 15
