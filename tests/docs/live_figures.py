@@ -67,6 +67,10 @@ def gpu_sharing() -> Iterator[Check]:
             measuring = [chosen_of(found)["measuring_s"] for found in mixes]
             yield "docs/results.md", "seconds of measuring for the choice | {} | {} |", measuring
             yield "docs/results.md", '"baseline methods" | {} and {} times', gains
+            modes = [f"MPS {share} % each, graph" for share in (33, 50, 100)]
+            values = [found[mode]["sum"] for found in mixes for mode in modes]
+            values += [found["time slicing, graph"]["sum"] for found in mixes]
+            yield "docs/results.md", "{}, {}, {} and {}, {}, {}; time-sliced {} and {}", values
     yield from against_baselines()
 
 
