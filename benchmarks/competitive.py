@@ -1,11 +1,11 @@
-"""Virtual shares chosen by search and verification against equal shares, on mixes of the measured co-location table.
+"""Compares shares chosen by search and verification with equal shares, on mixes of the co-location table.
 
 Usage: PYTHONPATH=src python benchmarks/competitive.py [--table FILE]
 
-Truth is `--world colocation:FILE`: measured groups as measured, others as the model fitted to all groups says. The
-search believes only what 135 drawn groups teach, then verifies up to three vectors. For each mix: Σ P / P(alone) and
-its geometric mean for one after another, the best equal share of a grid, what was chosen, and the true optimum on a
-grid of levels. Then a stream of jobs on one device under several policies. About one minute.
+The truth is `--world colocation:FILE`: measured groups as measured, others from a model fitted to all groups. The
+search knows 135 random groups and verifies up to three vectors. For each mix: Σ P / P(alone) and its geometric mean
+for sequential runs, the best equal share of a grid, the chosen vector, and the optimum on a grid of levels. Then a
+stream of jobs on one device under several policies. About one minute.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How long the dashboard's pages take, and how long they hold up the daemon, at up to 10,000 jobs and 504 devices.
+"""Measures how long the dashboard's pages take, and how long they block the daemon, at up to 10,000 jobs.
 
-Every page is asked for `--times` times, in the process and on the loop that the daemon runs on, without a network.
-`p50` and `p99` are the whole answer; `stall` is the longest time in which nobody else had the loop, so that no fact was
-taken in. What `panel` says is what a page that is left open asks for again; its size is what travels then.
+Every page is requested `--times` times in process on the daemon's loop. `p50` and `p99` are the whole answer; `stall`
+is the longest time in which nothing else ran on the loop; `panel` rows are what an open page requests again, with
+their size.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""How long the default policy takes to decide: by number of active jobs and of devices, in a steady stream of changes.
+"""Measures how long the default policy takes to decide, by number of jobs and devices.
 
     python benchmarks/decision_time.py [--policy carpool] [--decisions 12]
 
-Three kinds of devices; a third of the jobs are gangs of 1 to 8, the others elastic from 1 to 32 devices, with weights.
-All are submitted at once (the first decision deals everything out); then, decision after decision, one of them ends and
-another one comes. Then the same with what a live run believes: jobs for one of 64 devices of which nothing is known
-until they run and report, before every decision; and jobs for one to eight devices, of which there are four for each,
-so that jobs are measured on unlike numbers of them and places are compared over the links. Seconds are CPU time of the
-decision alone, with the cycle collector as a daemon has it. Exits with 1 when the largest takes longer than it may, be
-it the first or the worst.
+Three device types; a third of the jobs are gangs of 1 to 8, the others elastic from 1 to 32 devices, with weights. All
+are submitted at once; then, decision after decision, one job ends and another arrives. Then the same with live
+estimates: unknown jobs for one of 64 devices that report before every decision; and jobs for one to eight devices,
+four devices per job, so that placements are compared over the links. Seconds are CPU time of the decision alone, with
+the daemon's garbage collector settings. Exits with 1 when the first or the worst decision exceeds its limit.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""How fast trainings run beside each other on one GPU: alone, in pairs, triples and larger groups, at unlike shares.
+"""Measures trainings alone and in groups on one GPU under MPS, at various shares.
 
 Usage: PYTHONPATH=src python benchmarks/gpu_colocation.py [--out FILE] [--budget SECONDS] [--device cuda|cpu]
 
-Every task is a process of its own under the multi-process service, its step one CUDA graph, with a share (an active
-thread percentage) that it keeps. A wave of tasks is resident at each share; groups of them are then told to run in
-one common window, and only steps inside of it count. Needs a GPU and torch. The table is what interference is learned
-from (`interference.py`) and what `--world colocation:FILE` simulates. About five minutes.
+Every task is a process with a fixed active thread percentage, its step one CUDA graph. A wave of tasks is resident at
+each share; groups of them run in a common window, and only steps inside it count. The table trains `interference.py`
+and is what `--world colocation:FILE` simulates. About five minutes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""One GPU and five experiments, through ``carpool run``: one after another, and as policies share it.
+"""Runs five experiments on one GPU through ``carpool run``: sequentially, and shared by several policies.
 
 Usage: PYTHONPATH=src python benchmarks/gpu_experiments.py [--policies fifo,carpool,competitive] [--seconds 5]
-Five trainings of pictures of CIFAR-10's shape, batch 128: VGG16, two ResNet18 of unlike learning rates, MobileNetV3 and
-ShuffleNetV2, each as many steps as take about ``--seconds`` alone. All rows start from nothing: no process is there, no
-speed is known, and the clock runs from the submission. Every job replays CUDA graphs in every row, so that the rows
-differ by sharing alone. `--devices cpu:1x1 --seconds 0.02` tries it without a GPU. JSON after each row.
+
+CIFAR-10 shapes, batch 128: VGG16, two ResNet18 with different learning rates, MobileNetV3 and ShuffleNetV2, each for
+about ``--seconds`` alone. Every row starts cold, without processes or known rates, and the clock runs from the
+submission. Every job replays CUDA graphs in every row, so rows differ by sharing alone. `--devices cpu:1x1 --seconds
+0.02` tries it without a GPU. JSON after each row.
 """
 
 from __future__ import annotations

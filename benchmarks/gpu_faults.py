@@ -1,10 +1,10 @@
-"""Faults on a shared GPU, through ``carpool run``: what becomes of the other jobs, and of their bits.
+"""Injects faults on a shared GPU through ``carpool run`` and compares the weights of all jobs.
 
 Usage: PYTHONPATH=src python benchmarks/gpu_faults.py [--at-once] [--steps 400] [--out FILE]
 
-Three jobs share one GPU in lanes of a third each (`mps-equal:slots=3`). Undisturbed, they give the digests to be
-compared with. Then one of them is killed while its kernel runs; writes to memory that is not there, once; does so every
-time it comes to that step, until it is to blame; and NVIDIA's MPS daemon is killed. JSON after each row.
+Three jobs share one GPU under MPS at a third each (`mps-equal:slots=3`). The undisturbed run gives the reference
+digests. Then one job is killed in a kernel; makes one illegal memory access; makes one at every attempt of that step;
+and the MPS daemon is killed. JSON after each row.
 """
 
 from __future__ import annotations

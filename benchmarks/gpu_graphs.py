@@ -1,7 +1,7 @@
-"""Steps as CUDA graphs: equal bits to the code's own after 100 steps, how much faster, and what falls back and why.
+"""Checks that CUDA graph replay is bit-identical to eager steps, and reports which steps fall back and why.
 
 Usage: PYTHONPATH=src python benchmarks/gpu_graphs.py [--steps 100] [--only resnet18,vgg16_flat] [--out FILE]
-Needs a GPU. One line per model as it goes.
+Needs a GPU. One line per model.
 """
 
 from __future__ import annotations

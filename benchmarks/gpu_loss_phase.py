@@ -1,13 +1,14 @@
-"""An older and a younger training over four equal lanes of one GPU, under fixed splits and policies, within minutes.
+"""Runs an older and a younger training over four equal lanes of one GPU, under fixed splits and policies.
 
 Usage: python benchmarks/gpu_loss_phase.py [--devices cuda|cpu:4x1] [--alone S] [--budget S] [--repeats N]
                                            [--scenes job,device,mixed] [--rows 2-2,carpool] [--pixels FILE]
        python benchmarks/gpu_loss_phase.py --keep-pixels FILE --cifar10 NPZ
-As published: the older trains alone on all lanes; the younger is submitted after two thirds of the time that a lone
-training takes; both end at the loss (mean of ten steps) that a lone training reaches in S seconds. Lanes are caps of a
-quarter of the multiprocessors each (MPS), a device each to the scheduler, with processes kept warm; their gradients
-meet in host memory. Policies come last and begin with the speeds that the fixed splits have shown. No row is begun that
-would not fit into the budget; what is measured is written after every row.
+
+As published: the older trains alone on all lanes; the younger is submitted after two thirds of the time of a lone
+training; both end at the loss (mean of ten steps) that a lone training reaches in S seconds. Lanes are MPS caps of a
+quarter of the multiprocessors, one device each to the scheduler, with warm processes; gradients are reduced in host
+memory. Policies run last and start with the speeds of the fixed splits. Rows that do not fit into the budget are
+skipped; results are written after every row.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Jobs that take turns under a memory cap: what parking, prefetching and early release bring, and whether it holds.
+"""Measures time slicing under a memory cap: gaps, memory in use, and equality of weights.
 
 Usage: PYTHONPATH=src python benchmarks/gpu_memory.py [--cases eight,two,three:03] [--reference] [--out FILE]
-All jobs run through an executor to their ends. A thread asks the driver every 5 ms how much of the GPU is taken. Gaps
-are stamped on the device (trials/timed.py). The cap counts everything on the GPU, processes' own contexts included.
-`--parked` names models that are parked and brought back where there is room for them (trials/parked.py).
-With `--reference` all jobs run once without a cap: the weights must be the same, and the memory they take is shown.
-The executors of all rows are started at once, and each is ended with its row.
-`copies_ms` is what a parked job's weights, and its whole state, take at the measured rate; `parked`, where two jobs do
-not fit beside each other, compares the gap with what has to be moved in it.
-`--devices cpu:1x1 --cases tiny` tries it without a GPU.
+
+All jobs run to their end through an executor. A thread asks the driver every 5 ms for the memory in use. Gaps are
+stamped on the device (trials/timed.py). The cap includes CUDA contexts. `--parked` names models that are parked and
+swapped in where there is room (trials/parked.py). With `--reference` all jobs run once without a cap, and weights must
+be equal. `copies_ms` is the copy time of a parked job's weights and state at the measured rate; `parked`, where two
+jobs do not fit together, compares the gap with the bytes to move. `--devices cpu:1x1 --cases tiny` tries it without a
+GPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What a mirror costs a training on a GPU: written by the worker itself, and aside.
+"""Measures what a mirror costs a training on a GPU, written by the worker itself and asynchronously.
 
 Usage: PYTHONPATH=src python benchmarks/gpu_mirrors.py [--device cuda] [--models vgg16,resnet18,mobilenet_v3]
-For each model (batch 128, recorded steps): milliseconds by which a window of steps grows with a mirror in its middle,
-both ways; and whether a training that goes on from the mirror written aside ends with the same weights. Seconds to run.
+
+For each model (batch 128, CUDA graphs): milliseconds by which a window of steps grows with a mirror in its middle, both
+ways; and whether a training that continues from the asynchronous mirror ends with the same weights.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""One GPU: the example jobs unchanged, and their digests under switching, kill and resume, in default and exact mode.
+"""Compares the digests of example jobs on one GPU under switching, kill and resume, in default and exact mode.
 
     python benchmarks/gpu_runtime.py [--devices cuda] [--at-once 5] [--out FILE]
 
-Nothing is timed, so several ways may run at once. Every child has a time limit. Needs a GPU, torch, and nothing else
-that carpool does not need anyway. Exits with 1 unless all digests of a mode are equal.
+Nothing is timed, so several cases may run at once. Exits with 1 unless all digests of a mode are equal.
 """
 
 from __future__ import annotations

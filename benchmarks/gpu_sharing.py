@@ -1,9 +1,10 @@
-"""One GPU shared by several trainings: alone, sliced in time, isolated, at equal and at unlike shares, many at once.
+"""Measures several trainings on one GPU: alone, time-sliced, isolated, at equal and unequal shares, many at once.
 
 Usage: PYTHONPATH=src python benchmarks/gpu_sharing.py [--stages mixes,many,map,live,fed,crowd,…] [--seconds 1]
-Every training is a process at a share it keeps, all resident; rows are windows of a second in which some of them run.
-The measure is Σ rate / (rate alone as a graph): one after another with graphs is 1.00. Needs a GPU and NVIDIA's MPS;
-`--device cpu` tries the benchmark out with tiny nets. Rows are written to the file as they come.
+
+Every training is a resident process at a fixed share; rows are windows of a second in which some of them run. The
+measure is Σ rate / (rate alone as a graph): sequential with graphs is 1.00. Needs a GPU and MPS; `--device cpu` tries
+it with tiny nets. Rows are written as they come.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""What it costs to hand one GPU from a job to the next, for the eight models of Hare's table.
+"""Measures the cost of switching one GPU between jobs, for the eight models of Hare's table.
 
 Usage: PYTHONPATH=src python benchmarks/gpu_switching.py [--models vgg19,bert_base,…] [--out FILE]
-Eight jobs in processes of their own, all resident, take turns through an executor, as `carpool run` lets them without
-MPS. Each step stamps its begin and its end with the GPU's global timer (trials/timed.py): the gap is the time from
-the end of the predecessor's step to the begin of the next one, on the device, all work of the hosts in it included.
-Beside it: the same jobs in plain processes that are never switched (the time to their first step is a cold start, and
-their weights must be the same), and a PipeSwitch-like baseline that streams the state in, group by group, while the
-step runs. All stamps are kept beside the results, with `.stamps.json` for `.json`.
-`--devices cpu:1x1 --models mlp:4,cnn:4 --parts plain` tries it without a GPU.
+
+Eight resident jobs take turns through an executor, as in `carpool run` without MPS. Each step stamps its begin and end
+with the GPU's global timer (trials/timed.py): the gap is from the end of one job's step to the begin of the next.
+Baselines: the same jobs in plain processes (cold start, and reference losses and weights), and our reading of
+PipeSwitch, which streams the state in while the step runs. Stamps are kept in `.stamps.json`. `--devices cpu:1x1
+--models mlp:4,cnn:4 --parts plain` tries it without a GPU.
 """
 
 from __future__ import annotations

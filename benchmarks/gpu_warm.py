@@ -1,13 +1,11 @@
-"""How soon after its `Assign` a job's first step is done: on a warm seat, in a forked process, in a fresh one.
+"""Measures the time from a job's `Assign` to its first step: in a warm, a forked and a fresh process.
 
 Usage: PYTHONPATH=src python benchmarks/gpu_warm.py [--models resnet18,…] [--devices cuda:0] [--out FILE]
 
-``carpool run`` gives one GPU to one job after another (`fifo`). The clock starts when the order leaves the scheduler
-and stops when the device has done the first step (by the code: nothing is recorded yet), so importing the entry, making
-data and model, and moving both to the GPU are in it. The first job finds no seat yet: it is forked from a process that
-has torch imported, as all are with ``--warm 0``. The second one is the same again on a seat, and has to learn the same
-weights. Fresh processes, as a script would be, are started at the end, at most as many at once as there are cores. JSON
-after each row.
+``carpool run`` gives one GPU to one job after another (`fifo`). The clock runs from the order until the device has
+done the first (eager) step, including import, data, model and transfer. The first job is forked, as with ``--warm 0``;
+the second is the same on a warm process and must end with the same weights. Fresh processes run at the end, at most
+one per core. JSON after each row.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Hare's setting: weighted JCT of `hare`, the default and baselines, fast and cold switches, beside the lower bound.
+"""Compares weighted JCT of `hare`, the default and baselines in Hare's setting, beside the lower bound.
 
     python benchmarks/hare.py [--seeds 4] [--workers 2] [--no-live] [--missing]
 
-Five tables: 100, 200 and 300 jobs at once and over 900 s; the same at 300 jobs with cold switches for those who have
-nothing better; the number of GPUs varied at 200 jobs; completion times; a live run with weights on unlike cpu devices.
-Intervals are 95 % over the seeds (Student's t). Exits with 1 when a figure that must be reached is not. A run that was
-cut short is completed by `--missing`: settings that are kept already are not run again.
+Five tables: 100, 200 and 300 jobs at once and over 900 s; 300 jobs with cold switches for the baselines; the number of
+GPUs varied at 200 jobs; completion times; a live run with weights on heterogeneous CPU devices. Intervals are 95 %
+over the seeds (Student's t). Exits with 1 when a required figure is missed. `--missing` completes an interrupted run.
 """
 
 from __future__ import annotations

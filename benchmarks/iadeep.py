@@ -1,12 +1,11 @@
-"""IADeep's setting: completion times and makespan of `iadeep` and its halves against sharing baselines, and its tuner.
+"""Compares completion times and makespan of `iadeep` and its halves with sharing baselines; tests its tuner.
 
 Usage: PYTHONPATH=src python benchmarks/iadeep.py [--table FILE] [--data FOLDER] [--seeds 3] [--bounds]
 
-First the tuner on 50 random problems with known optimum, measured with 3 % noise; then streams of 300 jobs on 20
-devices (grounds/iadeep.py) at three arrival rates, every policy from the same start. `competitive`, which searches for
-long, has one stream only. Two processes; about six minutes. With --bounds only what nobody can be below: the mean
-completion time if every job had a device to itself at once, with its own batch and with its best one, and what the
-devices allow (grounds/iadeep_bound.py).
+First the tuner on 50 random problems with known optimum and 3 % noise; then streams of 300 jobs on 20 devices
+(grounds/iadeep.py) at three arrival rates. `competitive` has one stream only, because its search is slow. About six
+minutes. With --bounds only lower bounds: the mean completion time if every job had a device to itself at once, with
+its own and its best batch, and what the devices allow (grounds/iadeep_bound.py).
 """
 
 from __future__ import annotations

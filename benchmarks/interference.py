@@ -1,10 +1,10 @@
-"""How well slowdown by neighbours is predicted: after 135 measured groups, for groups and for models never seen.
+"""Measures how well slowdown by neighbours is predicted, for groups and models never seen.
 
 Usage: PYTHONPATH=src python benchmarks/interference.py [--gavel FILE] [--table FILE] [--seeds N]
 
-On Gavel's table of pairs (one kind at a time, both rates above zero; pairs where both equal the solo rate exactly are
-told apart) and on our own table of groups (`gpu_colocation.py`). MAPE is the mean of |predicted / measured − 1| over
-the members of held-out groups. About five minutes on one core.
+On Gavel's table of pairs (one device type at a time, both rates above zero; pairs equal to the solo rates separately)
+and on our own table of groups (`gpu_colocation.py`). MAPE is the mean of |predicted / measured − 1| over the members
+of held-out groups. About five minutes on one core.
 """
 
 from __future__ import annotations

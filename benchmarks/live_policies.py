@@ -1,12 +1,11 @@
-"""Policies on real jobs of this machine: weights on unlike devices, and batch sizes tuned while jobs run.
+"""Runs policies on real jobs of this machine: weights on heterogeneous devices, and tuned batch sizes.
 
 Usage: python benchmarks/live_policies.py [--repeats N] [--only weighted|tuned]
-Weights: four equal trainings of unlike weights, submitted in the wrong order, on a device of one core and one of two;
-once with nothing known, and once more with what the first run has learned.
-Batches: two trainings on handwritten digits share a core, or have it one after another, and end at 95 % of the test
-images; with the batch sizes of their authors, and tuned by samples per second times what they teach, from the gradient
-noise measured meanwhile, with the learning rate that goes with it. Policies look more often than by default, for
-trainings that take half a minute. JSON after every row.
+
+Weights: four equal trainings of different weights, submitted in the wrong order, on a device of one core and one of
+two; once without estimates, and once with those of the first run. Batches: two trainings on handwritten digits share a
+core, or run sequentially, and end at 95 % test accuracy; with fixed batch sizes, and tuned by measured gradient noise.
+Policies re-plan more often than by default, because trainings take half a minute. JSON after every row.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Ten real trainings run live, and the same run foretold by the simulator from profiles learned in another run.
+"""Compares ten real trainings with the simulator's forecast from profiles learned in another run.
 
 Usage: python benchmarks/live_vs_simulated.py [--paced] [--only NAME]
-For each scene the jobs first run in another order, all submitted at once: that is what is learned (rates alone and
-beside one other, what starts, moves and ends cost; the elastic ones once on each number of devices). Then the recorded
-run, with weights and arrivals, and its replay twice: from what was known before it began, and from what is known after
-it. Goal: every completion time within 15 %, the makespan within 10 %. `--paced` makes steps wait most of the time, for
-machines that others use too.
+
+For each scene the jobs first run in another order, submitted at once, to learn profiles (rates alone and beside one
+other, costs of starts, moves and ends; elastic ones once on each number of devices). Then the recorded run, with
+weights and arrivals, is replayed from profiles of before and after it. Target: every completion time within 15 %, the
+makespan within 10 %. `--paced` makes steps wait most of the time, for machines that are shared.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Devices by learning phase: an older and a younger training on four devices, and what generalises from there.
+"""Compares splits of devices by learning phase: an older and a younger training on four devices, and more.
 
 Usage: python benchmarks/loss_phase.py [--seeds N] [--live [--device cpu:2|cuda] [--repeats N] [--lanes N]]
-Simulated: true loss curves with noise; speeds by number of devices as the published times imply them, for a batch of
-512 per job and of 128 per device. Policies know the speed tables, no lengths: those come from the curves. Prints every
-row with its 95 % interval over seeds, beside the published change from 2-2 to 3-1.
+
+Simulated: true loss curves with noise; speeds by number of devices as the published times imply, for a batch of 512
+per job and of 128 per device. Policies know the speeds and predict the lengths from the curves. Prints every row with
+its 95 % interval over seeds, beside the published change from 2-2 to 3-1.
 """
 
 from __future__ import annotations

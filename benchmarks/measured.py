@@ -1,4 +1,4 @@
-"""What every benchmark needs: a measured child process, and results with machine, versions and commit."""
+"""Common parts of benchmarks: measured child processes, and result files with machine, versions and commit."""
 
 from __future__ import annotations
 
@@ -85,7 +85,11 @@ def conditions() -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {"machine": _processor(), "cores": os.cpu_count(), "versions": versions, "commit": _commit()}
+    commit = _commit()
+    note = (
+        {"commit_note": "measured with uncommitted changes on top of this commit"} if commit.endswith("-dirty") else {}
+    )
+    return {"machine": _processor(), "cores": os.cpu_count(), "versions": versions, "commit": commit, **note}
 
 
 def _processor() -> str:
@@ -97,9 +101,9 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The commit that was measured: what CARPOOL_COMMIT says (a copy may lie in another tree), else what git does."""
-    if told := os.environ.get("CARPOOL_COMMIT"):
-        return told
+    """The measured commit: CARPOOL_COMMIT where set (for copies of the tree without git), else git's."""
+    if given := os.environ.get("CARPOOL_COMMIT"):
+        return given
     head = _git("rev-parse", "--short=12", "HEAD")
     changed = _git("status", "--porcelain", "--", "src", "examples", ":(glob)benchmarks/**/*.py")
     return f"{head}-dirty" if head and changed else head or "unknown"

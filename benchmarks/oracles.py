@@ -1,4 +1,4 @@
-"""Elastic sharing against the known optimum: the forms of afs against heSRPT on batches with s(k) = k^p.
+"""Compares elastic sharing with the known optimum: forms of afs against heSRPT on batches with s(k) = k^p.
 
 Usage: python benchmarks/oracles.py
 """

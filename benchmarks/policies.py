@@ -1,10 +1,10 @@
-"""The default policy on every ground against everybody else: one table.
+"""Compares the default policy with all others on every workload in benchmarks/grounds.
 
     python benchmarks/policies.py [--ground gavel] [--quick] [--data DIR]
 
-A ground is a file in benchmarks/grounds with a `GROUND`; new ones are found by being there. Rows are printed as they
-come; the last table says, for every setting, the best policy and how far the default is from it. What is known is kept
-after each ground. Exits with 1 when a limit is missed.
+A ground is a file in benchmarks/grounds with a `GROUND`. Rows are printed as they come; the last table gives, for every
+setting, the best policy and the default's distance from it. Results are written after each ground. Exits with 1 when a
+limit is missed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Replay Gavel's traces under its policies, in its rounds and event-driven, beside the figures its simulator prints.
+"""Replays Gavel's traces under its policies, in rounds and event-driven, beside the figures of its simulator.
 
     python benchmarks/replay_gavel.py [--data ../shared/data] [--out FILE]
 
-Round mode is Gavel's own setting: decisions every 360 s, a new solution every 1,920 s at the earliest. Event-driven
-means the policy as it comes: it decides at every arrival and ending, and whenever a turn of 360 s is over.
-Exits with 1 when a figure of the 96-job trace is outside its tolerance.
+Rounds are Gavel's setting: decisions every 360 s, a new solution every 1,920 s at the earliest. Event-driven means a
+decision at every arrival and ending, and after every 360 s. Exits with 1 when a figure of the 96-job trace is outside
+its tolerance.
 """
 
 from __future__ import annotations

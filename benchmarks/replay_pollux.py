@@ -1,9 +1,9 @@
-"""Replays Pollux's workload-6 under three policies, beside what the published simulator gets, with CPU seconds.
+"""Replays Pollux's workload-6 under three policies, beside the published figures, with CPU seconds.
 
 Usage: python benchmarks/replay_pollux.py [--data DIR] [--seeds N]
-16 nodes of 4 devices, decisions every 60 s, 30 s of standstill for every (re)allocation. The policy `pollux` has a
-seeded search: its figure is the median of the first three seeds; more can be asked for.
-Exits with 1 when a figure misses its limit.
+
+16 nodes of 4 devices, decisions every 60 s, 30 s of downtime for every (re)allocation. `pollux` has a seeded search:
+its figure is the median of the first three seeds. Exits with 1 when a figure misses its limit.
 """
 
 from __future__ import annotations

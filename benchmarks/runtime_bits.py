@@ -1,14 +1,11 @@
-"""Do a training's passes give the same bits every time, on several threads? With MKL as it comes, and told to.
+"""Checks whether passes on several threads give the same bits every time, with several MKL settings.
 
     python benchmarks/runtime_bits.py [--threads 8] [--births 3] [--seconds 1.0]
 
-Default mode promises that a run on unchanged devices can be repeated bit for bit. That depends on the libraries below
-torch: the same product of the same numbers on the same number of threads has to round alike. A pass (loss and gradients
-of one batch, from the same weights) is made again and again, each time with its memory lying elsewhere, in several
-processes, forked for it from one that has torch imported; every result is hashed, and the different ones are counted.
-That is done with MKL as it comes, and with MKL_CBWR=AUTO and AUTO,STRICT, which ask it for conditional reproducibility
-(Intel's word: the same bits on the same number of threads; strictly: on any). The median time of a pass says what that
-costs. Exits with 1 unless every pass has one result where MKL was told.
+Default mode promises repeatable runs on unchanged devices, which requires the libraries below torch to round alike. A
+pass (loss and gradients of one batch from the same weights) is repeated at different memory addresses in several
+forked processes, and different results are counted: with MKL's default, MKL_CBWR=AUTO and AUTO,STRICT. The median time
+of a pass shows their cost. Exits with 1 unless every pass has one result where MKL was asked for it.
 """
 
 from __future__ import annotations

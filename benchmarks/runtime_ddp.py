@@ -1,15 +1,13 @@
-"""Carpool beside hand-written DistributedDataParallel: throughput on like and unlike devices, and lines of user code.
+"""Compares carpool with hand-written DistributedDataParallel: throughput and lines of user code.
 
     python benchmarks/runtime_ddp.py [--steps 60] [--repeats 5] [--only cnn] [--on 8+4] [--limit-s 600]
 
 Two jobs, each written twice (trials/beside/): a residual CNN with BatchNorm and SGD, and an LSTM of 2.1 million
-parameters with Adam and clipped gradients. DDP is started by torchrun with gloo; both get the same cores, pinned, as
-many threads as cores, the same batch and the same number of steps, and take turns. Throughput counts from the end of
-step 10 to the end of the last step, as the workers saw them: start-up, where DDP is slower by far, is left out, and is
-paid once: one executor has all devices, and one torchrun for each number of processes runs the scripts one after
-another (trials/beside/again.py). Unlike devices: one has twice the cores of the other; DDP cuts its batch evenly, as it
-does. Lines of code: neither blank nor comment nor docstring, the networks counted for neither. Exits with 1 if a ratio
-is below 0.97 on like devices or 1 on unlike ones.
+parameters with Adam and clipped gradients. DDP uses torchrun and gloo. Both get the same pinned cores, threads, batch
+and steps, and alternate. Throughput counts from the end of step 10 to the end of the last step; start-up, where DDP is
+far slower, is excluded and paid once per number of processes (trials/beside/again.py). On heterogeneous devices DDP
+splits its batch evenly. Lines of code exclude blanks, comments, docstrings and the networks. Exits with 1 if a ratio
+is below 0.97 on equal devices or 1 on heterogeneous ones.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Does a training learn the same, bit for bit, whatever happens to its devices? Four examples, run in every way.
+"""Checks that trainings end with bit-identical weights whatever happens to their devices.
 
-Exact mode: `carpool run` on 1, 2 and 3 devices and on unlike ones, resized at random steps, switched with another job,
-killed, hung, out of memory, interrupted and resumed: one digest, that of `carpool.testing.plain_loop` over 8 shards.
-Default mode: the same on unchanged devices; after a resize the gradient of every step against the one-device gradient
-from equal weights, and loss curves over seeds, resized against not.
+Exact mode: `carpool run` on 1, 2 and 3 devices and on heterogeneous ones, resized at random steps, switched with
+another job, killed, hung, out of memory, interrupted and resumed: one digest, that of `carpool.testing.plain_loop`
+over 8 shards. Default mode: the same on unchanged devices; after a resize the gradient of every step against the
+one-device gradient from equal weights, and loss curves over seeds, resized against not.
 
     python benchmarks/runtime_exact.py [--jobs mlp,cnn] [--only "exact: resized"] [--steps 60]
 """

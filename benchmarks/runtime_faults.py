@@ -1,9 +1,9 @@
-"""Many random infrastructure faults over many small jobs: every job ends with the weights of a run without.
+"""Injects random faults into many small jobs and compares their weights with a run without faults.
 
-Inside a step (by CARPOOL_FAULTS): kill (SIGKILL), stop (SIGSTOP: the worker hangs), memory (the step runs out of it).
-From outside, at whatever a worker is just doing: shot (SIGKILL to a worker), forkserver (SIGKILL to the process that forks
-the workers: all of them die). Jobs are the examples in tiny sizes, exact ones and others, alone and in company, several
-on a device. Afterwards no process, shared memory, temporary file or descriptor may be left.
+Inside a step (by CARPOOL_FAULTS): kill (SIGKILL), stop (SIGSTOP: the worker hangs), memory (out of memory). From
+outside, at any moment: shot (SIGKILL to a worker), forkserver (SIGKILL to the fork server: all workers die). Jobs are
+the examples in tiny sizes, exact and default, alone and sharing devices. Afterwards no process, shared memory,
+temporary file or descriptor may be left.
 
     python benchmarks/runtime_faults.py --faults 200 --jobs 20 --seed 0 1 2
 """

@@ -1,12 +1,12 @@
-"""How much of a step is waiting for data, for each way in which carpool makes batches, beside torch's DataLoader.
+"""Measures how much of a step is waiting for data, for each input path, beside torch's DataLoader.
 
     python benchmarks/runtime_input.py [--device cuda] [--rounds 9] [--limit-s 150]
 
-Every loop is run by turns with its own twin that computes on one batch which is always there: the share of waiting is
-1 − (step of the twin) / (step with input), median over rounds; below zero means that nothing could be told apart. The
-data: pictures as bytes in memory (made floats in each batch), and the same with a slow transform for each sample
-(about 0.2 ms of NumPy, as decoding takes), read sample by sample. Computing has one core of a CPU; readers and loader
-workers run where there is room. With --device cuda, ``ahead`` is what is done where data does not fit on the device.
+Every loop alternates with a copy that computes on one fixed batch: the share of waiting is 1 − (step of the copy) /
+(step with input), median over rounds; below zero means no difference. Data: images as bytes in memory (converted per
+batch), and the same with a slow transform per sample (about 0.2 ms of NumPy), read sample by sample. Computing uses
+one CPU core; readers and loader workers run elsewhere. With --device cuda, ``ahead`` is the path for data that does
+not fit on the device.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""How well the memory model foretells batch sizes that were not measured, on two real trainings.
+"""Measures how well the memory model predicts unmeasured batch sizes, on two real trainings.
 
     python benchmarks/runtime_memory.py [--device cuda] [--out FILE]
 
-The residual CNN for CIFAR-10 and the LSTM language model of examples/ are run as carpool runs them, each batch size in
-worker processes of its own. The cubic is fitted to some batch sizes and asked for the others, inside and above their
-range. Errors are of the memory in use above a fresh worker at the highest point of a step; `held` is what the process
-really took, its allocator's reserve included: a cubic of its own, whose learned margin has to cover it. Exits with 1
-when an error is above 6 %.
+The CNN for CIFAR-10 and the LSTM language model of examples/ run as carpool runs them, each batch size in its own
+worker processes. The cubic is fitted to some batch sizes and asked for others, inside and above their range. Errors
+are of the memory in use above a fresh worker at the peak of a step; `held` includes the allocator's reserve and has
+its own cubic, whose learned margin has to cover it. Exits with 1 when an error is above 6 %.
 """
 
 from __future__ import annotations

@@ -1,30 +1,24 @@
-"""What carpool costs a training that runs alone, beside a bare PyTorch loop in the same run; how fast workers start.
+"""Measures the overhead of carpool for a training that runs alone, beside a bare PyTorch loop.
 
     python benchmarks/runtime_overhead.py [--device cuda] [--births 8] [--rounds 3] [--limit-s 400] [--out FILE]
 
-Ways to make the same steps, each in a process of its own, forked for it from one that has torch imported, and resting
-while others compute:
+Variants of the same steps, each in a forked process that pauses while others compute:
 
-- ``bare``: the loop that a good user writes: data on the device, nothing read back but the loss, and that only now and
-  then (the GPU is never made to wait for Python);
-- ``like``: the same loop with the settings under which carpool computes: deterministic algorithms, and on CPU the
-  allocator told to keep what is freed and to lie in huge pages. What is left between it and a worker are our hooks;
-- ``twin``, on CPU: that loop once more. Both are equal, so their ratio is what the measurement does by itself; what is
-  held against ``like`` is held against the mean of the two;
-- ``graphed``, on CUDA: that loop with its whole step recorded as one CUDA graph, as a worker's steps are;
+- ``bare``: the loop of a good user: data on the device, nothing read back but the loss now and then;
+- ``like``: the same loop with carpool's settings: deterministic algorithms, and on CPU its allocator settings and huge
+  pages. The difference between it and a worker are our hooks;
+- ``twin``, on CPU: that loop again. Their ratio is measurement noise; workers are compared with the mean of both;
+- ``graphed``, on CUDA: that loop with its step as one CUDA graph, as in a worker;
 - ``trainer``: a `Trainer` without a worker around it;
-- ``worker``: carpool. It makes the steps of a round freely, as it does all its life.
+- ``worker``: carpool.
 
-Where a training's memory comes to lie makes its steps some per cent faster or slower from one start to the next, for
-every one of these ways, and no number of rounds mends that: so each is begun anew several times, and what the births
-say differently is told as the standard error of their mean. The first two trainings compute next to nothing, so that
-what their steps take longer are the hooks, and the form of the optimizer (all small parameters at once, which costs
-more than it saves for so few): the second walks through 32 MiB in every step, because what hooks cost beside one of
-some milliseconds is mostly that caches have forgotten them since. A round is some steps of each in changing order, with
-one thread on the same core (on CUDA: on one GPU, each round ends when the device has made all of it). Ratios are taken
-within rounds, so that what else goes on in the machine matters less, and their median is reported: by the clock, and on
-CPU by time on the core as well, both taken from outside and for all alike. Exits with 1 when the worker's median ratio
-to ``like`` (on CPU by time on the core), or on CUDA that to ``graphed``, is above 1.02 on a step of 10 ms or more.
+Memory placement makes steps some per cent faster or slower from start to start, so each variant is started several
+times, and the standard error over starts is reported. The first two trainings compute almost nothing, so their
+difference is the hooks and the optimizer's foreach form; the second walks through 32 MiB in every step, because hooks
+cost more with cold caches. A round is some steps of each in changing order on one thread of the same core (on CUDA: on
+one GPU, each round ends when the device has finished). Ratios are taken within rounds; the median is reported by the
+clock, and on CPU also by CPU time. Exits with 1 when the worker's median ratio to ``like`` (on CPU by CPU time), or on
+CUDA to ``graphed``, is above 1.02 on a step of 10 ms or more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How long does a running job stand still when its devices change? 4 to 3 to 4, beside torchrun killed and restarted.
+"""Measures how long a running job stalls when resized 4 to 3 to 4 devices, beside restarting torchrun.
 
-stall = gap between the last step of the old formation and the first of the new one, less the median step. Ends of steps
-are noted by the workers themselves (after_update). Usage: python benchmarks/runtime_resize.py [--resizes 20]
+stall = gap between the last step of the old process group epoch and the first of the new one, less the median step.
+Workers note the ends of steps (after_update). Usage: python benchmarks/runtime_resize.py [--resizes 20]
 """
 
 from __future__ import annotations

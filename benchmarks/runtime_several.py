@@ -1,9 +1,9 @@
-"""The comparisons of several devices in one go, with one start-up: for a machine that is lent by the minute.
+"""Runs the comparisons on several devices in one call, with one start-up.
 
     python benchmarks/runtime_several.py [--unlike "--fast 4 --slow 2"] [--ddp "--repeats 3"] [--updates "--repeats 2"]
 
-Runs runtime_unlike.py, runtime_ddp.py and runtime_updates.py with the words given for each, one after another, each
-with its own result file; an empty word (--ddp "") leaves one out. Executors and torchruns are started together first.
+Runs runtime_unlike.py, runtime_ddp.py and runtime_updates.py with the given arguments, each with its own result file;
+empty arguments (--ddp "") skip one. Executors and torchruns are started together first.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
-"""Do unlike devices share a step by their speeds? Balanced parts against equal parts, over the same number of steps.
+"""Compares parts balanced by speed with equal parts on two devices of different size.
 
     python benchmarks/runtime_unlike.py [--job perceptron --job cnn] [--pairs 6] [--block 12] [--fast 4] [--slow 2]
     python benchmarks/runtime_unlike.py --exact --job cnn
 
-A job runs over one device with twice the cores of the other: a perceptron, whose steps are large products, or the CNN
-of examples/. In default mode all cores of a device work on one operation after another; in exact mode each core passes
-a shard of its own, and the weights must be the same whoever has how many: that is looked at in the end. The job goes on
-for the whole comparison, and is told by turns to cut its steps equally (half of the samples or shards each) and as in
-every run, by the measured speeds. Each time the same number of steps is timed, as the workers saw them end, once the
-cut has settled. Taking turns every few seconds in one run, and comparing neighbours only, keeps what else the machine
-does out of the ratio. First each device makes steps alone: if the one is s times as fast as the other, (1 + s) / 2 is
-the most that balanced parts can gain, 1.5 for s = 2; 1.35 is asked for. Devices get one thread of each physical core
-where there are enough of these: two threads of one are not twice one. The kernel says which these are; where it does
-not, on a virtual machine, the cores themselves are asked (trials/physical.py). Devices have a quarter and an eighth of
-the cores by default, so that the memory bus has room for both. On fewer than three cores they are alike and there is
-nothing to gain: that only shows that the script runs.
+A job (a perceptron, or the CNN of examples/) runs over one device with twice the cores of the other and alternates
+between equal and balanced splits every few seconds; neighbouring blocks of the same number of steps are compared, so
+that other load on the machine cancels out. First each device runs alone: if one is s times as fast as the other,
+balancing gains at most (1 + s) / 2; the target is 1.35. An exact job uses one core per device, so with --exact there
+is nothing to gain, and only the weights are compared. Devices get one thread of each physical core where possible; on
+virtual machines the cores are probed (trials/physical.py). By default devices have a quarter and an eighth of the
+cores, so that the memory bus suffices for both.
 """
 
 from __future__ import annotations

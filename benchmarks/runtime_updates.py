@@ -1,15 +1,13 @@
-"""Who should update the parameters on unlike devices? The chosen division against three fixed ones.
+"""Compares ways of dividing parameter updates over heterogeneous devices.
 
     python benchmarks/runtime_updates.py [--steps 60] [--repeats 3] [--fast 8] [--slow 4] [--limit-s 300]
 
 A job with many parameters and small batches (trials/wide.py: Adam) runs over one device with twice the cores of the
-other. "all": every device updates all parameters itself, nothing is exchanged. "first": the first device updates them
-for both. "even": half of them each. "chosen": as in every run, what the measured update and copy speeds predict to be
-quickest; decided after a few steps, and taken back where it proves worse than none. Each way has an executor of its
-own, idle while the others run. The ways take turns, and the median step after the thirtieth counts. All of them must
-end with the same weights where the parts are the same, so the batch is cut alike by order. Exits with 1 unless the
-chosen one is at least as fast as "first" and "even" (two per cent are left for noise). With --hashed the weights of all
-ranks are compared after every step, which takes longer than the steps do.
+other. "all": every device updates all parameters. "first": the first device updates them for both. "even": half each.
+"chosen": what measured update and copy speeds predict to be fastest, reverted if it proves slower. Each has its own
+executor; they alternate, and the median step after the thirtieth counts. All must end with the same weights, so the
+batch split is fixed. Exits with 1 unless "chosen" is at least as fast as "first" and "even" (within 2 %). --hashed
+compares the weights of all ranks after every step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Does the cost per job stay flat? Generated traces of the same load, consolidated FIFO, up to a million jobs.
+"""Measures the cost per simulated job up to a million jobs: generated traces, equal load, consolidated FIFO.
 
 Usage: python benchmarks/scale.py [--largest 1000000]
 """

@@ -1,4 +1,4 @@
-"""What `carpool ps` takes of the processor from a cold start, with a daemon that has jobs to show.
+"""Measures the CPU time of `carpool ps` from a cold start.
 
 python benchmarks/service_cold_start.py
 """

@@ -1,12 +1,11 @@
-"""Many jobs under a daemon that is killed at random moments and started again: nothing is lost, doubled or changed.
+"""Kills a daemon at random moments while it runs many jobs, and checks that nothing is lost, doubled or changed.
 
     python benchmarks/service_crashes.py [--jobs 100] [--kills 20] [--seed 7] [--devices cpu:2]
 
-Three rows: undisturbed; the daemon killed with SIGKILL at so many random moments; and the same with the executor killed
-too at every fourth of them. The moments are seeded: half of them a number of records after a start, half a time after
-it, so that starts, claims and recoveries are hit as well. Of each row: jobs that ended exactly once, digests equal to
-those of the undisturbed row, steps that were made twice (where an executor died with them, its jobs go back to their
-last checkpoint or mirror), journal invariants, and processes left behind.
+Three rows: undisturbed; the daemon killed with SIGKILL; and with every fourth kill the executor too. Half of the
+moments are a number of records after a start, half a time after it, so that starts, claims and recoveries are hit as
+well. Columns: jobs that ended exactly once, digests equal to the undisturbed row, steps repeated (after an executor's
+death jobs continue from their last checkpoint or mirror), journal invariants, and processes left behind.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A daemon under load on loopback: durable submissions per second, lists while many listen, memory over minutes.
+"""Measures a daemon under load on loopback: durable submissions per second, list latency, memory over minutes.
 
-For each policy a real `carpool serve` with its real executor on two devices, `--queued` jobs in its queue, 50 who
-listen to events. Submissions are one job each, every one acknowledged only when it is on the disk. Beside it, what
-SQLite alone does on the same disk: one row per transaction, WAL, synchronous FULL. Exits with 1 when a figure that must
-be reached is not: 300 submissions per second with 8 clients or more, and lists within 100 ms in 99 of 100 cases.
+For each policy a real `carpool serve` with its executor on two devices, `--queued` jobs in its queue and 50 event
+listeners. Each submission is one job, acknowledged when it is on disk. For comparison: SQLite alone on the same disk,
+one row per transaction, WAL, synchronous FULL. Exits with 1 below 300 submissions per second with 8 clients or more,
+or when lists take more than 100 ms in the 99th percentile.
 
-    python benchmarks/service_load.py                          the figures, about three minutes
+    python benchmarks/service_load.py                          about three minutes
     python benchmarks/service_load.py --minutes 10             and memory over ten minutes, under the last policy
     python benchmarks/service_load.py --policies fifo          under one policy
 """

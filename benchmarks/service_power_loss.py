@@ -1,13 +1,13 @@
-"""The power goes while a daemon works: what was acknowledged is there afterwards, or named, and the next daemon starts.
+"""Simulates power loss during a daemon's writes and checks that every acknowledged record is kept or named.
 
     python benchmarks/service_power_loss.py [--cases 300] [--jobs 24] [--seed 7] [--daemons 1]
 
-A real daemon takes jobs in and runs them; after every commit the files of its journal are kept. From these each case
-makes what a disk may hold after a power loss (see `tests.support.power_loss`): what was behind the last sync is cut off,
-flipped or zero; or, worse, bytes that were synced are damaged in one file, or in all. Each is opened twice as a store,
-once as a daemon's house; of every kind the first `--daemons` cases are started as real daemons that run what is left to
-its end. Columns: records that were synced, over all cases; kept; lost and named; lost in silence; jobs lost without
-their name; jobs that nobody submitted; cases in which the house opened; jobs that real daemons brought to their end.
+A real daemon runs jobs; after every commit its journal files are copied. Each case derives what a disk may hold after
+a power loss (see `tests.support.power_loss`): data after the last sync is cut off, flipped or zero; or synced bytes
+are damaged in one file, or in all. Each is opened twice as a store and once as a daemon; the first `--daemons` cases
+of each row are started and run the remaining jobs. Columns: records synced, over all cases; kept; lost and named; lost
+silently; jobs lost without their name; jobs that were never submitted; cases in which the daemon opened; jobs that
+started daemons finished.
 """
 
 from __future__ import annotations

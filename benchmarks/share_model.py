@@ -1,10 +1,11 @@
-"""How well a few measured share vectors of a mix tell the others: the slowdown model of `competitive`, on kept rows.
+"""Measures how well the slowdown model of `competitive` predicts share vectors from a few measured ones.
 
 Usage: PYTHONPATH=src python benchmarks/share_model.py [--table benchmarks/results/gpu_sharing.json]
-For each mix of which jobs were measured alone under a cap too, the model learns from the vectors that are always tried
-first (whole shares, equal ones that sum to 150 %, and more for a hungry job with less for the others), and predicts
-every other vector that was measured: mean absolute relative error of the jobs' rates. Then the search goes on as
-`competitive` does, among the vectors that were measured: what it tries, and what it would keep. Seconds to run.
+
+For each mix whose jobs were also measured alone under a cap, the model learns from the vectors that are always tried
+first (full shares, equal ones that sum to 150 %, and more for a cap-sensitive job with less for the others) and
+predicts every other measured vector: mean absolute relative error of the jobs' rates. Then the search continues among
+measured vectors as in `competitive`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `gpu_sharing.py` measured, in the measures of the text, and as pictures for the documentation.
+"""Summarises `gpu_sharing.py` in the measures of the text, and draws pictures for the documentation.
 
 Usage: PYTHONPATH=src python benchmarks/sharing_summary.py [--table FILE] [--images docs/images]
 Raw is Σ P / Σ P(baseline), fair the geometric mean of P / P(baseline), Σ the sum of P / P(alone with a graph).

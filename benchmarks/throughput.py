@@ -1,14 +1,14 @@
-"""How well step times are predicted on devices that a training never ran on.
+"""Measures how well step times are predicted on devices where a training never ran.
 
 Usage: PYTHONPATH=src python benchmarks/throughput.py [--data DIR] [--seeds N]
 
-First Pollux's profiles: six applications measured on 108 placements over up to four nodes of four devices. All six are
-seen alone on one device and on some placements, the same for all, and predicted on all others. Then generated clusters
-(`wiring`): nodes with NVLink, PCIe or both, joined by Ethernet, where one to four made-up trainings run at once and
-every transfer is simulated with max-min fair links. A third of the measured groups is held out.
+First Pollux's profiles: six applications on 108 placements over up to four nodes of four devices, all seen alone on
+one device and on some placements, and predicted on the others. Then generated clusters (`wiring`): nodes with NVLink,
+PCIe or both, joined by Ethernet, where one to four synthetic trainings run at once and every transfer is simulated
+with max-min fair links; a third of the groups is held out.
 
-MAPE is the mean of |predicted / measured - 1| of the seconds of a step: over everything held out of a training, then
-over trainings. Intervals are 95 % (Student's t) over seeds. Exits with 1 when a limit is missed. About five minutes.
+MAPE is the mean of |predicted / measured - 1| of step times: over held-out settings of a training, then over trainings.
+Intervals are 95 % (Student's t) over seeds. Exits with 1 when a limit is missed. About five minutes.
 """
 
 from __future__ import annotations

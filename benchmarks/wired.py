@@ -1,10 +1,10 @@
-"""Elastic jobs on links that nobody was told of: who learns them, who is told, and who believes in proportion.
+"""Compares policies in the world of links when link speeds are learned, known, or replaced by linear scaling.
 
 Usage: PYTHONPATH=src python benchmarks/wired.py [--seeds N]
 
-Average JCT in the world `wired`: 40 jobs of five models, one every minute, on 4 nodes of 4 devices of one kind and 4 of
-another; speeds of devices, buses and network, sizes of models and prices of moves are drawn by seed. Intervals are 95 %
-(Student's t) over seeds, of the ratio to the same policy that is told everything. About three minutes.
+Average JCT in the world `wired`: 40 jobs of five models, one every minute, on 4 nodes of 4 devices of each of two
+types; speeds of devices, buses and network, sizes of models and costs of moves are drawn by seed. Intervals are 95 %
+(Student's t) over seeds, of the ratio to the same policy with perfect knowledge. About three minutes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A training of each model on made-up data, as an entry: ``benchmarks/zoo_trainings.py:resnet18``.
+"""A training of each model on synthetic data, as an entry: ``benchmarks/zoo_trainings.py:resnet18``.
 
-Every entry takes the same arguments as `training`, less the name.
+Every entry takes the arguments of `training`, less the name.
 """
 
 from __future__ import annotations

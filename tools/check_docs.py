@@ -1,4 +1,4 @@
-"""Check that the links between the Markdown pages of a folder lead somewhere, headings included.
+"""Check the links between the Markdown pages of a folder, headings included.
 
 Usage: python tools/check_docs.py [FOLDER]
 """

@@ -1,4 +1,4 @@
-"""A multi-process service of our own: private folders, and an end in any case."""
+"""Starts a private MPS daemon and stops it in any case."""
 
 from __future__ import annotations
 

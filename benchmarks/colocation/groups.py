@@ -1,4 +1,4 @@
-"""Which groups of tasks are measured: every pair, and drawn pairs, triples, quadruples and larger ones."""
+"""Selects the groups to measure: every pair, and random pairs, triples, quadruples and larger groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A long-lived process with a fixed share of the device: loads one task after another and runs it when told to."""
+"""Long-lived process with a fixed share of the device that loads tasks and runs them on command."""
 
 from __future__ import annotations
 

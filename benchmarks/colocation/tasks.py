@@ -1,4 +1,4 @@
-"""The trainings whose co-location is measured: nine of one study, the convolutional nets of another, and two probes."""
+"""Trainings whose co-location is measured: nine of one study, the CNNs of another, and two probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of a task consists of: kernels, how far they fill the device, arithmetic, bytes moved."""
+"""Measures what a step consists of: kernels, multiprocessor fill, arithmetic, bytes moved."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Grounds on which policies meet: one file each, found by name. Each has a `GROUND`."""
+"""Workloads for comparing policies, one file each with a `GROUND`."""

@@ -1,4 +1,4 @@
-"""Elastic jobs that speed up as k^p: batches against heSRPT, the optimum, and Poisson arrivals at several loads."""
+"""Elastic jobs with rates k^p: batches against heSRPT, the optimum, and Poisson arrivals at several loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gavel's world: rigid gangs on three kinds, its measured rates and pairs, rounds of 360 s without any cost."""
+"""Gavel's workload: gangs on three device types with its measured rates and pairs, rounds of 360 s, no costs."""
 
 from __future__ import annotations
 

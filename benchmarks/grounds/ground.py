@@ -1,4 +1,4 @@
-"""What a ground is: settings in which policies meet, with an objective, and what is already known of it."""
+"""A ground: settings in which policies are compared, an objective, and known results."""
 
 from __future__ import annotations
 

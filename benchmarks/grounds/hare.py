@@ -1,9 +1,9 @@
-"""The ground of the Hare study: jobs of eight models with weights on GPUs of four unlike kinds, step by step in parts.
+"""Hare's workload: weighted jobs of eight models on GPUs of four types, with steps in parts.
 
-160 GPUs, 40 of each kind; parts, slowdowns and switches as `PartsWorld` draws them; a job has 1, 2, 4 or 8 parts, a
-length alone on the fastest kind drawn from a lognormal (median 180 s, σ 1, 15 to 3,600 s), a weight of 1 to 5; all jobs
-come at once or evenly over 900 s. The kinds stand in an order drawn from the seed, so that a policy which does not look
-at kinds finds neither the fast nor the slow ones first by habit.
+160 GPUs, 40 of each type; parts, slowdowns and switches as drawn by `PartsWorld`; a job has 1, 2, 4 or 8 parts, a
+length alone on the fastest type from a lognormal (median 180 s, σ 1, 15 to 3,600 s), and a weight of 1 to 5; all jobs
+arrive at once or evenly over 900 s. Types are in random order, so that a policy that ignores them gains nothing from
+it.
 """
 
 from __future__ import annotations

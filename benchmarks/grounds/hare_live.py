@@ -1,4 +1,4 @@
-"""A live run: equal trainings with unlike weights on a cpu device of one core and one of two."""
+"""Live run: equal trainings with different weights on a CPU device of one core and one of two."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""IADeep's setting: 20 devices, 300 jobs of nine trainings, arrivals as in Microsoft's Philly trace.
+"""IADeep's workload: 20 devices, 300 jobs of nine trainings, Philly arrivals.
 
-The co-location table of one H200 is the truth (`--world colocation:FILE`), the devices have the 24 GiB of the text's.
-What the table does not have is replaced by the nearest it has: ResNet50 at 256 for 1024, a GCN for AD-GCL. Lengths are
-drawn by the text's size classes. Every policy starts each job from its own batch; those that tune may use a quarter to
-sixteen times of it, not beyond what was measured.
+The truth is the co-location table of one H200 (`--world colocation:FILE`); devices have 24 GiB as in the text.
+Trainings missing in the table are replaced by the nearest: ResNet50 at 256 for 1024, a GCN for AD-GCL. Lengths are
+drawn by the text's size classes. Every policy starts each job from its own batch; tuning policies may use a quarter to
+sixteen times of it, within what was measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What nobody can be below in IADeep's setting: a linear program over time, jobs and what may share a device.
+"""Lower bound on completion times in IADeep's workload: a linear program over time, jobs and mixes.
 
 With p_j the seconds of job j alone at its best batch and cap, and r_j its arrival, a job that never goes faster than
 that ends no earlier than M_j + p_j/2, M_j the mean instant of its work. So the sum of completion times is at least
@@ -7,8 +7,8 @@ that ends no earlier than M_j + p_j/2, M_j the mean instant of its work. So the 
     Σ_{j of model i} x_jt ≤ Σ_G rate_Gi·z_Gt    and    Σ_G z_Gt ≤ devices · length of interval t
 
 for x_jt the work of job j in interval t, counted from its beginning, and z_Gt the device-seconds of mix G. It knows all
-arrivals before they come, and jobs move for nothing. Mixes are all of up to four jobs under equal caps of `CAPS`, each
-job at the batch that is best alone. Mixes are added until none would help; what they still could help is taken off.
+arrivals, and moves are free. Mixes are all of up to four jobs under equal caps of `CAPS`, each at its best batch alone.
+Mixes are added until none helps; what they could still help is subtracted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pollux's world: elastic jobs with tuned batches, 60 s rounds, 30 s for every move; its workload and generated ones.
+"""Pollux's workload: elastic jobs with tuned batches, 60 s rounds, 30 s per move; published and generated.
 
-Generated workloads have the applications of the published one in its proportions, other arrivals over eight hours with
-a peak at another time, and requests drawn anew. Settings of the default were chosen on those, not on the published one.
+Generated workloads have the published applications in their proportions, other arrivals over eight hours with another
+peak, and new requests. Settings of the default policy were chosen on those, not on the published one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gangs of one kind with known lengths: part of Microsoft's Philly trace, and a generated one with weights."""
+"""Gangs on one device type with known lengths: part of the Philly trace, and a generated one with weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client for loads: requests made once as bytes, sent on lines that stay open, timed one by one."""
+"""Load client: prepared requests on persistent connections, timed one by one."""
 
 from __future__ import annotations
 

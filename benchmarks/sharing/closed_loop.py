@@ -1,7 +1,7 @@
-"""The policy itself, choosing shares for seats: its world is a GPU, and rates are measured when they are asked for.
+"""Runs `competitive` against resident processes on a GPU: rates are measured when the policy asks for them.
 
-Time is simulated; a rate is what the seats showed in one window under these shares. So `competitive` decides as it does
-in ``carpool run``, without waiting for processes that start anew at every change of a share.
+Time is simulated; a rate is what the processes showed in one window under these shares. So the policy decides as in
+``carpool run``, without restarting processes at every change of a share.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A training that waits for its input, as an entry: its pictures come from a store that delivers only so many a second.
+"""Entry of a training that waits for its input: images come from a store with a fixed rate.
 
-The device computes for a part of each step, with every multiprocessor it may have, and waits for the rest; with far
-fewer of them it would still be done before the next batch is there. The store is a clock: what it delivers does not
-hang on what else the host has to do.
+The device computes for a part of each step and waits for the rest; with far fewer multiprocessors it would still finish
+before the next batch. The store is a clock, independent of other load on the host.
 """
 
 from __future__ import annotations

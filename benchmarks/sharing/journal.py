@@ -1,4 +1,4 @@
-"""What a run has written of itself: which shares held when, what was decided, and how far jobs came."""
+"""Reads a run's journal: which shares held when, what was decided, and the jobs' progress."""
 
 from __future__ import annotations
 

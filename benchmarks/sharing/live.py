@@ -1,4 +1,4 @@
-"""The same mixes through ``carpool run``: shares chosen by itself or walked through, and the rates held at them."""
+"""Runs the mixes through ``carpool run``: shares chosen by the policy or held in turn, and the rates at them."""
 
 from __future__ import annotations
 

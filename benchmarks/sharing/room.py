@@ -1,7 +1,7 @@
-"""One GPU and the processes on it: trainings at fixed shares, all resident, any few of them run at a time.
+"""Resident processes on one GPU: trainings at fixed shares, of which any few run at a time.
 
-A seat (colocation/seat.py) keeps its share for life, so that trainings move between seats and not shares between
-trainings: loading onto a warm seat takes a second or two, starting one takes several.
+A process (colocation/seat.py) keeps its share, so trainings move between processes: loading one takes a second or two,
+starting a process several.
 """
 
 from __future__ import annotations

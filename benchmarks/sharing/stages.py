@@ -1,4 +1,4 @@
-"""Stages that let the policy choose, and the map of virtual totals and batches."""
+"""Stages in which the policy chooses, and the map of virtual totals and batches."""
 
 from __future__ import annotations
 

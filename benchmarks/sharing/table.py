@@ -1,4 +1,4 @@
-"""What was measured, row by row: printed and written down as it comes, with the measures of the text beside it."""
+"""Result rows: printed and written as they come, with the measures of the text."""
 
 from __future__ import annotations
 

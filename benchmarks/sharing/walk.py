@@ -1,9 +1,9 @@
-"""A policy for measuring: shares are chosen by `competitive`, and once they are, equal ones are held in their stead.
+"""Policy for measuring: `competitive` chooses shares, then equal ones are held in turn.
 
     carpool run jobs.toml --devices cuda:0 --policy benchmarks/sharing/walk.py:Compared:walk=0.33/0.5/1.0:hold_s=3
 
-What is held is told in the reasons of its plans: ``keeps 80%/33% on local:0, measured 0.82`` as ever, then ``holds 33%
-each`` and so on, and ``walked through all`` in the end. Every level's time begins when all jobs run at it.
+The reasons of its plans say what is held: ``keeps 80%/33% on local:0, measured 0.82``, then ``holds 33% each`` and so
+on, and ``walked through all`` at the end. The time of a level starts when all jobs run at it.
 """
 
 from __future__ import annotations

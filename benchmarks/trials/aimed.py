@@ -1,4 +1,4 @@
-"""A training on handwritten digits that ends at a part of the test images."""
+"""Training on handwritten digits that ends at a test accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What switching is compared with: processes that start cold, run without switches, or stream their state in."""
+"""Baselines of switching: processes that start cold, run without switches, or stream their state in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Example jobs in sizes that take a second or two, and what is special about each."""
+"""Example jobs that take a second or two, and what is special about each."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""An entry for benchmarks: any training, cut to a number of steps, whose workers write down when each step ended.
+"""Entry for benchmarks: any training, cut to a number of steps, whose workers write down when each step ended.
 
-The ends are written to a folder, one file a process, so that nothing between the workers and the benchmark is timed.
+Times are written to one file per process, so that nothing between workers and benchmark is timed.
 """
 
 from __future__ import annotations

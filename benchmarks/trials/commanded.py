@@ -1,4 +1,4 @@
-"""Examples run by `carpool run`: on any devices, with a fault in the middle, interrupted and resumed."""
+"""Runs examples with `carpool run`: on any devices, with a fault in the middle, interrupted and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast this machine copies between pinned memory and its GPU."""
+"""Measures copy rates between pinned memory and the GPU."""
 
 from __future__ import annotations
 

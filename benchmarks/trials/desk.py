@@ -1,4 +1,4 @@
-"""An executor in a benchmark's hands: orders out, reports in, and a look at what is left behind."""
+"""Drives an executor from a benchmark: sends orders, receives reports, checks what is left behind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A cold start and a run without switches: an interpreter that imports everything and makes a training's steps.
+"""Cold start and run without switches: a fresh interpreter that makes a training's steps.
 
 Usage: python -m trials.first_step MODEL DEVICE STEPS STAMPS; prints the time (seconds since the epoch) when the first
-step was done, and the digest of the weights when all were.
+step was done, and the digest of the weights at the end.
 """
 
 from __future__ import annotations

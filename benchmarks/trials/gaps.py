@@ -1,4 +1,4 @@
-"""Gaps between the steps of jobs that take turns, from the stamps of their begins and ends; pure."""
+"""Computes gaps between the steps of time-sliced jobs from their stamps."""
 
 from __future__ import annotations
 

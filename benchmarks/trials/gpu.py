@@ -1,4 +1,4 @@
-"""One GPU in a benchmark's hands: jobs of the zoo, their rates over a while, and what their lanes see."""
+"""Runs zoo jobs on one GPU for a benchmark, with their rates and lanes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Job files of stamped trainings, and the stories that runs leave behind."""
+"""Writes job files of stamped trainings, and reads the stories of runs."""
 
 from __future__ import annotations
 

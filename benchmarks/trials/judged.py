@@ -1,6 +1,6 @@
-"""What trainings must equal, worked out in a process of its own: plain loops, one-device gradients, loss curves.
+"""Computes reference results in a separate process: plain loops, one-device gradients, loss curves.
 
-Reads a list of questions as JSON from stdin and prints the answers as JSON, in order. `ask` does so from elsewhere.
+Reads a list of questions as JSON from stdin and prints the answers as JSON, in order; `ask` is the caller's side.
 """
 
 from __future__ import annotations

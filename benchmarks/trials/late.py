@@ -1,4 +1,4 @@
-"""A run on this machine whose jobs are submitted one after another."""
+"""Runs jobs on this machine that are submitted one after another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small trainings of unlike speeds on handwritten digits, cut to a number of steps; real ones, on one core or more."""
+"""Small trainings of different speeds on handwritten digits, cut to a number of steps."""
 
 from __future__ import annotations
 

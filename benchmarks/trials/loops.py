@@ -1,4 +1,4 @@
-"""Loops that a worker is compared with, each in a process of its own, forked from one that has torch imported."""
+"""Reference loops that a worker is compared with, each in a forked process."""
 
 from __future__ import annotations
 

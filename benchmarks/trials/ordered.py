@@ -1,4 +1,4 @@
-"""Examples run by an executor under direct orders: resized, sharing a device, taken off it and put back."""
+"""Runs examples in an executor under direct orders: resized, sharing a device, preempted and resumed."""
 
 from __future__ import annotations
 

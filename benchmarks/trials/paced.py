@@ -1,7 +1,7 @@
-"""An entry for benchmarks: any training of examples/, cut to a number of steps, made no quicker than a given pace.
+"""Entry for benchmarks: any training of examples/, cut to a number of steps and slowed to a given pace.
 
 A pause after each step (it changes no bit) lets faults, resizes and interrupts hit the middle of even a tiny training.
-With ``record`` every step's gradient and the weights after it are written to a folder, by whichever worker made it.
+With ``record`` every step's gradient and the weights after it are written to a folder.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""What it costs that a job was parked, where there is room for it: its memory is mapped and its state copied in.
+"""Measures the cost of swapping a parked job in where there is room for it.
 
-Usage: python -m trials.parked MODEL…; prints a JSON line per model, samples of a batch behind a colon, once its input
-has ended.
-One process, its steps recorded. Each time it leaves the device wholly and comes back; the GPU's global timer says when
-it was told to come, when its next step begins and when that ends. ``begin_ms`` is what the device idles: the forward
-pass waits for the weights alone. ``whole_ms`` is how much later the step ends than it would have: all of the state is
-in by then.
+Usage: python -m trials.parked MODEL…; prints a JSON line per model (batch size behind a colon) when its input ends.
+One process with captured steps leaves the device wholly and returns; the GPU's global timer gives the command, the
+begin and the end of its next step. ``begin_ms`` is device idle time: the forward pass waits for the weights alone.
+``whole_ms`` is how much later the step ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An older and a younger real training on the devices of this machine, under fixed splits and policies."""
+"""Runs an older and a younger real training on this machine, under fixed splits and policies."""
 
 from __future__ import annotations
 

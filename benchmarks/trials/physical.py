@@ -1,8 +1,7 @@
-"""Which cores are two threads of one, and which are held up by others? Asked of the cores themselves.
+"""Finds out which cores are threads of one physical core, and which are slowed by others, by timing them.
 
-A virtual machine's kernel does not know. Two threads of one core share the unit that takes square roots: together each
-gets half of what it gets alone, while cores of their own do not feel each other. A core whose other thread another
-machine uses is slower than the rest.
+A virtual machine's kernel does not know. Two threads of one core share the square root unit: together each gets half of
+what it gets alone. A core whose sibling another machine uses is slower than the rest.
 """
 
 from __future__ import annotations

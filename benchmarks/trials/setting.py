@@ -1,4 +1,4 @@
-"""What all ways of running share: which jobs, how long, and where files go."""
+"""Settings common to all cases: jobs, lengths and folders."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An entry for benchmarks: its worker writes down when it was called, when the training was made, and when some step.
+"""Entry for benchmarks: writes down when it was called, when the training was built, and when a step was done.
 
-Instants are those of the machine's monotonic clock, which all processes share; the device has done the step by then.
-In between, those at which the host had told the device each part of the first step.
+Times are of the machine's monotonic clock; the device has done the step by then. In between: when the host had launched
+each part of the first step.
 """
 
 from __future__ import annotations

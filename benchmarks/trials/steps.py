@@ -1,4 +1,4 @@
-"""Trainings that never end, for measuring what a step costs: on a CPU core, and (gpu_…) on a data-centre GPU."""
+"""Endless trainings for measuring the cost of a step, on a CPU core and (gpu_…) on a data-centre GPU."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A PipeSwitch-like baseline (our reading): a job's state is streamed in, group by group, while its first step runs.
+"""PipeSwitch-like baseline (our reading): a job's state is streamed in, group by group, while its first step runs.
 
-Usage: python -m trials.streamed DEVICE MODEL…; prints a JSON line per model, once its input has ended.
-One process, nothing resident but the running job. Weights lie in pinned memory, one flat buffer per group of layers (16
-groups); a step's layers wait for their group's copy alone. Momentum follows behind the weights. The switch costs what
-the step takes longer than a resident one; the predecessor's state going out, which shares no link with it, is not
+Usage: python -m trials.streamed DEVICE MODEL…; prints a JSON line per model when its input ends.
+One process, only the running job resident. Weights are in pinned memory, one flat buffer per group of layers (16
+groups); layers wait for their group's copy alone, and momentum follows the weights. The cost is how much longer the
+step takes than a resident one; copying the predecessor's state out, on the other direction of the link, is not
 counted.
 """
 

@@ -1,8 +1,8 @@
-"""Trainings of the zoo whose every step says when it began and when it ended, on the device's own clock.
+"""Trainings of the zoo whose steps stamp their begin and end with the device's clock.
 
-A tiny kernel at the begin of the forward pass and one behind the update read the GPU's global timer, which is one for
-all processes; inside a graph they are recorded with it. On a CPU the system's monotonic clock serves. A third one notes
-the loss, so that runs can be compared step by step.
+Tiny kernels at the begin of the forward pass and after the update read the GPU's global timer, which all processes
+share; inside a graph they are captured with it. On a CPU the monotonic clock serves. A third kernel notes the loss, so
+that runs can be compared step by step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A policy for benchmarks: one job after another on all devices, of whatever kinds they are."""
+"""Policy for benchmarks: one job after another on all devices of any type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A perceptron. As it is it has many parameters and few samples a step: updating them takes longer than the pass."""
+"""A perceptron with many parameters and few samples per step: updates take longer than the pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfers that share links: each flow has the bandwidth of max-min fairness, anew whenever one starts or ends."""
+"""Transfers that share links with max-min fair bandwidth, recomputed whenever one starts or ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of transfers without simulating them: the simulation has to get it right before it is believed."""
+"""Known properties of transfers that the simulation must reproduce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up clusters: nodes wired with NVLink, PCIe or both, joined by Ethernet, with speeds that nobody is told."""
+"""Generated clusters: nodes with NVLink, PCIe or both, joined by Ethernet, with hidden speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings step by step over `flows`: forward, backward in buckets, and the exchange of each bucket."""
+"""Simulates trainings step by step over `flows`: forward, bucketed backward, and the exchange of each bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention and the layer around it, for encoders and decoders; whoever builds with them sets the weights.
+"""Attention and the layer around it, for encoders and decoders; callers initialise the weights.
 
 The product is written out: torch's fused kernels sum their gradients in any order, and bits could not be promised.
 """

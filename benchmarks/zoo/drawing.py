@@ -1,4 +1,4 @@
-"""Initial weights of large models, drawn by all cores of the process and yet always the same.
+"""Initial weights of large models, drawn on all cores with a result that depends on the seed alone.
 
 One core draws some 200 million numbers in a second, and touches their memory for the first time meanwhile: for the head
 of a VGG, or a BERT, that is most of a warm start. So weights are drawn in chunks, each with a generator of its own.

@@ -1,4 +1,4 @@
-"""Made-up data of the shapes that the models take; it can be learned a little, and is the same everywhere."""
+"""Synthetic data in the shapes that the models take: learnable, and the same everywhere."""
 
 from __future__ import annotations
 

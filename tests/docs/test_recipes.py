@@ -1,4 +1,4 @@
-"""The how-to pages: script, job file and declaration run; blocks that need other packages parse."""
+"""The recipes: the script, the job file and the declaration run; code for other packages parses."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_the_script_resumes_from_its_checkpoint(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_resumes(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def run(epochs: int) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", str(epochs)])
         runpy.run_path(str(folder / "train.py"), run_name="__main__")
@@ -73,7 +71,7 @@ def test_the_declaration_trains(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["hugging-face.md", "lightning.md"])
-def test_blocks_that_need_other_packages_parse(page: str) -> None:
+def test_code_for_other_packages_parses(page: str) -> None:
     files = blocks(page)
     assert files
     for name, text in files.items():

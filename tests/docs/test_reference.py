@@ -1,4 +1,4 @@
-"""Reference pages match the code: glossary, options, worlds and parameters of policies."""
+"""Pages list existing terms, options, worlds and policy parameters."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def is_same_value(printed: str, value: object) -> bool:
     return printed == (str(value).lower() if isinstance(value, bool) else value)
 
 
-def test_the_glossary_defines_each_term_once() -> None:
-    terms = Counter(re.findall(r"^- \*\*(.+?)\*\* — ", page("glossary.md"), re.MULTILINE))
-    assert terms
-    assert [term for term, count in terms.items() if count > 1] == []
+def test_no_term_of_the_glossary_is_explained_twice() -> None:
+    words = Counter(re.findall(r"^- \*\*(.+?)\*\* — ", page("glossary.md"), re.MULTILINE))
+    assert words
+    assert [word for word, times in words.items() if times > 1] == []
 
 
 def test_every_option_of_run_is_on_its_page() -> None:

@@ -65,7 +65,7 @@ def test_the_error_for_a_newer_store_is_on_the_page(tmp_path: Path) -> None:
     assert re.sub(r"\d+", "N", str(error.value)) in re.sub(r"\d+", "N", page)
 
 
-def test_verbs_and_settings_on_the_page_exist(tmp_path: Path) -> None:
+def test_commands_and_settings_on_the_page_exist(tmp_path: Path) -> None:
     pages = PAGE + (DOCS / "upgrading.md").read_text(encoding="utf-8")
     verbs = set(re.findall(r"^\$ (?:docker exec carpool )?carpool (\w+)", pages, re.MULTILINE))
     assert {"submit", "restore", "token"} <= verbs <= set(VERBS)

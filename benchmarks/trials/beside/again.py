@@ -1,7 +1,7 @@
-"""Hand-written scripts run again and again by processes that torchrun has started once: its start-up is paid once.
+"""Runs hand-written scripts repeatedly in processes that torchrun starts once.
 
-As a script under torchrun it does what it is told by numbered files in a folder, one script after another; every rank
-reads them for itself. Each run is a new "attempt" for torch's store, and all threads are moved to the cores of the run.
+Under torchrun it reads numbered command files from a folder, one script after another; every rank reads them itself.
+Each run is a new "attempt" for torch's store, and all threads are moved to the cores of the run.
 """
 
 from __future__ import annotations

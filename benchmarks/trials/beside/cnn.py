@@ -1,4 +1,4 @@
-"""A residual CNN on pictures, as a user of carpool writes it."""
+"""A residual CNN on images, as a user of carpool writes it."""
 
 from __future__ import annotations
 

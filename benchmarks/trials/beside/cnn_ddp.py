@@ -1,4 +1,4 @@
-"""A residual CNN on pictures, as a script with DistributedDataParallel, started by torchrun."""
+"""A residual CNN on images, as a script with DistributedDataParallel, started by torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The networks and data of the jobs that are run with carpool and with DDP: the same for both, counted for neither."""
+"""Networks and data shared by the carpool and the DDP versions; counted for neither."""
 
 from __future__ import annotations
 
