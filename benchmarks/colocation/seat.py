@@ -120,10 +120,11 @@ def _heir(trainer: Any, heir: Any) -> Any:
     """Another trainer of the same training, with the state of one that goes."""
     from carpool.runtime.process.shared_memory import new_memory_file
     from carpool.runtime.state.mirror import read_mirror, write_mirror
+    from carpool.runtime.state.tensor_file import StateParts
 
     file = new_memory_file("mirror")
     try:
-        write_mirror(file, trainer.cursor.step, trainer.state_dict())
+        write_mirror(file, trainer.cursor.step, StateParts.of(trainer.state_dict()))
         heir.load_state_dict(read_mirror(file)[1])
     finally:
         os.close(file)

@@ -119,7 +119,7 @@ def _graph() -> str:
     def work() -> None:
         cell.add_(1)
 
-    replay = CudaGraphCapture(torch.device("cuda", 0)).record(work)
+    replay = CudaGraphCapture(torch.device("cuda", 0)).capture(work)
     for _ in range(3):
         replay()
     if cell.item() != 3.0:
