@@ -19,6 +19,7 @@ import carpool
 from carpool.core.errors import InputError
 from carpool.runtime.data.batches import DATA_FRACTION, AugmentRandom, BatchSource, InputMode, InputPlan, plan_input
 from carpool.runtime.data.datasets import TensorData
+from carpool.runtime.data.nested import map_leaves, nested_tensors
 from carpool.runtime.data.prefetch import BatchRequest, ReaderPool
 from carpool.runtime.engine.trainer import Trainer
 
@@ -208,6 +209,13 @@ def test_readers_end_with_their_batch_source() -> None:
     assert Path(f"/proc/{pid}").exists()
     del samples
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_tensors_of_nested_batches() -> None:
+    batch = {"x": torch.zeros(2, 3), "more": (torch.zeros(4, dtype=torch.int64), ["words", 3])}
+    assert [tensor.shape for tensor in nested_tensors(batch)] == [(2, 3), (4,)]
+    assert map_leaves(batch, type) == {"x": Tensor, "more": (Tensor, [str, int])}
+    assert map_leaves(Pair(torch.zeros(1), torch.ones(1)), len) == (1, 1)
 
 
 def test_a_negative_number_of_workers_is_rejected() -> None:

@@ -24,6 +24,7 @@ from torch.utils.data import default_collate
 from carpool.core.errors import InputError
 from carpool.runtime.compat.vmm import device_view
 from carpool.runtime.data.datasets import TensorData
+from carpool.runtime.data.nested import map_leaves
 from carpool.runtime.data.prefetch import BatchRequest, ReaderPool, RowPrefetcher
 from carpool.runtime.engine.determinism import derive, seed_augment, seed_batch, seed_sample, uniforms
 
@@ -303,20 +304,14 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Move every tensor of a nested batch to the device."""
-    if isinstance(batch, Tensor):
-        return batch if batch.device == device else _copy_to_device(batch, device)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*[to_device(value, device) for value in batch])
-    if isinstance(batch, (list, tuple)):
-        return type(batch)([to_device(value, device) for value in batch])
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    return batch.to(device) if hasattr(batch, "to") else batch
+    """Move every tensor of a nested batch to the device, to a GPU through pinned memory without synchronizing."""
 
+    def moved(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf.to(device) if hasattr(leaf, "to") else leaf
+        if leaf.device == device:
+            return leaf
+        pinned = leaf.pin_memory() if device.type == "cuda" and not leaf.is_cuda else leaf
+        return pinned.to(device, non_blocking=True)
 
-def _copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy without synchronizing; to a GPU through pinned memory."""
-    if device.type == "cuda" and not tensor.is_cuda:
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return map_leaves(batch, moved)

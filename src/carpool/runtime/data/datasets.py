@@ -121,7 +121,7 @@ def digits(test_share: float = 0.2) -> Split:
     The order is a fixed permutation; the last ``test_share`` of the samples are the test data.
     """
     if not 0 < test_share < 1:
-        raise InputError(f"test_share is {test_share}; it must lie between 0 and 1")
+        raise InputError(f"test_share is {test_share}; it must be between 0 and 1")
     rows = _read_digits()
     mixed = rows[permutation(len(rows), key=0)]
     images = torch.from_numpy(mixed[:, :-1].astype(np.float32) / 16.0).view(-1, 1, 8, 8)

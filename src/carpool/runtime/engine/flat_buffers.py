@@ -145,7 +145,7 @@ class FlatLayout:
         return [ref.get() for ref in self.buffer_refs]
 
     def check_no_new_buffers(self) -> None:
-        """Reject a buffer that was None and is not any more: a new model could not load the state."""
+        """Reject a buffer that was None at the start: a new model could not load it."""
         for ref in self._none_buffers:
             if ref.module._buffers.get(ref.key) is not None:
                 raise TrainingError(

@@ -71,6 +71,8 @@ class Training:
         _check_model(self)
         _check_data(self)
         _check_optimizer(self)
+        _check_schedule(self)
+        _check_evaluation(self)
         _check_options(self)
 
     @property
@@ -165,7 +167,7 @@ def _check_optimizer(training: Training) -> None:
         )
 
 
-def _check_options(training: Training) -> None:
+def _check_schedule(training: Training) -> None:
     if training.schedule is not None and training.schedule.optimizer is not training.optimizer:
         raise InputError("Training(schedule=…) was created for a different optimizer than Training(optimizer=…)")
     if training.schedule_every not in {"step", "epoch", "evaluation"}:
@@ -176,6 +178,21 @@ def _check_options(training: Training) -> None:
             "ReduceLROnPlateau needs a metric",
             way_out="Set schedule_every='evaluation' and name the metric in best, for example best='min loss'.",
         )
+
+
+def _check_evaluation(training: Training) -> None:
+    every = training.schedule_every if training.schedule_every == "evaluation" else ""
+    needs = {"best": training.best, "target_metric": training.stop.target_metric, "schedule_every": every}
+    for name, value in needs.items():
+        if value and training.evaluate is None:
+            raise InputError(f"{name}={value!r} needs evaluate=…, which is not given")
+    if training.evaluate_every < 1:
+        raise InputError(f"evaluate_every is {training.evaluate_every}; it must be at least 1 epoch")
+    if training.best:
+        Best.parse(training.best)
+
+
+def _check_options(training: Training) -> None:
     if training.clip_norm is not None and not training.clip_norm > 0:
         raise InputError(
             f"clip_norm is {training.clip_norm!r}; it must be positive", way_out="Omit it to disable clipping."
@@ -187,18 +204,8 @@ def _check_options(training: Training) -> None:
             f"precision is {training.precision!r}; it must be 'float32' or 'tf32'",
             way_out="Omit it for torch's default; for bf16 set autocast='bf16'.",
         )
-    if training.evaluate is None:
-        for name, value in (("best", training.best), ("target_metric", training.stop.target_metric)):
-            if value:
-                raise InputError(f"{name}={value!r} needs evaluate=…, which is not given")
-        if training.schedule_every == "evaluation":
-            raise InputError("schedule_every='evaluation' needs evaluate=…, which is not given")
     if training.workers is not None and (type(training.workers) is not int or training.workers < 0):
         raise InputError(f"workers is {training.workers!r}; it must be a whole number of processes, or 0 for none")
-    if training.evaluate_every < 1:
-        raise InputError(f"evaluate_every is {training.evaluate_every}; it must be at least 1 epoch")
-    if training.best:
-        Best.parse(training.best)
     for name, thing in training.state.items():
         if not isinstance(thing, Stateful):
             raise InputError(

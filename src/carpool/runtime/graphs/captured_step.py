@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from carpool.core.errors import CarpoolError
 from carpool.runtime.data.batches import GatherBuffer
+from carpool.runtime.data.nested import map_leaves, nested_tensors
 from carpool.runtime.graphs.capture import CapturedGraph
-from carpool.runtime.graphs.verification import OptimizerOptions, nested_tensors
+from carpool.runtime.graphs.verification import OptimizerOptions
 
 BatchSignature = tuple[Any, ...]  # everything of a batch except the values of its tensors
 
@@ -41,7 +42,7 @@ def batch_signature(batch: Any) -> BatchSignature:
 
 def static_copy(batch: Any) -> Any:
     """Copy a batch, to be overwritten by others of the same signature."""
-    return _map_tensors(batch, _clone_strided)
+    return map_leaves(batch, _clone_strided)
 
 
 def fill_static(target: Any, batch: Any) -> None:
@@ -51,21 +52,11 @@ def fill_static(target: Any, batch: Any) -> None:
             static.copy_(tensor, non_blocking=True)
 
 
-def _clone_strided(tensor: Tensor) -> Tensor:
-    clone = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return clone.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
-
-
-def _map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(batch, Tensor):
-        return change(batch)
-    if isinstance(batch, Mapping):
-        return {key: _map_tensors(value, change) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*[_map_tensors(value, change) for value in batch])
-    if isinstance(batch, list | tuple):
-        return type(batch)([_map_tensors(value, change) for value in batch])
-    return batch
+def _clone_strided(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    clone = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+    return clone.copy_(leaf.detach()).requires_grad_(leaf.requires_grad)
 
 
 @dataclass(slots=True, eq=False)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from carpool.runtime.data.nested import map_leaves, nested_tensors
 
 _TOLERANCE = 1e-2  # relative, where operations are not deterministic
 
@@ -68,7 +70,11 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def optimizer_scalars(optimizer: torch.optim.Optimizer) -> list[Any]:
     """The rest of an optimizer's state: a step that changes it cannot be captured."""
-    return [_without_tensors(state) for state in _parameter_states(optimizer)]
+
+    def value(leaf: Any) -> Any:
+        return Tensor if isinstance(leaf, Tensor) else leaf
+
+    return [map_leaves(state, value) for state in _parameter_states(optimizer)]
 
 
 def _parameter_states(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
@@ -97,25 +103,3 @@ def _is_same_option(one: tuple[str, Any], two: tuple[str, Any]) -> bool:
     if isinstance(one[1], Tensor) or isinstance(two[1], Tensor):
         return one[0] == two[0] and one[1] is two[1]
     return one == two
-
-
-def nested_tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested mappings, lists and tuples."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from nested_tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from nested_tensors(part)
-
-
-def _without_tensors(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return Tensor
-    if isinstance(value, Mapping):
-        return {key: _without_tensors(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_tensors(part) for part in value]
-    return value

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from carpool.predictors.loss.gradient_noise import NoiseScale
 from carpool.runtime.compat.gpu_meter import GpuMeter
+from carpool.runtime.data.nested import nested_tensors
 from carpool.runtime.data.sampler import batch_lengths
 from carpool.runtime.engine.stop_criteria import Stop
 from carpool.runtime.engine.trainer import Trainer
@@ -78,7 +79,7 @@ class _Probe:
 
     def _loss(self, model: nn.Module, batch: Any) -> Any:
         if not self._batch_bytes:
-            self._batch_bytes = tensor_bytes(batch)
+            self._batch_bytes = sum(tensor.nbytes for tensor in nested_tensors(batch))
         return self._original.loss(model, batch)
 
     def _after_update(self, model: nn.Module, step: int) -> None:
@@ -197,17 +198,6 @@ def process_age_s() -> float:
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     up_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
     return up_s - int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc(5): starttime is field 22
-
-
-def tensor_bytes(batch: Any) -> int:
-    """Bytes of all tensors in a nested batch."""
-    if isinstance(batch, Tensor):
-        return batch.numel() * batch.element_size()
-    if isinstance(batch, Mapping):
-        return sum(map(tensor_bytes, batch.values()))
-    if isinstance(batch, list | tuple):
-        return sum(map(tensor_bytes, batch))
-    return 0
 
 
 def _device(config: ProbeConfig) -> torch.device:

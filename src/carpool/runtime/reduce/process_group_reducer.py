@@ -7,8 +7,7 @@ order of an all-reduce depends on the number of ranks).
 A group is never repaired. When a peer is lost, a worker drops the reducer, which also unblocks ranks that wait for the
 lost one (`abort` does not), and creates one for the next epoch.
 
-Groups use gloo on CPU tensors. NCCL differs only in the class and the tensors' device; it has not been tested with
-several GPUs.
+Groups use gloo, which sends tensors in host memory.
 """
 
 from __future__ import annotations
@@ -37,18 +36,11 @@ class PeerLost(StepAborted):
     """A rank of the group is lost, or reported lost: the step must be repeated in another epoch."""
 
 
-def open_group(
-    store: Store, epoch: int, rank: int, size: int, *, backend: str = "gloo", timeout_s: float = 60.0
-) -> Any:
+def open_group(store: Store, epoch: int, rank: int, size: int, *, timeout_s: float = 60.0) -> Any:
     """Join the group of an epoch; each epoch has its own prefix in the store."""
     prefix = PrefixStore(f"epoch-{epoch}", store)
-    timeout = timedelta(seconds=timeout_s)
     try:
-        if backend == "nccl":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            return dist.ProcessGroupNCCL(prefix, rank, size, options)
-        return dist.ProcessGroupGloo(prefix, rank, size, timeout)
+        return dist.ProcessGroupGloo(prefix, rank, size, timedelta(seconds=timeout_s))
     except RuntimeError as error:
         raise PeerLost(f"the process group of epoch {epoch} was not formed: {_first_line(error)}") from error
 
@@ -68,9 +60,7 @@ class ProcessGroupReducer:
         *,
         exact: bool,
         is_aborted: Callable[[], bool] = lambda: False,
-        on_device: bool = False,
     ) -> None:
-        self._on_device = on_device  # NCCL sends device tensors
         self._group = group
         self._rank = rank
         self._nodes = [maximal_subtrees(range(*pieces)) for pieces in owners]
@@ -83,8 +73,8 @@ class ProcessGroupReducer:
         return {}
 
     def write(self, step: Step, contributions: Contributions) -> None:
-        """Keep this rank's subtrees until all ranks are ready to sum; in host memory for gloo."""
-        self._own = {node: None if made is None else self._sendable(made) for node, made in contributions}
+        """Keep this rank's subtrees, in host memory, until all ranks are ready to sum."""
+        self._own = {node: None if made is None else _on_host(made) for node, made in contributions}
 
     @torch.no_grad()
     def total(self, step: Step) -> Contribution:
@@ -95,7 +85,7 @@ class ProcessGroupReducer:
     def _all_reduce(self, step: Step) -> Contribution:
         """Sum the vectors; integer buffers come from the first rank with samples."""
         (own,) = self._own.values()
-        total = self._sendable(self._layout.new()) if own is None else own
+        total = _on_host(self._layout.new()) if own is None else own
         self._wait(self._group.allreduce([total.values]))
         if total.integers.numel():
             first = next(rank for rank, (node,) in enumerate(self._nodes) if not is_empty(node, step.bounds))
@@ -110,7 +100,7 @@ class ProcessGroupReducer:
                 if is_empty(node, step.bounds):
                     contributions.append((node, None))
                     continue
-                contribution = self._own[node] if rank == self._rank else self._sendable(self._layout.new())
+                contribution = self._own[node] if rank == self._rank else _on_host(self._layout.new())
                 assert contribution is not None, "a subtree with samples has a contribution"
                 self._broadcast(contribution.values, rank)
                 self._broadcast(contribution.integers, rank)
@@ -118,11 +108,6 @@ class ProcessGroupReducer:
         total = tree_sum(contributions, root(len(step.bounds)), add_contributions)
         assert total is not None, "a step has samples"
         return total
-
-    def _sendable(self, contribution: Contribution) -> Contribution:
-        if self._on_device:
-            return contribution
-        return Contribution(contribution.values.cpu(), contribution.integers.cpu())
 
     def _broadcast(self, tensor: Tensor, rank: int) -> None:
         if tensor.numel():
@@ -138,6 +123,10 @@ class ProcessGroupReducer:
             work.wait()
         except RuntimeError as error:
             raise PeerLost(f"a peer is lost: {_first_line(error)}") from error
+
+
+def _on_host(contribution: Contribution) -> Contribution:
+    return Contribution(contribution.values.cpu(), contribution.integers.cpu())
 
 
 def _first_line(error: Exception) -> str:

@@ -68,7 +68,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Whether the GPU, driver or MPS failed: this process cannot use the device any more."""
+    """Whether the GPU, driver or MPS failed: this process has lost the device."""
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _GPU_FAULTS)
 
 
