@@ -204,7 +204,7 @@ class _Runner:
                 trainer.step()
         self._trainer, self._launch = trainer, trainer.step
         sms = torch.cuda.get_device_properties(0).multi_processor_count if self._device == "cuda" else 0
-        refusal = "" if trainer.graphs is None else trainer.graphs.refusal or trainer.graphs.update_refusal
+        refusal = "" if trainer.graphs is None else trainer.graphs.eager_reason or trainer.graphs.eager_update_reason
         return {"graph": not refusal, "note": refusal, "sms": sms, "reserved_bytes": 0}
 
     def kernels(self, steps: int) -> dict[str, Any]:
