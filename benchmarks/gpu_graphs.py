@@ -157,22 +157,22 @@ def made(training: Training, device: str, *, graph: bool) -> dict[str, Any]:
     for done in trainer.steps():
         losses.append(done.loss)
         if trainer.graphs is not None:
-            news += trainer.graphs.news
-            trainer.graphs.news.clear()
+            news += trainer.graphs.notes
+            trainer.graphs.notes.clear()
         if done.step == _WARM:
-            trainer.await_device()
+            trainer.synchronize()
             since = time.perf_counter()
         counted = done.step - _WARM
         if trainer.evaluation_due:
             break
-    trainer.await_device()
+    trainer.synchronize()
     seconds = time.perf_counter() - since
     return {
         "digest": digest(training.model),
         "losses": losses,
         "step_ms": 1e3 * seconds / max(1, counted),
         "news": news,
-        "caveats": list(trainer.caveats.operations),
+        "caveats": list(trainer.nondeterministic_ops.operations),
         "wall_s": time.perf_counter() - began,
     }
 

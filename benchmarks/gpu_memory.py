@@ -150,7 +150,9 @@ async def run(desk: Desk, row: Row, devices: str) -> dict[str, Any]:
         "gaps_above_1_ms": sum(gap > 1.0 for each in gaps.values() for gap in each),
         "hit_rate": round(hits / turns, 3) if turns else None,
         "memory": memory,
-        "stories": {job: words for job, story in desk.stories.items() for words in story if "left the device" in words},
+        "stories": {
+            job: words for job, story in desk.stories.items() for words in story if "state swapped out" in words
+        },
         "digests": digests,
     }
 

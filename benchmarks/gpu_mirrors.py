@@ -24,6 +24,7 @@ from carpool.runtime.process.protocol import Message
 from carpool.runtime.process.shared_memory import new_memory_file
 from carpool.runtime.state.digest import digest
 from carpool.runtime.state.mirror import MirrorWriter, read_mirror, write_mirror
+from carpool.runtime.state.tensor_file import StateParts
 
 
 def made(model: str, device: str, batch: int) -> Trainer:
@@ -34,27 +35,31 @@ def made(model: str, device: str, batch: int) -> Trainer:
 
 def window_s(trainer: Trainer, steps: int, publish: Any = None) -> float:
     """Seconds for some steps, with a mirror in their middle."""
-    trainer.await_device()
+    trainer.synchronize()
     began = time.perf_counter()
     for number in range(steps):
         if publish is not None and number == steps // 2:
             publish()
         trainer.step()
-    trainer.await_device()
+    trainer.synchronize()
     return time.perf_counter() - began
 
 
 def measure(trainer: Trainer, other: Trainer, steps: int) -> dict[str, Any]:
     """One training, and another of the same that goes on from a mirror."""
     fd, said = new_memory_file("mirror"), list[Message]()
-    aside = MirrorWriter(trainer, SwapClient(None, said.append), said.append, aside=True)
+    aside = MirrorWriter(trainer, SwapClient(None, said.append), said.append, in_thread=True)
     for _ in range(8):
         trainer.step()
-    write_mirror(fd, 0, trainer.state_dict())  # pages of the file and of pinned memory are there from now on
+    write_mirror(
+        fd, 0, StateParts.of(trainer.state_dict())
+    )  # pages of the file and of pinned memory are there from now on
     aside.publish(fd)
     aside.finish()
     plain = min(window_s(trainer, steps) for _ in range(3))
-    by_itself = min(window_s(trainer, steps, lambda: write_mirror(fd, 0, trainer.state_dict())) for _ in range(2))
+    by_itself = min(
+        window_s(trainer, steps, lambda: write_mirror(fd, 0, StateParts.of(trainer.state_dict()))) for _ in range(2)
+    )
     beside = []
     for _ in range(3):
         beside.append(window_s(trainer, steps, lambda: aside.publish(fd)))

@@ -109,8 +109,8 @@ def by_carpool(setting: Setting, dataset: Any, choice: InputPlan | None = None, 
     """Steps of a trainer."""
     trainer = Trainer(setting.training(dataset, **more), device=setting.device)
     if choice is not None:
-        trainer._passes.samples = BatchSource(dataset, seed=0, device=setting.device, choice=choice)
-    with trainer.caveats.watching():
+        trainer._passes.batches = BatchSource(dataset, seed=0, device=setting.device, plan=choice)
+    with trainer.nondeterministic_ops.collect():
         for _ in trainer.steps():
             yield
 
@@ -167,12 +167,12 @@ def cases(setting: Setting) -> Iterator[tuple[str, str, Callable[[], Iterator[No
     gpu = setting.device.type == "cuda"
     yield "in memory", "carpool", lambda: by_carpool(setting, rows)
     if gpu:
-        ahead = InputPlan(InputMode.AHEAD, "for comparison")
+        ahead = InputPlan(InputMode.PREFETCH, "for comparison")
         yield "in memory", "carpool, ahead", lambda: by_carpool(setting, rows, ahead)
         yield (
             "in memory",
             "carpool, plain",
-            lambda: by_carpool(setting, rows, InputPlan(InputMode.PLAIN, "for comparison")),
+            lambda: by_carpool(setting, rows, InputPlan(InputMode.HOST, "for comparison")),
         )
     for workers in (0, 2):
         yield "in memory", f"DataLoader, {workers} workers", lambda workers=workers: by_loader(setting, rows, workers)

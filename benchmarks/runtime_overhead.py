@@ -60,6 +60,7 @@ from carpool.runtime.process.protocol import (
 )
 from carpool.runtime.process.shared_memory import new_memory_file
 from carpool.runtime.state.mirror import read_mirror, write_mirror
+from carpool.runtime.state.tensor_file import StateParts
 
 LIMIT, LONG_ENOUGH_S = 1.02, 0.010
 BIRTHS, ROUNDS = {"cpu": 8, "cuda": 4}, {"cpu": 3, "cuda": 6}  # a birth on CUDA takes long, and matters less
@@ -237,9 +238,9 @@ def mirror_ms(training: carpool.Training) -> dict[str, float]:
     trainer = Trainer(training)
     trainer.step()
     fd, state = new_memory_file("bench"), trainer.state_dict()
-    write_mirror(fd, 1, state)
+    write_mirror(fd, 1, StateParts.of(state))
     return {
-        "write_ms": median_ms(lambda: write_mirror(fd, 1, state)),
+        "write_ms": median_ms(lambda: write_mirror(fd, 1, StateParts.of(state))),
         "read_ms": median_ms(lambda: read_mirror(fd)),
         "with_checksum_ms": median_ms(lambda: sum(map(len, pack(state)))),
     }

@@ -120,10 +120,11 @@ def _heir(trainer: Any, heir: Any) -> Any:
     """Another trainer of the same training, with the state of one that goes."""
     from carpool.runtime.process.shared_memory import new_memory_file
     from carpool.runtime.state.mirror import read_mirror, write_mirror
+    from carpool.runtime.state.tensor_file import StateParts
 
     file = new_memory_file("mirror")
     try:
-        write_mirror(file, trainer.cursor.step, trainer.state_dict())
+        write_mirror(file, trainer.cursor.step, StateParts.of(trainer.state_dict()))
         heir.load_state_dict(read_mirror(file)[1])
     finally:
         os.close(file)
@@ -203,7 +204,7 @@ class _Runner:
                 trainer.step()
         self._trainer, self._launch = trainer, trainer.step
         sms = torch.cuda.get_device_properties(0).multi_processor_count if self._device == "cuda" else 0
-        refusal = "" if trainer.graphs is None else trainer.graphs.refusal or trainer.graphs.update_refusal
+        refusal = "" if trainer.graphs is None else trainer.graphs.eager_reason or trainer.graphs.eager_update_reason
         return {"graph": not refusal, "note": refusal, "sms": sms, "reserved_bytes": 0}
 
     def kernels(self, steps: int) -> dict[str, Any]:

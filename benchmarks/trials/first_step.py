@@ -24,7 +24,7 @@ if __name__ == "__main__":
     seed_entry(0)
     trainer = Trainer(stamped(steps=int(steps), stamps=stamps, **arguments(model)), device=device)
     trainer.step()
-    trainer.await_device()
+    trainer.synchronize()
     print(time.time(), flush=True)
     for _ in trainer.steps():
         pass

@@ -54,15 +54,15 @@ def gradients(args: dict[str, Any], seed: int, record: str) -> list[float]:
     trainer = Trainer(training, seed=seed)
     held = [p for group in training.optimizer.param_groups for p in group["params"]]
     errors = []
-    while not trainer.stopped:
-        step = trainer.begin()
-        loss = trainer.pass_whole(step)
+    while not trainer.stop_reason:
+        step = trainer.next_step()
+        loss = trainer.single_pass(step)
         if training.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_([p for p in held if p.grad is not None], training.clip_norm)
         here = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in held])
-        trainer.advance(step, trainer.apply_whole(step, loss))
+        trainer.advance(step, trainer.apply_single_pass(step, loss))
         if trainer.evaluation_due:
-            trainer.record(trainer.evaluate())
+            trainer.record_metrics(trainer.evaluate())
         there = torch.load(Path(record) / f"{trainer.cursor.step}.pt")
         errors.append(float((there["gradient"] - here).norm() / here.norm()))
         training.model.load_state_dict(there["model"])  # the next step begins from equal weights

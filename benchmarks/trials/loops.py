@@ -116,7 +116,7 @@ def trainer_loop(entry: Entry, device: torch.device) -> Iterator[None]:
     """Carpool's trainer without a worker around it."""
     keep_freed_memory()
     trainer = Trainer(entry(), device=device)
-    with trainer.caveats.watching():
+    with trainer.nondeterministic_ops.collect():
         for _ in trainer.steps():
             yield
 

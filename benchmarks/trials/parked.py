@@ -20,7 +20,7 @@ from trials.timed import BEGIN, END, Clock, arguments
 from zoo_trainings import training
 
 from carpool.runtime.engine.trainer import Trainer
-from carpool.runtime.memory.device_state import DeviceState, device_state_of
+from carpool.runtime.memory.device_state import DeviceState, new_device_state
 
 _SETTLED, _REPEATS = 10, 9
 
@@ -39,11 +39,11 @@ class Parked:
 
         made.optimizer.register_step_post_hook(lambda *_: self._clock.stamp(END, device))
         self._trainer = Trainer(replace(made, loss=timed, evaluate=None), device=device)
-        self.residence: DeviceState = device_state_of(self._trainer, loosely=False)
+        self.residence: DeviceState = new_device_state(self._trainer, tolerant=False)
         self._device = device
         for _ in range(_SETTLED):
             self._step()
-            self.residence.settle()
+            self.residence.enter_region()
 
     def resident_ms(self) -> tuple[float, float]:
         """From a stamp to the begin of a step that finds its memory in place, and to its end."""
@@ -51,7 +51,7 @@ class Parked:
 
     def parked_ms(self) -> tuple[float, float]:
         """The same of a step that has to have its memory first."""
-        self.residence.leave(wholly=True)
+        self.residence.swap_out(include_state=True)
         return self._timed()
 
     def _timed(self) -> tuple[float, float]:
@@ -64,13 +64,13 @@ class Parked:
 
     def _step(self) -> None:
         residence, trainer = self.residence, self._trainer
-        residence.come_back()
+        residence.swap_in()
         residence.await_weights()
-        step = trainer.begin()
-        loss = trainer.pass_whole(step)
-        residence.await_rest()
-        residence.change()
-        trainer.advance(step, trainer.apply_whole(step, loss))
+        step = trainer.next_step()
+        loss = trainer.single_pass(step)
+        residence.await_state()
+        residence.mark_dirty()
+        trainer.advance(step, trainer.apply_single_pass(step, loss))
 
 
 def measure(model: str, rate: float) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def measure(model: str, rate: float) -> dict[str, Any]:
     (begin, end), (late_begin, late_end) = (
         [statistics.median(each) for each in zip(*rows, strict=True)] for rows in (resident, parked)
     )
-    state = job.residence.need().state
+    state = job.residence.memory_need().state
     copy_ms = 1e3 * state / rate
     return {
         "model": model,

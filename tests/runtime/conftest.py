@@ -1,7 +1,4 @@
-"""What tests of the runtime share: a loop, and small trainings that touch what can go wrong.
-
-BatchNorm, dropout, Adam, a last partial batch.
-"""
+"""Shared fixtures: an event loop, and small trainings with BatchNorm, dropout, Adam and a last partial batch."""
 
 from __future__ import annotations
 
@@ -23,11 +20,8 @@ MakeTraining = Callable[..., Training]
 
 
 @pytest.fixture(autouse=True)
-def torch_as_before() -> Iterator[None]:
-    """Trainers settle torch for the whole process, and tests must not feel each other.
-
-    One thread: on a busy machine threads that wait for each other at every tiny operation take a hundred times longer.
-    """
+def restore_torch_settings() -> Iterator[None]:
+    """Reset torch's global settings; on a busy machine several threads would make tiny operations much slower."""
     torch.set_num_threads(1)
     yield
     torch.use_deterministic_algorithms(False)
@@ -35,11 +29,11 @@ def torch_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """One for all tests of a file, so that they can share an executor."""
-    made = asyncio.new_event_loop()
-    yield made
-    made.run_until_complete(made.shutdown_asyncgens())
-    made.close()
+    """One event loop per file, so that its tests can share an executor."""
+    event_loop = asyncio.new_event_loop()
+    yield event_loop
+    event_loop.run_until_complete(event_loop.shutdown_asyncgens())
+    event_loop.close()
 
 
 def mean_loss(model: nn.Module, batch: Any) -> Any:
@@ -47,7 +41,7 @@ def mean_loss(model: nn.Module, batch: Any) -> Any:
 
 
 def make(**changes: Any) -> Training:
-    """100 samples, batches of 36, so that the last batch of an epoch holds 28."""
+    """100 samples in batches of 36, so that the last batch of an epoch has 28."""
     seed_entry(0)
     num_samples, batch_norm = changes.pop("num_samples", 100), changes.pop("batch_norm", True)
     inputs, labels = torch.randn(num_samples, 6), torch.randint(0, 3, (num_samples,))
@@ -69,5 +63,5 @@ def make(**changes: Any) -> Training:
 
 @pytest.fixture
 def make_training() -> MakeTraining:
-    """A training of 100 samples, in which everything can be replaced by name."""
+    """A training of 100 samples; every argument can be replaced by name."""
     return make

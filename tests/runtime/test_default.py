@@ -1,4 +1,4 @@
-"""The promise of default mode: one device is an ordinary loop; parts differ from it by rounding only."""
+"""Default mode: one device gives the bits of a plain loop; parts differ from it by rounding only."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_one_device_gives_the_bits_of_the_plain_loop(make_training: Any, changes
     assert digest(trainer.training.model) == plain.digest
 
 
-def test_the_plain_loop_is_what_people_write(make_training: Any) -> None:
-    """Without dropout nothing is drawn, so a loop with no word of carpool in it must come out the same."""
+def test_the_plain_loop_equals_a_hand_written_one(make_training: Any) -> None:
+    """Without dropout no random numbers are drawn, so a loop without carpool gives the same result."""
     changes = smooth()
     start = {name: value.clone() for name, value in changes["model"].state_dict().items()}
     plain = plain_loop(make_training(**changes, shuffle=False))
@@ -66,7 +66,7 @@ def test_the_plain_loop_is_what_people_write(make_training: Any) -> None:
 def _gradient(trainer: Trainer, total: Contribution) -> tuple[torch.Tensor, float]:
     """The gradient of a step's mean, and its loss."""
     layout = trainer.layout
-    sums = layout.sums(total.values)
+    sums = layout.read_sums(total.values)
     count = total.values[layout.loss + 1] if sums.counted else 1.0
     return total.values[: layout.gradients.stop] / count, sums.loss
 
@@ -79,7 +79,7 @@ def test_uneven_parts_give_the_gradient_of_one_device(make_training: Any, parts:
     for _ in range(4):
         gradients = []
         for cut in ((36,), parts):
-            step = trainer.begin(cut)
+            step = trainer.next_step(cut)
             total = trainer.combine(step, trainer.contribute(step, range(len(cut))))
             gradients.append(_gradient(trainer, total))
         (alone, loss_alone), (together, loss_together) = gradients
@@ -90,14 +90,16 @@ def test_uneven_parts_give_the_gradient_of_one_device(make_training: Any, parts:
 
 @pytest.mark.parametrize("parts", [(36,), (30, 6)], ids=str)
 @pytest.mark.parametrize("loss", [None, token_loss], ids=["mean", "sum and count"])
-def test_micro_steps_give_the_gradient_of_the_whole_step(make_training: Any, parts: tuple[int, ...], loss: Any) -> None:
+def test_micro_batches_give_the_gradient_of_the_whole_step(
+    make_training: Any, parts: tuple[int, ...], loss: Any
+) -> None:
     changes = smooth() | ({"loss": loss} if loss else {})
     trainer = Trainer(make_training(**changes, stop=Stop(epochs=3)))
     for _ in range(4):
         totals = []
         for limits in ((), ((0, 7),)):
             trainer.limits = limits
-            step = trainer.begin(parts)
+            step = trainer.next_step(parts)
             totals.append(_gradient(trainer, trainer.combine(step, trainer.contribute(step, range(len(parts))))))
         (whole, whole_loss), (split, split_loss) = totals
         assert not torch.equal(split, whole)
@@ -106,7 +108,7 @@ def test_micro_steps_give_the_gradient_of_the_whole_step(make_training: Any, par
         trainer.step(parts)
 
 
-def test_micro_steps_begin_with_their_step_and_average_buffers(make_training: Any) -> None:
+def test_micro_batches_average_buffers(make_training: Any) -> None:
     class Mean(nn.Module):
         """Keeps the mean of its inputs, and counts."""
 
@@ -145,7 +147,7 @@ def test_parts_trained_to_the_end_stay_close(make_training: Any) -> None:
     for parts in ((36,), (20, 12, 4)):
         changes = smooth()
         trainer = Trainer(make_training(**changes))
-        while not trainer.stopped:
+        while not trainer.stop_reason:
             trainer.step(parts)
         ends.append(torch.cat([p.detach().flatten() for p in trainer.training.model.parameters()]))
     alone, together = ends
@@ -157,7 +159,7 @@ def test_unchanged_parts_give_unchanged_bits(make_training: Any) -> None:
     digests = set()
     for _ in range(2):
         trainer = Trainer(make_training())
-        while not trainer.stopped:
+        while not trainer.stop_reason:
             trainer.step((20, 12, 4))
         digests.add(digest(trainer.training.model))
     assert len(digests) == 1
@@ -167,21 +169,21 @@ def test_parts_average_running_statistics_with_their_weights(make_training: Any)
     trainer = Trainer(make_training(batch_size=40))
     bn = trainer.training.model.get_submodule("1")
     with torch.no_grad():
-        inputs = trainer.training.dataset.batch(torch.from_numpy(trainer.begin().draw.samples))[0]
+        inputs = trainer.training.dataset.batch(torch.from_numpy(trainer.next_step().draw.samples))[0]
         hidden = trainer.training.model.get_submodule("0")(inputs)
     trainer.step((30, 10))
     assert torch.allclose(bn.get_buffer("running_mean"), 0.1 * hidden.mean(0), atol=1e-6)
     assert int(bn.get_buffer("num_batches_tracked")) == 1
 
 
-def test_a_batch_normalised_part_holds_two_samples_or_none(make_training: Any) -> None:
+def test_a_part_with_batch_norm_has_two_samples_or_none(make_training: Any) -> None:
     trainer = Trainer(make_training())
-    sizes = [end - start for start, end in trainer.begin((35, 1)).bounds]
+    sizes = [end - start for start, end in trainer.next_step((35, 1)).bounds]
     assert sizes == [36, 0]
     trainer.step((35, 1))
 
 
-def test_float16_overflow_leaves_the_step_out(make_training: Any) -> None:
+def test_float16_overflow_skips_the_step(make_training: Any) -> None:
     blown: list[float] = []
 
     def loss(model: nn.Module, batch: Any) -> Any:

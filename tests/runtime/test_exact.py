@@ -1,4 +1,4 @@
-"""The promise of exact mode: any owners, any resizes, the same bits as an ordinary loop."""
+"""Exact mode: any owners and any resizes give the bits of a plain loop."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def owners(*sizes: int) -> Owners:
 
 
 def shared_step(trainer: Trainer, owned: Owners) -> StepDone:
-    """One step as several processes would make it: each owner by itself, then all of it added up."""
-    step = trainer.begin()
+    """One step as several processes make it: each owner contributes, then all is summed."""
+    step = trainer.next_step()
     gathered: Contributions = []
     for pieces in reversed(owned):  # who is first must not matter
         gathered = [*trainer.contribute(step, pieces), *gathered]
     total = trainer.combine(step, gathered)
     done = trainer.advance(step, trainer.apply(step, total))
     if trainer.evaluation_due:
-        trainer.record(trainer.evaluate())
+        trainer.record_metrics(trainer.evaluate())
     return done
 
 
 def trained(training: Training, choose: Any) -> tuple[str, list[float]]:
     trainer = Trainer(training, exact=True, shards=8)
     losses = []
-    while not trainer.stopped:
+    while not trainer.stop_reason:
         losses.append(shared_step(trainer, choose()).loss)
     return digest(training.model), losses
 
@@ -76,7 +76,7 @@ def test_random_resizes_give_the_same_bits(make_training: Any) -> None:
         assert trained(make_training(stop=Stop(steps=9)), resize) == (plain.digest, plain.losses)
 
 
-def test_the_number_of_shards_does_change_the_bits(make_training: Any) -> None:
+def test_the_number_of_shards_changes_the_bits(make_training: Any) -> None:
     assert plain_loop(make_training(), shards=8).digest != plain_loop(make_training(), shards=4).digest
 
 
@@ -204,7 +204,7 @@ def test_one_shard_is_one_device_in_default_mode(make_training: Any) -> None:
     assert digest(default.training.model) == digest(one.training.model)
 
 
-def test_a_failed_pass_leaves_the_trainer_as_it_was(make_training: Any) -> None:
+def test_a_failed_pass_leaves_the_trainer_unchanged(make_training: Any) -> None:
     broken = {"at": 2}
 
     def loss(model: nn.Module, batch: Any) -> Any:
@@ -229,15 +229,11 @@ def test_a_failed_pass_leaves_the_trainer_as_it_was(make_training: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "shards", "message"),
     [
-        (
-            {"batch_size": 10},
-            8,
-            "a batch holds 10 samples; cut into 8 shards some hold fewer than the 2 that BatchNorm",
-        ),
-        ({"batch_size": 30}, 8, r"the last batch of an epoch holds 10 samples; cut into 8 shards .* \(1\) needs"),
+        ({"batch_size": 10}, 8, r"a batch has 10 samples;.* 8 shards.* BatchNorm \(1\)"),
+        ({"batch_size": 30}, 8, r"the last batch of an epoch has 10 samples;.* 8 shards.* BatchNorm \(1\)"),
     ],
 )
-def test_too_small_shards_for_batch_norm_are_refused(
+def test_shards_too_small_for_batch_norm_are_rejected(
     make_training: Any, changes: dict[str, Any], shards: int, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
@@ -254,14 +250,14 @@ def test_frozen_batch_norm_takes_no_statistics(make_training: Any) -> None:
     assert training.model[1].running_mean.abs().sum() == 0
 
 
-def test_a_batch_size_that_makes_shards_too_small_is_refused(make_training: Any) -> None:
+def test_a_batch_size_that_makes_shards_too_small_is_rejected(make_training: Any) -> None:
     trainer = Trainer(make_training(), exact=True, shards=8)
     trainer.step()
-    with pytest.raises(InputError, match="the last batch of an epoch holds 4 samples"):
+    with pytest.raises(InputError, match="4 samples"):
         trainer.resize_batch(60)  # 64 are left in this epoch
     trainer.resize_batch(64)
     assert trainer.step().num_samples == 64
-    with pytest.raises(InputError, match="batch size 101; the data holds 100 samples"):
+    with pytest.raises(InputError, match=r"batch size 101;.*100 samples"):
         trainer.resize_batch(101)
 
 

@@ -1,4 +1,4 @@
-"""The same promises on a GPU."""
+"""Exact and default mode, CUDA graphs and mirrors on a GPU."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from carpool.runtime.state.checkpoint import load, save
 from carpool.runtime.state.digest import digest
 from carpool.runtime.state.mirror import MirrorWriter, read_mirror
 from carpool.testing import plain_loop
+from tests.runtime.fake_capture import REPLAYED
 
 pytestmark = pytest.mark.gpu
 
@@ -69,28 +70,28 @@ def test_owners_and_the_plain_loop_agree(case: dict[str, Any]) -> None:
     for cuts in ((0, 8), (0, 3, 4, 8), (0, 1, 8)):
         trainer = Trainer(convolutional(**case), exact=True, device="cuda")
         losses = []
-        while not trainer.stopped:
-            step = trainer.begin()
+        while not trainer.stop_reason:
+            step = trainer.next_step()
             gathered: Contributions = []
             for start, stop in itertools.pairwise(cuts):
                 gathered += trainer.contribute(step, range(start, stop))
             total = trainer.combine(step, gathered)
             losses.append(trainer.advance(step, trainer.apply(step, total)).loss)
         assert (digest(trainer.training.model), losses) == (plain.digest, plain.losses)
-        assert trainer.caveats.operations == []
+        assert trainer.nondeterministic_ops.operations == []
 
 
-def test_ranks_that_meet_in_host_memory_learn_what_one_process_does() -> None:
+def test_ranks_that_reduce_in_host_memory_equal_one_process() -> None:
     plain = plain_loop(convolutional(stop=Stop(steps=9)), shards=8, device="cuda")
     trainers = [Trainer(convolutional(stop=Stop(steps=9)), exact=True, device="cuda") for _ in range(2)]
     slots = ShmLayout(((0, 3), (3, 8)), contribution_bytes(trainers[0].layout))
     fd = new_memory_file("test", slots.num_bytes)
     segments = [ShmReducer(fd, slots, trainer.layout) for trainer in trainers]
-    while not trainers[0].stopped:  # its pages are registered on the way
+    while not trainers[0].stop_reason:  # its pages are registered on the way
         for segment, trainer, owned in zip(segments, trainers, slots.owners, strict=True):
-            segment.write(trainer.begin(), trainer.contribute(trainer.begin(), range(*owned)))
+            segment.write(trainer.next_step(), trainer.contribute(trainer.next_step(), range(*owned)))
         for segment, trainer in zip(segments, trainers, strict=True):
-            step = trainer.begin()
+            step = trainer.next_step()
             trainer.advance(step, trainer.apply(step, segment.total(step)))
     os.close(fd)
     assert [digest(trainer.training.model) for trainer in trainers] == [plain.digest] * 2
@@ -109,8 +110,8 @@ def test_default_mode_and_resuming(case: dict[str, Any], tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("case", [CASES[name] for name in CASES if name != "fp16"])
-def test_graphs_learn_the_same(case: dict[str, Any]) -> None:
-    """Three batches an epoch, the last one partial, so that each shape is proved and then replayed."""
+def test_graphs_train_the_same(case: dict[str, Any]) -> None:
+    """Three batches per epoch, the last one partial, so that each shape is verified and then replayed."""
     stop = Stop(steps=30)
     code = Trainer(convolutional(**case, stop=stop), device="cuda", graph=False)
     graph = Trainer(convolutional(**case, stop=stop), device="cuda")
@@ -118,10 +119,10 @@ def test_graphs_learn_the_same(case: dict[str, Any]) -> None:
     assert losses[0] == losses[1]
     assert digest(code.training.model) == digest(graph.training.model)
     assert graph.graphs is not None
-    assert graph.graphs.news == ["steps are replayed as CUDA graphs, checked bit for bit against the code"]
+    assert graph.graphs.notes == [REPLAYED]
 
 
-def test_what_cannot_be_recorded_does_no_harm() -> None:
+def test_a_failed_capture_changes_nothing() -> None:
     def looks(model: nn.Module, batch: Any) -> Any:
         loss = mean_loss(model, batch)
         assert loss.item() > 0
@@ -131,7 +132,7 @@ def test_what_cannot_be_recorded_does_no_harm() -> None:
     graph = Trainer(convolutional(loss=looks), device="cuda")
     assert [done.loss for done in code.steps()] == [done.loss for done in graph.steps()]
     assert graph.graphs is not None
-    assert "capturing" in graph.graphs.refusal
+    assert "capturing" in graph.graphs.eager_reason
     after = Trainer(convolutional(), device="cuda")  # neither the allocator nor the generator is left in disorder
     assert [done.loss for done in after.steps()] == plain_loop(convolutional(), device="cuda").losses
 
@@ -149,7 +150,7 @@ def test_a_checkpoint_moves_between_gpu_and_cpu(tmp_path: Any) -> None:
     trainer.step()
 
 
-def test_a_recording_knows_whether_it_has_branches() -> None:
+def test_branches_of_a_graph_are_detected() -> None:
     device = torch.device("cuda", 0)
     recorder, value = CudaGraphCapture(device), torch.zeros(4, device=device)
     other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -162,9 +163,9 @@ def test_a_recording_knows_whether_it_has_branches() -> None:
         value.clone()
         here.wait_stream(other)
 
-    recorder.record(lambda: value.add_(1.0).mul_(3.0))
+    recorder.capture(lambda: value.add_(1.0).mul_(3.0))
     found = [recorder.has_branches]
-    replay = recorder.record(beside)
+    replay = recorder.capture(beside)
     assert [*found, recorder.has_branches] == [False, True]
     value.fill_(1.0)
     replay()
@@ -173,7 +174,7 @@ def test_a_recording_knows_whether_it_has_branches() -> None:
     assert value.tolist() == [2.0] * 4, "the whole of it must not stand queued"
 
 
-def test_a_recording_that_leads_is_cut_where_it_forks() -> None:
+def test_a_graph_is_split_at_its_first_fork() -> None:
     device = torch.device("cuda", 0)
     recorder, value, drawn = CudaGraphCapture(device), torch.ones(4, device=device), torch.zeros(4, device=device)
     other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -189,28 +190,28 @@ def test_a_recording_that_leads_is_cut_where_it_forks() -> None:
         here.wait_stream(other)
         value.add_(drawn)
 
-    replay = recorder.record(work, leads=True)
+    replay = recorder.capture(work, starts_step=True)
     found = []
     for _ in range(2):
         torch.manual_seed(7)
         value.fill_(1.0)
         replay.head()
         assert value.tolist() == [6.0] * 4, "the chain before the fork"
-        replay.rest()
+        replay.tail()
         found.append(value.tolist())
     torch.manual_seed(7)
     drawn.uniform_()
     assert found == [(drawn + 6.5).tolist()] * 2
 
 
-def test_rows_are_gathered_by_numbers_that_lie_on_the_host() -> None:
+def test_rows_are_gathered_by_an_index_on_the_host() -> None:
     rows = torch.arange(10.0, device="cuda").view(5, 2)
     gathering = GatherBuffer([rows], 2)
     recorder = CudaGraphCapture(torch.device("cuda", 0))
     gathering.gather()
-    replay = recorder.record(gathering.gather)
+    replay = recorder.capture(gathering.gather)
     for chosen in ([3, 1], [0, 4]):
-        gathering.choose(np.array(chosen))
+        gathering.set_samples(np.array(chosen))
         replay()
         torch.cuda.synchronize()
         assert torch.equal(gathering.batch[0], rows[chosen])
@@ -224,21 +225,21 @@ def test_adaptive_pooling_is_named() -> None:
 
     trainer = Trainer(convolutional(loss=pooled), device="cuda")
     trainer.step()
-    assert trainer.caveats.operations == ["adaptive_avg_pool2d_backward_cuda"]
+    assert trainer.nondeterministic_ops.operations == ["adaptive_avg_pool2d_backward_cuda"]
 
 
-def test_a_mirror_is_written_while_recorded_steps_go_on() -> None:
-    said: list[Message] = []
+def test_a_mirror_is_written_during_replayed_steps() -> None:
+    sent: list[Message] = []
     sgd = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "channels_last": True}
     one, other = (Trainer(convolutional(**sgd, stop=Stop(epochs=8)), device="cuda") for _ in range(2))
-    mirrors, fd = MirrorWriter(one, SwapClient(None, said.append), said.append), new_memory_file("test")
+    writer, fd = MirrorWriter(one, SwapClient(None, sent.append), sent.append), new_memory_file("test")
     for _ in range(9):
         one.step()
-    mirrors.publish(fd)
+    writer.publish(fd)
     for _ in range(9):
         one.step()
-    mirrors.finish()
-    assert said == [Published(9)]
+    writer.finish()
+    assert sent == [Published(9)]
     other.load_state_dict(read_mirror(fd)[1])
     for parameter, state in other.training.optimizer.state.items():
         assert state["momentum_buffer"].stride() == parameter.stride()

@@ -1,4 +1,4 @@
-"""Lanes, seats and neighbours as NVIDIA's driver shows them."""
+"""Lanes and foreign processes as NVIDIA's driver reports them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_lane_is_seen_and_a_missing_daemon_is_noticed(tmp_path: Path) -> None:
     assert lane_problem(40, alone._replace(whole=None))
 
 
-def test_somebody_else_on_a_gpu_is_found() -> None:
+def test_a_foreign_process_on_a_gpu_is_found() -> None:
     """A process that is none of ours: it is pretended that nobody is."""
     now = 0.0
     lookout = ForeignProcessMonitor({0: LocalDevice(0, "cuda:0", "H200", (), 0)}, lambda: now, None, lambda pid: False)

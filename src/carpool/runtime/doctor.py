@@ -133,7 +133,7 @@ def _graph() -> str:
     def add_one() -> None:
         cell.add_(1)
 
-    replay = CudaGraphCapture(torch.device("cuda", 0)).record(add_one)
+    replay = CudaGraphCapture(torch.device("cuda", 0)).capture(add_one)
     for _ in range(3):
         replay()
     if cell.item() != 3.0:

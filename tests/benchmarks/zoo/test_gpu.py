@@ -30,7 +30,7 @@ def test_a_repeated_training_has_the_same_bits(name: str) -> None:
     for trainer in (first, second):
         for _ in trainer.steps():
             pass
-    assert first.caveats.operations == []
+    assert first.nondeterministic_ops.operations == []
     assert digest(first.training.model) == digest(second.training.model)
 
 

@@ -178,7 +178,7 @@ def gradients(name: str, shards: int) -> list[torch.Tensor]:
     training = tiny(name)
     training.model.eval()  # dropout and BatchNorm do depend on the cut
     trainer = Trainer(training, exact=True, shards=shards)
-    step = trainer.begin()
+    step = trainer.next_step()
     total = trainer.combine(step, trainer.contribute(step, range(shards)))
     divided = total.values / total.values[trainer.layout.loss + 1] if shards > 1 and name == "transformer" else None
     return trainer.layout.gradient_views(total.values if divided is None else divided)

@@ -1,4 +1,4 @@
-"""Data from scikit-learn, from files, and made up."""
+"""Datasets from scikit-learn, from files, and synthetic."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_digits() -> None:
     assert (float(every.min()), float(every.max())) == (0.0, 1.0)
     assert torch.bincount(data.test.tensors[1], minlength=10).min() > 20
     assert len(digits(0.5).test) == 898
-    with pytest.raises(InputError, match="test_share is 1; it must lie between 0 and 1"):
+    with pytest.raises(InputError, match="test_share is 1;"):
         digits(1)
 
 
@@ -68,9 +68,9 @@ def test_rows_and_batches_agree() -> None:
     assert [labels.tolist() for _, labels in data.batches(4)] == [[0, 1, 2, 3], [4, 5]]
     assert len(data.first(2)) == 2
     assert data.to("meta").batch(torch.tensor([1]))[0].device.type == "meta"
-    with pytest.raises(IndexError, match="sample 6; the data holds 6"):
+    with pytest.raises(IndexError, match=r"sample 6;.* 6"):
         data[6]
-    with pytest.raises(InputError, match=r"the tensors of a dataset hold \[2, 3\] samples"):
+    with pytest.raises(InputError, match=r"\[2, 3\] samples"):
         TensorData(torch.zeros(2), torch.zeros(3))
 
 
@@ -81,7 +81,7 @@ def test_accuracy() -> None:
     assert accuracy(model, data, batch_size=3) == 0.75
 
 
-def test_synthetic_data_is_the_same_everywhere_and_can_be_learned() -> None:
+def test_synthetic_data_is_reproducible_and_learnable() -> None:
     data = synthetic((2, 3), classes=3, size=60, test_size=30, seed=1)
     assert data.train.batch(torch.tensor([0, 1]))[0].shape == (2, 2, 3)
     assert (len(data.train), len(data.test)) == (60, 30)
@@ -92,7 +92,7 @@ def test_synthetic_data_is_the_same_everywhere_and_can_be_learned() -> None:
     centres = torch.stack([inputs[labels == k].mean(0) for k in range(3)])
     test_inputs, test_labels = wide.test.tensors
     assert (torch.cdist(test_inputs, centres).argmin(1) == test_labels).float().mean() > 0.95
-    with pytest.raises(InputError, match="size is 0, classes 10, test_size 0; they must be positive"):
+    with pytest.raises(InputError, match="size is 0"):
         synthetic(size=0)
 
 
@@ -116,23 +116,23 @@ def test_fashion_mnist(tmp_path: Path) -> None:
     assert len(data.test) == 5
 
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1]) + struct.pack(">I", 9) + b"abc")
-    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte: holds 3 values; \(9,\) in its header asks 9"):
+    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte: .* 3 values.* 9"):
         fashion_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(b"<html>")
-    with pytest.raises(InputError, match="no IDX file of bytes in 1 dimensions; it begins with b'<htm'"):
+    with pytest.raises(InputError, match=r"IDX file.*b'<htm'"):
         fashion_mnist(tmp_path)
-    with pytest.raises(InputError, match=r"holds no train-images-idx3-ubyte or train-images-idx3-ubyte\.gz"):
+    with pytest.raises(InputError, match=r"train-images-idx3-ubyte\.gz"):
         fashion_mnist(tmp_path / "nowhere")
 
 
 def jpeg_file(path: Path) -> list[np.ndarray[Any, Any]]:
-    """Three small pictures, packed as the reader wants them."""
+    """An npz file of three small JPEG images."""
     image = pytest.importorskip("PIL.Image")
-    pictures = [np.full((32, 32, 3), shade, dtype=np.uint8) for shade in (0, 100, 250)]
+    images_in = [np.full((32, 32, 3), shade, dtype=np.uint8) for shade in (0, 100, 250)]
     files = []
-    for picture in pictures:
+    for image_in in images_in:
         buffer = io.BytesIO()
-        image.fromarray(picture).save(buffer, "JPEG", quality=95)
+        image.fromarray(image_in).save(buffer, "JPEG", quality=95)
         files.append(buffer.getvalue())
     common = len(next(iter(files)))
     while len({file[:common] for file in files}) > 1:
@@ -144,32 +144,30 @@ def jpeg_file(path: Path) -> list[np.ndarray[Any, Any]]:
     for name in ("train", "test"):
         arrays |= {f"{name}_bytes": raw, f"{name}_offsets": offsets, f"{name}_labels": np.array([7, 8, 9])}
     np.savez(path, **arrays)
-    return pictures
+    return images_in
 
 
 def test_cifar10_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pictures = jpeg_file(tmp_path / "c.npz")
+    images_in = jpeg_file(tmp_path / "c.npz")
     data = cifar10(tmp_path / "c.npz", cache=tmp_path / "cache")
     images, labels = data.train.tensors
     assert labels.tolist() == [7, 8, 9]
     assert images.shape == (3, 3, 32, 32)
     assert images.dtype == torch.uint8
-    assert abs(images[:, 0, 5, 5].float() - torch.tensor([float(p[0, 0, 0]) for p in pictures])).max() <= 2
+    assert abs(images[:, 0, 5, 5].float() - torch.tensor([float(p[0, 0, 0]) for p in images_in])).max() <= 2
     batch = data.test.batch(torch.tensor([2]))[0]
     assert batch[0, 0, 0, 0] == pytest.approx((250 / 255 - 0.4914) / 0.2470, abs=0.05)
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert torch.equal(cifar10(tmp_path / "c.npz", cache=tmp_path / "cache").train.tensors[0], images)
-    with pytest.raises(
-        InputError, match=r"decoding JPEG images needs pillow, which is not installed\. Install it with"
-    ):
+    with pytest.raises(InputError, match="pillow"):
         cifar10(tmp_path / "c.npz", cache=tmp_path / "other")
 
 
-def test_cifar10_mistakes(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no\.npz: there is no such file"):
+def test_wrong_cifar10_files_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no\.npz: file not found"):
         cifar10(tmp_path / "no.npz")
     np.savez(tmp_path / "x.npz", train_bytes=np.zeros(1))
-    with pytest.raises(InputError, match=r"x\.npz: holds no jpeg_header, train_labels, train_offsets"):
+    with pytest.raises(InputError, match=r"x\.npz: .*jpeg_header, train_labels, train_offsets"):
         cifar10(tmp_path / "x.npz", cache=tmp_path)
 
 
@@ -183,7 +181,7 @@ def test_text_by_character(tmp_path: Path) -> None:
     assert inputs.tolist() == [[0, 1, 2, 0], [1, 0, 1, 2]]
     assert targets.tolist() == [[1, 2, 0, 1], [0, 1, 2, 0]]
     assert len(corpus.test) == 4
-    with pytest.raises(InputError, match=r"a\.txt: holds 100 tokens; windows of 64 need more.* Lower length"):
+    with pytest.raises(InputError, match=r"a\.txt: 100 tokens; windows of 64"):
         characters(path)
 
 
@@ -198,11 +196,11 @@ def test_text_by_word(tmp_path: Path) -> None:
     assert few.train.tensors[0][0].tolist() == [3, 2, 0]
 
 
-def test_text_mistakes(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no\.txt: the text cannot be read: No such file"):
+def test_wrong_text_files_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no\.txt: .*No such file"):
         characters(tmp_path / "no.txt")
     (tmp_path / "b.txt").write_bytes(b"abc\xff")
-    with pytest.raises(InputError, match="no UTF-8 text: invalid start byte at byte 3"):
+    with pytest.raises(InputError, match=r"UTF-8.* at byte 3"):
         words(tmp_path / "b.txt")
     (tmp_path / "c.txt").write_text("abc")
     with pytest.raises(InputError, match="length is 0, test_share"):

@@ -1,4 +1,4 @@
-"""The order of the data, and random numbers that follow from names."""
+"""Sample order, and random numbers derived from keys."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def test_numbers_are_the_same_on_every_machine() -> None:
     assert drawn.tolist() == [[0.4493449330329895, 0.06203705072402954], [0.8307881355285645, 0.05090987682342529]]
 
 
-def test_derive_tells_its_arguments_apart() -> None:
+def test_derive_depends_on_every_argument() -> None:
     keys = [derive("a", 1, 23), derive("a", 12, 3), derive("b", 1, 23), derive("a", 1, 23, 0)]
     assert len(set(keys)) == 4
     assert all(0 <= key < 2**63 for key in keys)
 
 
 @given(st.integers(1, 200), st.integers(1, 50), st.integers(0, 5))
-def test_an_epoch_holds_every_sample_once(size: int, batch_size: int, seed: int) -> None:
+def test_an_epoch_contains_every_sample_once(size: int, batch_size: int, seed: int) -> None:
     order, cursor = StepSampler(size, seed), Cursor()
     seen: list[int] = []
     while cursor.epoch == 0:
@@ -57,12 +57,12 @@ def test_the_batch_size_may_change_within_an_epoch() -> None:
     assert batch_lengths(10, 5, offset=4) == (1, 5)
 
 
-def test_an_order_of_ones_own() -> None:
+def test_a_custom_order() -> None:
     order = StepSampler(4, 0, shuffle=lambda seed, epoch: [3, 3, epoch, seed])
     assert order.draw(Cursor(5, 2, 1), 3).samples.tolist() == [3, 2, 0]
-    with pytest.raises(InputError, match=r"gave shape \(2,\) for epoch 0; it must be \(4,\)\. Return 4 sample numbers"):
+    with pytest.raises(InputError, match=r"shape \(2,\) for epoch 0.*\(4,\)"):
         StepSampler(4, 0, shuffle=lambda seed, epoch: [1, 2]).samples(0)
-    with pytest.raises(InputError, match="gave sample 4 for epoch 0; the samples are 0 to 3"):
+    with pytest.raises(InputError, match=r"sample 4 for epoch 0.*0 to 3"):
         StepSampler(4, 0, shuffle=lambda seed, epoch: [0, 1, 2, 4]).samples(0)
 
 

@@ -1,4 +1,4 @@
-"""The optimizer's form, and updates range by range."""
+"""The normalized form of an optimizer, and updates of ranges of parameters."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from carpool.runtime.engine.determinism import intra_op_threads
-from carpool.runtime.engine.optimizer_step import _BY_ELEMENT, normalize_optimizer
+from carpool.runtime.engine.optimizer_step import _ELEMENTWISE, normalize_optimizer
 from carpool.runtime.engine.stop_criteria import Stop
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.state.digest import digest
 from carpool.runtime.state.tensor_file import pack, unpack
-from tests.runtime.echo import recorded
+from tests.runtime.fake_capture import with_graphs
 
 CPU = torch.device("cpu")
 
@@ -34,8 +34,8 @@ OPTIMIZERS: dict[str, Any] = {
 
 def trained(training: Any, ranges: tuple[range, ...]) -> tuple[str, list[Any]]:
     trainer = Trainer(training)
-    while not trainer.stopped:
-        step = trainer.begin()
+    while not trainer.stop_reason:
+        step = trainer.next_step()
         total = trainer.combine(step, trainer.contribute(step, range(1)))
         sums = [trainer.apply(step, total, parameters) for parameters in ranges]
         trainer.advance(step, sums[0])
@@ -47,7 +47,7 @@ def trained(training: Any, ranges: tuple[range, ...]) -> tuple[str, list[Any]]:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_updating_range_by_range_is_updating_all(make_training: Any, optimizer: Any) -> None:
+def test_updating_ranges_equals_updating_all(make_training: Any, optimizer: Any) -> None:
     changes = {"optimizer": optimizer, "clip_norm": 0.1}
     whole = trained(make_training(**changes), (range(6),))
     for ranges in ((range(2), range(2, 6)), tuple(range(i, i + 1) for i in reversed(range(6)))):
@@ -56,25 +56,25 @@ def test_updating_range_by_range_is_updating_all(make_training: Any, optimizer: 
         assert sorted(map(str, states)) == sorted(map(str, whole[1]))
 
 
-def test_a_range_leaves_the_rest_alone(make_training: Any) -> None:
+def test_updating_a_range_changes_no_other_parameter(make_training: Any) -> None:
     trainer = Trainer(make_training())
     before = [p.detach().clone() for p in trainer.layout.parameters]
-    step = trainer.begin()
+    step = trainer.next_step()
     trainer.apply(step, trainer.combine(step, trainer.contribute(step, range(1))), range(1, 3))
     same = [torch.equal(p, old) for p, old in zip(trainer.layout.parameters, before, strict=True)]
     assert same == [True, False, False, True, True, True]
 
 
-def test_the_sum_of_a_step_is_only_read(make_training: Any) -> None:
+def test_the_sum_of_a_step_is_not_modified(make_training: Any) -> None:
     trainer = Trainer(make_training(clip_norm=0.01))
-    step = trainer.begin((20, 16))
+    step = trainer.next_step((20, 16))
     total = trainer.combine(step, trainer.contribute(step, range(2)))
     before = total.values.clone()
     trainer.apply(step, total)
     assert torch.equal(total.values, before)
 
 
-def test_frozen_and_foreign_parameters_stay_out(make_training: Any) -> None:
+def test_frozen_parameters_and_those_outside_the_optimizer_are_not_updated(make_training: Any) -> None:
     training = make_training(optimizer=lambda p: torch.optim.SGD(list(p)[1:], lr=0.1))
     training.model[4].bias.requires_grad_(False)
     trainer = Trainer(training)
@@ -85,7 +85,7 @@ def test_frozen_and_foreign_parameters_stay_out(make_training: Any) -> None:
     assert torch.equal(training.model[4].bias, kept[1])
 
 
-def test_channels_last_weights_keep_their_layout(make_training: Any) -> None:
+def test_gradients_have_the_memory_format_of_channels_last_weights(make_training: Any) -> None:
     conv = torch.nn.Conv2d(3, 4, 3)
     model = torch.nn.Sequential(conv, torch.nn.Flatten())
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -99,7 +99,7 @@ def test_channels_last_weights_keep_their_layout(make_training: Any) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.Adam])
-def test_what_is_loaded_lies_like_the_weights(make_training: Any, optimizer: Any) -> None:
+def test_a_loaded_state_has_the_memory_format_of_the_weights(make_training: Any, optimizer: Any) -> None:
     def made() -> Trainer:
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten())
         loss = {"loss": lambda m, b: m(b[0][:, :, None, None].expand(-1, -1, 3, 3)[:, :3]).square().mean()}
@@ -119,16 +119,16 @@ def test_what_is_loaded_lies_like_the_weights(make_training: Any, optimizer: Any
     assert digest(one.training.model) == digest(other.training.model)
 
 
-def test_what_an_optimizer_remembers_from_its_making_goes_where_the_model_goes() -> None:
+def test_state_created_in_the_constructor_moves_to_the_device() -> None:
     moved = torch.nn.Parameter(torch.zeros(3, device="meta"))
     optimizer = torch.optim.Adagrad([moved])
-    optimizer.state[moved] = {"sum": torch.zeros(3), "step": torch.tensor(0.0)}  # as it was made, on the host
+    optimizer.state[moved] = {"sum": torch.zeros(3), "step": torch.tensor(0.0)}  # created on the host
     normalize_optimizer(optimizer, torch.device("meta"))
     assert optimizer.state[moved]["sum"].device.type == "meta"
-    assert optimizer.state[moved]["step"].device.type == "cpu"  # it counts there
+    assert optimizer.state[moved]["step"].device.type == "cpu"  # steps are counted on the host
 
 
-def test_optimizers_take_one_form() -> None:
+def test_optimizers_are_normalized() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     adam = torch.optim.Adam([weight], fused=True)
     normalize_optimizer(adam, CPU)
@@ -136,7 +136,7 @@ def test_optimizers_take_one_form() -> None:
     assert (group["foreach"], group["fused"], group["capturable"], group["lr"]) == (True, None, False, 0.001)
     normalize_optimizer(adam, CPU, fused=True)
     assert (group["foreach"], group["fused"]) == (False, True)
-    adam.param_groups[0] |= {"capturable": True, "lr": torch.tensor(0.5)}  # as it comes from a GPU
+    adam.param_groups[0] |= {"capturable": True, "lr": torch.tensor(0.5)}  # as on a GPU
     normalize_optimizer(adam, CPU)
     assert (group["capturable"], group["lr"]) == (False, 0.5)
     assert isinstance(group["lr"], float)
@@ -145,13 +145,13 @@ def test_optimizers_take_one_form() -> None:
 @pytest.mark.parametrize(
     "weight", [torch.ones(2, 3).T, torch.ones(2, dtype=torch.complex64), torch.ones(2, dtype=torch.bfloat16)]
 )
-def test_only_plain_rows_of_numbers_are_updated_by_a_fused_kernel(weight: torch.Tensor) -> None:
+def test_fused_kernels_are_used_for_contiguous_floats_only(weight: torch.Tensor) -> None:
     adam = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(weight)])
     normalize_optimizer(adam, CPU, fused=True)
     assert adam.param_groups[0]["fused"] is None
 
 
-def test_a_fused_adam_is_adam() -> None:
+def test_fused_adam_equals_adam_within_rounding() -> None:
     made = []
     for fused in (False, True):
         torch.manual_seed(0)
@@ -165,7 +165,7 @@ def test_a_fused_adam_is_adam() -> None:
     assert torch.allclose(made[0], made[1], rtol=1e-5, atol=1e-6)
 
 
-def test_steps_that_are_cut_into_parts_are_updated_by_fused_kernels(make_training: Any) -> None:
+def test_split_steps_use_fused_kernels(make_training: Any) -> None:
     def forms(trainer: Trainer, *cuts: tuple[int, ...]) -> list[Any]:
         found = []
         for parts in cuts:
@@ -181,8 +181,8 @@ def test_steps_that_are_cut_into_parts_are_updated_by_fused_kernels(make_trainin
     assert forms(other, (1, 1)) == [True]
 
 
-@pytest.mark.parametrize("kind", sorted(_BY_ELEMENT, key=str))
-def test_what_treats_each_element_by_itself_does_not_hang_on_threads(kind: Any) -> None:
+@pytest.mark.parametrize("kind", sorted(_ELEMENTWISE, key=str))
+def test_elementwise_optimizers_do_not_depend_on_threads(kind: Any) -> None:
     found = []
     for threads in (1, 2, 3):
         torch.manual_seed(0)
@@ -199,7 +199,7 @@ def test_what_treats_each_element_by_itself_does_not_hang_on_threads(kind: Any) 
 
 
 class Summing(torch.optim.SGD):
-    """An optimizer of a user's own, which may sum up anything."""
+    """A user's optimizer, which may sum over elements."""
 
     threads = 0
 
@@ -209,7 +209,7 @@ class Summing(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, Summing])
-def test_ranks_with_unlike_threads_update_alike(make_training: Any, kind: Any) -> None:
+def test_ranks_with_different_threads_update_alike(make_training: Any, kind: Any) -> None:
     learned = []
     for threads in (1, 3, 4):
         torch.manual_seed(0)
@@ -218,7 +218,7 @@ def test_ranks_with_unlike_threads_update_alike(make_training: Any, kind: Any) -
         trainer = Trainer(replace(training, clip_norm=1e-3))
         trainer.update.threads = 2
         with intra_op_threads(1):
-            step = trainer.begin()
+            step = trainer.next_step()
             total = trainer.combine(step, trainer.contribute(step, range(1)))
         with intra_op_threads(threads):
             trainer.apply(step, total)
@@ -235,52 +235,52 @@ def test_large_parameters_are_updated_one_by_one_on_a_cpu() -> None:
         assert optimizer.param_groups[0]["foreach"] is together
 
 
-def steps_that_say_so(training: Any) -> list[int]:
-    """The steps of a training after which nothing but the next step follows, as `apply_whole` tells."""
-    trainer, said = Trainer(training), []
+def steps_with_callback(training: Any) -> list[int]:
+    """The steps after whose update `apply_single_pass` calls back, because no user code follows."""
+    trainer, called = Trainer(training), []
     weight = training.model[0].weight
-    while not trainer.stopped:
-        step, before = trainer.begin(), weight.detach().clone()
+    while not trainer.stop_reason:
+        step, before = trainer.next_step(), weight.detach().clone()
 
         def then(number: int = step.number, before: torch.Tensor = before) -> None:
             assert not torch.equal(weight, before), "the update has been made"
-            assert weight.grad is not None, "at once, not when the optimizer has been tidied up"
-            said.append(number + 1)
+            assert weight.grad is not None, "before the gradients are cleared"
+            called.append(number + 1)
 
-        trainer.advance(step, trainer.apply_whole(step, trainer.pass_whole(step), then))
+        trainer.advance(step, trainer.apply_single_pass(step, trainer.single_pass(step), then))
         if trainer.evaluation_due:
-            trainer.record(trainer.evaluate())
-    return said
+            trainer.record_metrics(trainer.evaluate())
+    return called
 
 
 @pytest.mark.parametrize(
     ("changes", "steps"),
     [
         ({}, [1, 2, 3, 4, 5, 6]),
-        ({"evaluate": lambda model: 0.0}, [1, 2, 4, 5]),  # behind each epoch
+        ({"evaluate": lambda model: 0.0}, [1, 2, 4, 5]),  # after each epoch
         ({"evaluate": lambda model: 0.0, "stop": Stop(steps=5), "evaluate_every": 9}, [1, 2, 3, 4]),  # at the end
         ({"evaluate": lambda model: 0.0, "stop": Stop(target_loss=99.0, window=2), "evaluate_every": 9}, [1]),
         ({"schedule": lambda o: torch.optim.lr_scheduler.StepLR(o, 1), "schedule_every": "step"}, []),
         ({"after_update": lambda model, step: None}, []),
     ],
 )
-def test_the_end_of_an_update_is_told_at_once_where_nothing_but_a_step_follows(
+def test_the_update_calls_back_if_no_user_code_follows(
     make_training: Any, changes: dict[str, Any], steps: list[int]
 ) -> None:
-    assert steps_that_say_so(make_training(**changes)) == steps
+    assert steps_with_callback(make_training(**changes)) == steps
 
 
-def test_a_recorded_update_tells_its_end_once_it_has_been_proved(make_training: Any) -> None:
-    trainer, echo, _ = recorded(make_training(batch_size=50, stop=Stop(steps=12)))
-    said: list[tuple[int, int]] = []
-    while not trainer.stopped:
-        step = trainer.begin()
-        loss = trainer.pass_whole(step)
+def test_a_captured_update_calls_back_once_it_is_verified(make_training: Any) -> None:
+    trainer, capture, _ = with_graphs(make_training(batch_size=50, stop=Stop(steps=12)))
+    called: list[tuple[int, int]] = []
+    while not trainer.stop_reason:
+        step = trainer.next_step()
+        loss = trainer.single_pass(step)
 
         def then(number: int = step.number) -> None:
-            said.append((number + 1, echo.replays))
+            called.append((number + 1, capture.replays))
 
-        trainer.advance(step, trainer.apply_whole(step, loss, then))
-    assert len(said) == len({number for number, _ in said}), "once in a step"
-    assert said[-1] == (12, echo.replays), "behind the replay"
-    assert len(said) < 12, "not while it is made twice"
+        trainer.advance(step, trainer.apply_single_pass(step, loss, then))
+    assert len(called) == len({number for number, _ in called}), "once per step"
+    assert called[-1] == (12, capture.replays), "after the replay"
+    assert len(called) < 12, "not while it is verified"

@@ -1,4 +1,4 @@
-"""Stopping, evaluating, resuming: the life of a training in one process."""
+"""Stopping, evaluating and resuming a training in one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from carpool.testing import plain_loop
 
 
 def averaged(make_training: Any, **changes: Any) -> Training:
-    """With an EMA of the weights, which must survive too."""
+    """With an EMA of the weights in its state."""
     ema: list[AveragedModel] = []
 
     def start(model: nn.Module, step: int) -> None:
@@ -36,7 +36,7 @@ def averaged(make_training: Any, **changes: Any) -> Training:
     return training
 
 
-LIVES: dict[str, dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {
     "default": {},
     "exact": {"exact": True},
     "cosine": {"schedule": lambda o: lr_scheduler.CosineAnnealingLR(o, 6)},
@@ -59,10 +59,10 @@ LIVES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("life", LIVES.values(), ids=LIVES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("at", [1, 2, 3, 4], ids=["in epoch", "before end", "end of epoch", "after end"])
-def test_resuming_anywhere_changes_nothing(make_training: Any, tmp_path: Path, life: dict[str, Any], at: int) -> None:
-    changes = dict(life)
+def test_resuming_changes_nothing(make_training: Any, tmp_path: Path, case: dict[str, Any], at: int) -> None:
+    changes = dict(case)
     options = {"exact": changes.pop("exact", False)}
     whole = Trainer(averaged(make_training, **changes), **options)
     losses = [done.loss for done in whole.steps()]
@@ -78,11 +78,11 @@ def test_resuming_anywhere_changes_nothing(make_training: Any, tmp_path: Path, l
         assert digest(one.training.state["ema"]) == digest(two.training.state["ema"])  # type: ignore[arg-type]
         assert one.progress.losses == two.progress.losses
         assert one.progress.metrics == two.progress.metrics
-        assert one.stopped == two.stopped
+        assert one.stop_reason == two.stop_reason
         assert one.training.optimizer.param_groups[0]["lr"] == two.training.optimizer.param_groups[0]["lr"]
 
 
-def test_buffers_that_are_not_saved_survive(make_training: Any) -> None:
+def test_non_persistent_buffers_are_restored(make_training: Any) -> None:
     class Counting(nn.Linear):
         seen: torch.Tensor
 
@@ -100,7 +100,7 @@ def test_buffers_that_are_not_saved_survive(make_training: Any) -> None:
     assert float(second.training.model.get_buffer("seen")) == 1.0
 
 
-def test_a_resized_batch_survives(make_training: Any, tmp_path: Path) -> None:
+def test_a_resized_batch_is_restored(make_training: Any, tmp_path: Path) -> None:
     first, second = (Trainer(make_training()) for _ in range(2))
     first.step()
     first.resize_batch(10)
@@ -135,7 +135,7 @@ def test_stopping(make_training: Any, stop: Stop, steps: int, reason: str) -> No
     trainer = Trainer(training)
     done = [done.step for done in trainer.steps()]
     assert done[-1] == steps
-    assert trainer.stopped.startswith(reason)
+    assert trainer.stop_reason.startswith(reason)
     assert training.model.training
     rounds.clear()
     assert len(plain_loop(make_training(stop=stop, evaluate=evaluate)).losses) == steps
@@ -165,16 +165,14 @@ def test_evaluation_changes_nothing(make_training: Any) -> None:
         torch.rand(5)
         return float(model(torch.randn(7, 6)).sum())
 
-    quiet, curious = (Trainer(make_training(**c)) for c in ({}, {"evaluate": evaluate}))
-    assert [d.loss for d in quiet.steps()] == [d.loss for d in curious.steps()]
+    plain, evaluated = (Trainer(make_training(**c)) for c in ({}, {"evaluate": evaluate}))
+    assert [d.loss for d in plain.steps()] == [d.loss for d in evaluated.steps()]
     again = Trainer(make_training(evaluate=evaluate))
     for _ in again.steps():
         pass
-    assert again.progress.metrics == curious.progress.metrics
+    assert again.progress.metrics == evaluated.progress.metrics
     torch.manual_seed(77)
-    assert again.evaluate() == curious.progress.metrics, (
-        "chance starts where the step says, not where the process stands"
-    )
+    assert again.evaluate() == evaluated.progress.metrics, "the seed of an evaluation depends on the step only"
 
 
 def test_a_frozen_layer_stays_frozen_over_an_evaluation(make_training: Any) -> None:
@@ -191,7 +189,7 @@ def test_unknown_metric(make_training: Any) -> None:
         list(Trainer(training).steps())
 
 
-def test_a_diverged_loss_fails_before_it_spoils_the_weights(make_training: Any) -> None:
+def test_a_diverged_loss_leaves_the_weights_unchanged(make_training: Any) -> None:
     calls: list[int] = []
 
     def loss(model: nn.Module, batch: Any) -> Any:
@@ -202,14 +200,14 @@ def test_a_diverged_loss_fails_before_it_spoils_the_weights(make_training: Any) 
     for _ in range(4):
         trainer.step()
     before = digest(trainer.training.model)
-    with pytest.raises(Diverged, match=r"step 5, epoch 2: the loss is nan; it was [\d.]+, [\d.]+, [\d.]+ before"):
+    with pytest.raises(Diverged, match=r"step 5, epoch 2: the loss is nan; .* [\d.]+, [\d.]+, [\d.]+"):
         trainer.step()
     assert digest(trainer.training.model) == before
 
 
-def test_of_a_first_loss_that_is_no_number_nothing_is_said_before(make_training: Any) -> None:
+def test_a_diverged_first_loss_names_no_losses_before_it(make_training: Any) -> None:
     trainer = Trainer(make_training(loss=lambda model, batch: model(batch[0]).sum() * math.nan))
-    with pytest.raises(Diverged, match=r"step 1, epoch 1: the loss is nan\. A lower"):
+    with pytest.raises(Diverged, match=r"step 1, epoch 1: the loss is nan\."):
         trainer.step()
 
 
@@ -222,7 +220,7 @@ def test_a_diverged_gradient_is_named(make_training: Any) -> None:
         trainer.step((1, 1))
 
 
-def test_alone_a_diverged_gradient_shows_in_the_next_loss(make_training: Any) -> None:
+def test_on_one_device_a_diverged_gradient_shows_in_the_next_loss(make_training: Any) -> None:
     def loss(model: Any, batch: Any) -> Any:
         return (model[4].weight * 0.0).sqrt().sum() + model(batch[0]).sum()
 
@@ -235,21 +233,21 @@ def test_alone_a_diverged_gradient_shows_in_the_next_loss(make_training: Any) ->
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda m, b: m(b[0]), r"loss returned a tensor of shape \(36, 3\)\. Return the mean over the batch's samples"),
-        (lambda m, b: 1.0, r"loss returned a float\. Return the mean"),
+        (lambda m, b: m(b[0]), r"loss returned a tensor of shape \(36, 3\)"),
+        (lambda m, b: 1.0, r"loss returned a float"),
         (lambda m, b: None, r"loss returned a NoneType"),
         (lambda m, b: (m(b[0]).sum(), 1, 2), r"loss returned 3 values"),
         (lambda m, b: (m(b[0]).sum(), "x"), r"loss returned a count that is a str"),
         (lambda m, b: (m(b[0]).sum(), torch.ones(2)), r"loss returned a count of shape \(2,\)"),
-        (lambda m, b: m(b[0]).sum().detach(), "does not depend on the model's parameters; was it detached"),
+        (lambda m, b: m(b[0]).sum().detach(), "detached"),
     ],
 )
-def test_losses_that_are_none(make_training: Any, loss: Any, message: str) -> None:
+def test_wrong_losses_are_rejected(make_training: Any, loss: Any, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         Trainer(make_training(loss=loss)).step()
 
 
-def test_sparse_gradients_and_growing_buffers_are_refused(make_training: Any) -> None:
+def test_sparse_gradients_and_growing_buffers_are_rejected(make_training: Any) -> None:
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True))
     sparse = make_training(
         model=model,
@@ -270,37 +268,37 @@ def test_sparse_gradients_and_growing_buffers_are_refused(make_training: Any) ->
             self.rows = torch.cat([self.rows, self.rows])
             return super().forward(inputs)
 
-    with pytest.raises(TrainingError, match=r"buffer 'rows' changed its shape from \(1,\) to \(2,\) in a step"):
+    with pytest.raises(TrainingError, match=r"buffer 'rows' changed its shape from \(1,\) to \(2,\)"):
         Trainer(make_training(model=Growing())).step()
 
 
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({}, {"seed": 1}, "the state was made with seed 0; this training has 1"),
-        ({}, {"exact": True}, "the state was made with shards None; this training has 8"),
-        ({"num_samples": 90}, {}, "the state was made with num_samples 100; this training has 90"),
+        ({}, {"seed": 1}, "seed 0; this training has 1"),
+        ({}, {"exact": True}, "shards None; this training has 8"),
+        ({"num_samples": 90}, {}, "num_samples 100; this training has 90"),
         (
             {"optimizer": lambda p: torch.optim.SGD(p, lr=1.0)},
             {},
-            "made with optimizer 'Adam'; this training has 'SGD'",
+            "optimizer 'Adam'; this training has 'SGD'",
         ),
-        ({"state": {"ema": nn.Linear(1, 1)}}, {}, r"made with state \[\]; this training has \['ema'\]"),
-        ({"model": nn.Linear(6, 3)}, {}, "the state does not fit this training: Error.* loading state_dict for Linear"),
+        ({"state": {"ema": nn.Linear(1, 1)}}, {}, r"state \[\]; this training has \['ema'\]"),
+        ({"model": nn.Linear(6, 3)}, {}, "does not fit this training: Error.* loading state_dict for Linear"),
     ],
 )
-def test_states_that_do_not_fit(make_training: Any, changes: Any, options: Any, message: str) -> None:
+def test_states_of_other_trainings_are_rejected(make_training: Any, changes: Any, options: Any, message: str) -> None:
     state = Trainer(make_training()).state_dict()
     with pytest.raises(CheckpointError, match=message):
         Trainer(make_training(**changes), **options).load_state_dict(state)
 
 
-def test_states_of_another_time(make_training: Any) -> None:
-    with pytest.raises(CheckpointError, match="the state has schema 7; this version of carpool reads 1"):
+def test_states_of_another_schema_are_rejected(make_training: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"schema 7.* reads 1"):
         Trainer(make_training()).load_state_dict({"schema": 7})
 
 
-def test_operations_without_a_deterministic_form_are_named(make_training: Any) -> None:
+def test_nondeterministic_operations_are_named(make_training: Any) -> None:
     def loss(model: nn.Module, batch: Any) -> Any:
         torch.zeros(4).put_(torch.tensor([1]), torch.tensor([2.0]))
         return model(batch[0]).sum()
@@ -308,9 +306,9 @@ def test_operations_without_a_deterministic_form_are_named(make_training: Any) -
     first = Trainer(make_training(loss=loss))
     first.step()
     first.step()
-    assert first.caveats.operations == ["put_"]
+    assert first.nondeterministic_ops.operations == ["put_"]
     second = Trainer(make_training())
     second.step()
-    assert second.caveats.operations == []
+    assert second.nondeterministic_ops.operations == []
     second.load_state_dict(first.state_dict())
-    assert second.caveats.operations == ["put_"]
+    assert second.nondeterministic_ops.operations == ["put_"]

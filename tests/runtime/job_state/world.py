@@ -57,7 +57,7 @@ from carpool.runtime.process.protocol import (
     Updated,
     WorkerFailed,
 )
-from carpool.runtime.reduce.shards import cut_into_passes, most_samples
+from carpool.runtime.reduce.shards import max_micro_batch, split_micro_batches
 
 DEVICES = {
     i: LocalDevice(i, f"cpu:{i}", "cpu1" if i < 3 else "cpu2", (0,) if i < 3 else (0, 1), memory_bytes=2 << 30)
@@ -195,8 +195,8 @@ class Pretended:
     @property
     def own_pass(self) -> int:
         assert self.formation is not None
-        most = most_samples(self.formation.limits, self.step) or self.own_samples
-        return max(end - start for start, end in cut_into_passes(0, self.own_samples, most))
+        most = max_micro_batch(self.formation.limits, self.step) or self.own_samples
+        return max(end - start for start, end in split_micro_batches(0, self.own_samples, most))
 
     def apply(self, message: Apply) -> None:
         formation = self.formation

@@ -1,4 +1,4 @@
-"""A worker whose memory comes and goes with its turns."""
+"""Swap orders of a worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.engine.training import Training
-from carpool.runtime.memory.device_state import device_state_of
+from carpool.runtime.memory.device_state import new_device_state
 from carpool.runtime.memory.swap_client import SwapClient
 from carpool.runtime.process.protocol import Message, SwapIn, SwapOut, SwappedOut
 from carpool.runtime.state.digest import digest
@@ -14,43 +14,43 @@ from carpool.runtime.state.digest import digest
 MakeTraining = Callable[..., Training]
 
 
-def test_who_is_through_leaves_at_once_and_can_still_be_read(make_training: MakeTraining) -> None:
+def test_a_finished_training_is_swapped_out_and_stays_readable(make_training: MakeTraining) -> None:
     plain, trainer = Trainer(make_training(seed=3)), Trainer(make_training(seed=3))
-    said: list[Message] = []
-    residence = device_state_of(trainer, loosely=False)
-    lodger = SwapClient(residence, said.append)
+    sent: list[Message] = []
+    device_state = new_device_state(trainer, tolerant=False)
+    swap = SwapClient(device_state, sent.append)
     for _ in range(3):
         plain.step()
-        lodger.enter_wholly()
+        swap.await_state()
         trainer.step()
-        lodger.settle()
-    lodger.hear(SwapOut(wholly=False))
-    lodger.part()
-    assert not residence.is_in
-    lodger.make_way()
-    assert said == [SwappedOut(wholly=True)], "nothing is left of what it was told before"
-    with lodger.readable():
+        swap.enter_region()
+    swap.handle(SwapOut(wholly=False))
+    swap.swap_out()
+    assert not device_state.has_state
+    swap.swap_out_if_ordered()
+    assert sent == [SwappedOut(wholly=True)], "the pending order is dropped"
+    with swap.readable():
         assert digest(trainer.training.model) == digest(plain.training.model)
 
 
-def test_who_ends_before_it_has_settled_has_nothing_to_give_back(make_training: MakeTraining) -> None:
-    said: list[Message] = []
+def test_a_state_outside_the_region_is_not_swapped_out(make_training: MakeTraining) -> None:
+    sent: list[Message] = []
     trainer = Trainer(make_training())
-    lodger = SwapClient(device_state_of(trainer, loosely=False), said.append)
-    lodger.part()
-    assert said == []
-    with lodger.readable():
+    swap = SwapClient(new_device_state(trainer, tolerant=False), sent.append)
+    swap.swap_out()
+    assert sent == []
+    with swap.readable():
         digest(trainer.training.model)
 
 
-def test_a_state_comes_before_its_scratch_where_it_is_told_so(make_training: MakeTraining) -> None:
-    residence = device_state_of(trainer := Trainer(make_training()), loosely=False)
-    lodger = SwapClient(residence, lambda message: None)
+def test_a_state_can_be_swapped_in_before_its_scratch(make_training: MakeTraining) -> None:
+    device_state = new_device_state(trainer := Trainer(make_training()), tolerant=False)
+    swap = SwapClient(device_state, lambda message: None)
     trainer.step()
-    lodger.settle()
-    lodger.hear(SwapOut(wholly=True))
-    lodger.make_way()
-    lodger.hear(SwapIn(wholly=False))
-    assert (residence.is_in, residence.has_scratch) == (True, False)
-    lodger.come()
-    assert residence.has_scratch
+    swap.enter_region()
+    swap.handle(SwapOut(wholly=True))
+    swap.swap_out_if_ordered()
+    swap.handle(SwapIn(wholly=False))
+    assert (device_state.has_state, device_state.has_scratch) == (True, False)
+    swap.swap_in()
+    assert device_state.has_scratch

@@ -59,7 +59,7 @@ def test_readers_move_nobody_else_in_a_file_of_the_dataset(opened: int) -> None:
     readers = ReaderPool(read, 2)
     requests = [BatchRequest(0, np.array([sample])) for sample in (30, 40)]
     try:
-        readers.expect(requests)
+        readers.prefetch(requests)
         found = [readers.take(*request) for request in requests]
     finally:
         readers.close()

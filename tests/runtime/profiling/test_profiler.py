@@ -1,4 +1,4 @@
-"""The profiler with its executor and real processes: tiny trainings, because starting processes takes the time."""
+"""The profiler with its executor and real processes, on tiny trainings."""
 
 import asyncio
 from pathlib import Path
@@ -29,7 +29,7 @@ def net(width=16, fail=False, sleep_s=0.0):
         if fail:
             raise RuntimeError("no luck")
         time.sleep(sleep_s)
-        held = torch.ones(len(batch[0]) << 20, dtype=torch.uint8)  # a MiB a sample
+        held = torch.ones(len(batch[0]) << 20, dtype=torch.uint8)  # one MiB per sample
         return nn.functional.cross_entropy(model(batch[0]), batch[1]) + 0 * held[0]
     return Training(
         model=model,
@@ -51,14 +51,14 @@ def program(tmp_path: Path) -> Program:
 
 
 def test_a_profile_of_a_real_training(program: Program) -> None:
-    told: list[str] = []
+    progress: list[str] = []
 
-    def tell(done: int, total: int, words: str) -> None:
-        told.append(words)
+    def tell(done: int, total: int, text: str) -> None:
+        progress.append(text)
 
     beside = Program(program.entry, {"width": 8}, folder=program.folder)
-    wanted = ProfileRequest(batches=(8, 48), shares=(0.5, 1.0), beside=beside)
-    profile = asyncio.run(make_profile(program, [DEVICE], wanted, QUICK, "1", tell))
+    request = ProfileRequest(batches=(8, 48), shares=(0.5, 1.0), beside=beside)
+    profile = asyncio.run(make_profile(program, [DEVICE], request, QUICK, "1", tell))
     assert [(m.batch_size, m.share, m.exact, m.beside) for m in profile.measurements] == [
         (8, 1.0, False, ""),
         (16, 1.0, False, ""),
@@ -72,21 +72,21 @@ def test_a_profile_of_a_real_training(program: Program) -> None:
     assert (profile.batch_size, profile.num_samples, profile.total_steps()) == (16, 64, 12)
     assert profile.noise is not None
     assert profile.noise.parts == 8
-    assert len(told) == 9
+    assert len(progress) == 9
     _check_memory(profile)
 
 
 def _check_memory(profile: Profile) -> None:
-    """A MiB a sample, as the entry says."""
+    """One MiB per sample, as in the entry."""
     memory = profile.memory(profile.kinds[0])
     assert memory is not None
     assert memory.predict(32).mean - memory.predict(16).mean == pytest.approx(16 << 20, rel=0.1)
 
 
-def test_memory_that_runs_out_is_a_limit_and_time_too(program: Program) -> None:
+def test_out_of_memory_and_timeouts_are_recorded(program: Program) -> None:
     async def measure() -> list[Measurement]:
-        patience = MeasurementBudget(seconds=0.02, timeout_s=60.0, memory_bytes=40 << 20)
-        async with Profiler.start(program, [DEVICE], patience) as profiler:
+        budget = MeasurementBudget(seconds=0.02, timeout_s=60.0, memory_bytes=40 << 20)
+        async with Profiler.start(program, [DEVICE], budget) as profiler:
             return [await profiler.measure(SweepPoint((DEVICE,), batch)) for batch in (8, 64, 8)]
 
     small, large, again = asyncio.run(measure())
@@ -99,10 +99,10 @@ def test_memory_that_runs_out_is_a_limit_and_time_too(program: Program) -> None:
         async with Profiler.start(slow, [DEVICE], MeasurementBudget(timeout_s=1.0)) as profiler:
             return await profiler.measure(SweepPoint((DEVICE,), 8))
 
-    assert asyncio.run(wait()).error == "took longer than 1 s"
+    assert "1 s" in asyncio.run(wait()).error
 
 
-def test_an_entry_that_raises_is_told_in_its_own_words(program: Program) -> None:
+def test_an_error_of_the_entry_is_reported(program: Program) -> None:
     bad = Program(program.entry, {"fail": True}, folder=program.folder)
     with pytest.raises(InputError, match="no luck"):
         asyncio.run(make_profile(bad, [DEVICE], ProfileRequest(), QUICK, "1"))

@@ -1,4 +1,4 @@
-"""The reducer between nodes, with real processes: the bits of one process, and a new epoch when a peer is killed."""
+"""The process-group reducer with real processes: bits of one process, and a new epoch when a peer is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from carpool.runtime.reduce.process_group_reducer import PeerLost, ProcessGroupR
 from carpool.runtime.reduce.shm_layout import Owners
 from carpool.runtime.state.digest import digest
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 STEPS = 5
 DIES_AT = 2  # steps done when the last rank is killed
 
@@ -46,34 +46,36 @@ def owned(sizes: tuple[int, ...]) -> Owners:
     return tuple(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
 
 
-def member(rank: int, port: int, epochs: list[tuple[int, ...]], exact: bool, dies: bool, gone: Any, said: Any) -> None:
-    """One rank: makes steps until all are made, in the next epoch when a peer is lost; says what it has learned."""
+def member(
+    rank: int, port: int, epochs: list[tuple[int, ...]], exact: bool, dies: bool, gone: Any, reports: Any
+) -> None:
+    """One rank: trains, in the next epoch when a peer is lost, and reports its digest."""
     store = TCPStore("127.0.0.1", port, is_master=False)
     trained = trainer(exact=exact)
     losses = 0
     for epoch, sizes in enumerate(epochs):
         is_last = epoch == len(epochs) - 1
-        group = open_group(store, epoch, rank, len(sizes), timeout_s=PATIENCE_S)
-        told = (lambda: False) if is_last else gone.is_set
-        reducer = ProcessGroupReducer(group, rank, owned(sizes), trained.layout, exact=exact, interrupted=told)
+        group = open_group(store, epoch, rank, len(sizes), timeout_s=TIMEOUT_S)
+        is_aborted = (lambda: False) if is_last else gone.is_set
+        reducer = ProcessGroupReducer(group, rank, owned(sizes), trained.layout, exact=exact, is_aborted=is_aborted)
         try:
-            while not trained.stopped:
+            while not trained.stop_reason:
                 if dies and trained.cursor.step == DIES_AT:
                     os.kill(os.getpid(), signal.SIGKILL)
                 parts = () if exact else tuple(1 for _ in sizes)
-                step = trained.begin(parts)
+                step = trained.next_step(parts)
                 reducer.write(step, trained.contribute(step, range(*owned(sizes)[rank])))
                 trained.advance(step, trained.apply(step, reducer.total(step)))
         except PeerLost:
             losses += 1
         del reducer, group
-    said.put((rank, losses, digest(trained.training.model)))
+    reports.put((rank, losses, digest(trained.training.model)))
 
 
 @pytest.fixture(scope="module")
 def context() -> ForkServerContext:
     made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["torch._dynamo", "carpool.runtime.engine.trainer"])  # what every member would import
+    made.set_forkserver_preload(["torch._dynamo", "carpool.runtime.engine.trainer"])  # imported by every member
     return made
 
 
@@ -82,27 +84,27 @@ def store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def learned(
+def train_all(
     context: ForkServerContext, store: TCPStore, epochs: list[tuple[int, ...]], *, exact: bool
 ) -> list[tuple[int, int, str]]:
-    """What the surviving ranks say, by rank; with several epochs the last rank of the first one is killed."""
-    said, gone = context.SimpleQueue(), context.Event()
+    """The reports of the surviving ranks; with several epochs the last rank of the first one is killed."""
+    reports, gone = context.SimpleQueue(), context.Event()
     first, last = len(epochs[0]), len(epochs[-1])
     members = [
-        context.Process(target=member, args=(rank, store.port, epochs, exact, rank >= last, gone, said), daemon=True)
+        context.Process(target=member, args=(rank, store.port, epochs, exact, rank >= last, gone, reports), daemon=True)
         for rank in range(first)
     ]
     for process in members:
         process.start()
     try:
         for process in members[last:]:
-            process.join(PATIENCE_S)
+            process.join(TIMEOUT_S)
             assert process.exitcode == -signal.SIGKILL
         gone.set()
         for process in members[:last]:
-            process.join(PATIENCE_S)
+            process.join(TIMEOUT_S)
             assert process.exitcode == 0
-        return sorted(said.get() for _ in range(last))
+        return sorted(reports.get() for _ in range(last))
     finally:
         for process in members:
             process.kill()
@@ -115,13 +117,13 @@ def alone(*, exact: bool) -> Trainer:
     return trained
 
 
-def test_exact_mode_gives_the_bits_of_one_process_and_goes_on_when_a_peer_is_killed(
+def test_exact_mode_equals_one_process_bitwise_and_survives_a_killed_peer(
     context: ForkServerContext, store: TCPStore
 ) -> None:
     expected = digest(alone(exact=True).training.model)
-    assert learned(context, store, [(3, 3, 2), (4, 4)], exact=True) == [(0, 1, expected), (1, 1, expected)]
+    assert train_all(context, store, [(3, 3, 2), (4, 4)], exact=True) == [(0, 1, expected), (1, 1, expected)]
 
 
-def test_default_mode_gives_all_ranks_the_same(context: ForkServerContext, store: TCPStore) -> None:
-    (_, _, first), (_, _, second) = learned(context, store, [(1, 1)], exact=False)
+def test_default_mode_is_equal_on_all_ranks(context: ForkServerContext, store: TCPStore) -> None:
+    (_, _, first), (_, _, second) = train_all(context, store, [(1, 1)], exact=False)
     assert first == second

@@ -1,4 +1,4 @@
-"""The sum read from a segment is that of one process, bit for bit, whoever owns which pieces."""
+"""The sum read from a segment is bitwise that of one process, whichever rank owns which pieces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from carpool.runtime.reduce.shm_reducer import ShmReducer, contribution_bytes
 def segments(trainers: list[Trainer], owned: Owners) -> Iterator[list[ShmReducer]]:
     slots = ShmLayout(owned, contribution_bytes(trainers[0].layout))
     fd = new_memory_file("test", slots.num_bytes)
-    os.pwrite(fd, b"\xff" * slots.num_bytes, 0)  # not a number, as an earlier formation may leave it
+    os.pwrite(fd, b"\xff" * slots.num_bytes, 0)  # NaN, as an earlier process group may leave it
     yield [ShmReducer(fd, slots, trainer.layout) for trainer in trainers]
     os.close(fd)
 
@@ -48,33 +48,35 @@ def test_sums_are_those_of_one_process(
 ) -> None:
     options = {"batch_size": batch_size, "batch_norm": batch_size == 36, "stop": Stop(steps=3)}
     alone = Trainer(make_training(**options), exact=True)
-    members = [Trainer(make_training(**options), exact=True) for _ in range(2)]  # the first plays all ranks but one
+    members = [
+        Trainer(make_training(**options), exact=True) for _ in range(2)
+    ]  # the first stands for all ranks but the last
     with segments(members, ranges(sizes)) as (mine, yours):
         for rank in range(len(sizes)):
             mine.clear(rank)
-        while not alone.stopped:
-            step = alone.begin()
+        while not alone.stop_reason:
+            step = alone.next_step()
             expected = alone.combine(step, alone.contribute(step, range(8)))
             for rank, pieces in enumerate(ranges(sizes)):
                 member, segment = (members[1], yours) if rank == len(sizes) - 1 else (members[0], mine)
-                places = segment.places(step, rank) if in_place else None
-                segment.write(member.begin(), member.contribute(member.begin(), range(*pieces), places))
+                places = segment.slots(step, rank) if in_place else None
+                segment.write(member.next_step(), member.contribute(member.next_step(), range(*pieces), places))
             for member, segment in zip(members, (mine, yours), strict=True):
-                own = member.begin()
+                own = member.next_step()
                 assert bits(segment.total(own)) == bits(expected)
-                assert bits(segment.total(own)) == bits(expected), "reading changed what was read"
+                assert bits(segment.total(own)) == bits(expected), "total() does not change its inputs"
                 member.advance(own, member.apply(own, segment.total(own)))
             alone.advance(step, alone.apply(step, expected))
 
 
-def test_two_steps_in_a_row_do_not_meet(make_training: Any) -> None:
+def test_two_successive_steps_use_different_buffers(make_training: Any) -> None:
     trainer = Trainer(make_training(), exact=True)
     with segments([trainer], ((0, 8),)) as (segment,):
-        step = trainer.begin()
+        step = trainer.next_step()
         segment.write(step, trainer.contribute(step, range(8)))
         first = bits(segment.total(step))
         trainer.advance(step, trainer.apply(step, segment.total(step)))
-        following = trainer.begin()
+        following = trainer.next_step()
         segment.write(following, trainer.contribute(following, range(8)))
         assert bits(segment.total(step)) == first
         assert bits(segment.total(following)) != first
@@ -89,7 +91,7 @@ def test_slots_do_not_overlap(num_owners: int, seed: int) -> None:
     assert sum(len(node.shards) for node in slots.nodes) == sum(sizes)
 
 
-def test_who_owns_what_when_nothing_is_said() -> None:
+def test_default_owners() -> None:
     assert piece_owners((), 3, None) == ((0, 1), (1, 2), (2, 3))
     assert piece_owners((), 2, 8) == ((0, 8), (8, 8))
     assert piece_owners(((0, 3), (3, 8)), 2, 8) == ((0, 3), (3, 8))

@@ -1,4 +1,4 @@
-"""BatchNorm over all parts of a step is BatchNorm over the whole batch, however the batch is cut."""
+"""Synchronized BatchNorm over the parts of a step equals BatchNorm over the whole batch."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def network(**norm: Any) -> nn.Module:
 
 
 def a_step(number: int, parts: tuple[int, ...]) -> Any:
-    """As much of a step as a meeting looks at."""
+    """The attributes of a step that `ShmAllGather` uses."""
     return SimpleNamespace(number=number, bounds=tuple(itertools.pairwise(itertools.accumulate(parts, initial=0))))
 
 
-def learned(model: nn.Module) -> dict[str, Tensor]:
+def gradients_and_buffers(model: nn.Module) -> dict[str, Tensor]:
     gradients = {f"{name}.grad": p.grad for name, p in model.named_parameters() if p.grad is not None}
     return gradients | dict(model.named_buffers())
 
@@ -42,23 +42,25 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
 
 
 def in_parts(model: nn.Module, batches: list[tuple[Tensor, Tensor]], parts: tuple[int, ...]) -> list[nn.Module]:
-    """Every part in a thread with a copy of the model, one step after another; the copies afterwards."""
+    """Train copies of the model in threads, one per part, and return them."""
     copies = [copy.deepcopy(model) for _ in parts]
     norms = [SyncBatchNorms(each) for each in copies]
-    slots = ShmLayout(tuple((rank, rank + 1) for rank in range(len(parts))), 64 + all_gather_bytes(norms[0].room))
+    slots = ShmLayout(
+        tuple((rank, rank + 1) for rank in range(len(parts))), 64 + all_gather_bytes(norms[0].vector_size)
+    )
     fd = new_memory_file("test", slots.num_bytes)
-    for rank, joint in enumerate(norms):
-        joint.meeting = ShmAllGather(fd, slots, rank, 3, joint.room, lambda: False)
+    for rank, norm_layers in enumerate(norms):
+        norm_layers.all_gather = ShmAllGather(fd, slots, rank, 3, norm_layers.vector_size, lambda: False)
 
     def work(rank: int) -> None:
-        meeting = norms[rank].meeting
-        assert meeting is not None
+        all_gather = norms[rank].all_gather
+        assert all_gather is not None
         for number, (inputs, targets) in enumerate(batches):
             sizes = tuple(part * len(inputs) // sum(parts) for part in parts)
             step = a_step(number, (len(inputs) - sum(sizes[1:]), *sizes[1:]))
             start, end = step.bounds[rank]
             if start < end:
-                meeting.attend(step)
+                all_gather.begin_step(step)
                 copies[rank].zero_grad()
                 loss = nn.functional.mse_loss(copies[rank](inputs[start:end]), targets[start:end])
                 (loss * ((end - start) / len(inputs))).backward()
@@ -77,61 +79,65 @@ def test_gradients_and_running_statistics_are_those_of_one_device(parts: tuple[i
     for inputs, targets in batches:
         model.zero_grad()
         nn.functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-    theirs = learned(model)
-    ours = [learned(each) for each in copies]
+    theirs = gradients_and_buffers(model)
+    ours = [gradients_and_buffers(each) for each in copies]
     for name, expected in theirs.items():
         added = sum(each[name] for each in ours) if name.endswith(".grad") else ours[-1][name]
         assert isinstance(added, Tensor)
         assert relative(added, expected) < CLOSE, name
 
 
-def test_a_part_without_samples_misses_a_step_and_is_in_time_for_the_next() -> None:
+def test_a_rank_without_samples_skips_a_step() -> None:
     batches = [(torch.randn(size, 2, 6, 6), torch.randn(size, 3)) for size in (24, 8, 24)]
     model = network()
     copies = in_parts(model, batches, (17, 6, 1))  # of 8 samples the last part has none
     for inputs, targets in batches:
         model.zero_grad()
         nn.functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-    for name, expected in learned(model).items():
+    for name, expected in gradients_and_buffers(model).items():
         if name.endswith(".grad"):
-            assert relative(sum((learned(each)[name] for each in copies), torch.zeros(())), expected) < CLOSE, name
+            assert (
+                relative(sum((gradients_and_buffers(each)[name] for each in copies), torch.zeros(())), expected) < CLOSE
+            ), name
 
 
-def test_alone_and_in_eval_mode_layers_are_torchs_own() -> None:
+def test_one_rank_and_eval_mode_use_torchs_layers() -> None:
     inputs = torch.randn(6, 2, 6, 6)
-    plain, joined = network(), network()
-    SyncBatchNorms(joined)
-    assert torch.equal(plain(inputs), joined(inputs))
+    plain, synchronized = network(), network()
+    SyncBatchNorms(synchronized)
+    assert torch.equal(plain(inputs), synchronized(inputs))
     plain.eval()
-    joined.eval()
-    assert torch.equal(plain(inputs), joined(inputs))
-    assert torch.equal(copy.deepcopy(joined)(inputs), plain(inputs))
+    synchronized.eval()
+    assert torch.equal(plain(inputs), synchronized(inputs))
+    assert torch.equal(copy.deepcopy(synchronized)(inputs), plain(inputs))
 
 
-def test_whoever_waits_can_be_told_not_to() -> None:
-    joint = SyncBatchNorms(network())
-    slots = ShmLayout(((0, 1), (1, 2)), 64 + all_gather_bytes(joint.room))
-    meeting = ShmAllGather(new_memory_file("test", slots.num_bytes), slots, 0, 1, joint.room, lambda: True)
-    meeting.attend(a_step(0, (4, 4)))
+def test_waiting_can_be_aborted() -> None:
+    norm_layers = SyncBatchNorms(network())
+    slots = ShmLayout(((0, 1), (1, 2)), 64 + all_gather_bytes(norm_layers.vector_size))
+    all_gather = ShmAllGather(
+        new_memory_file("test", slots.num_bytes), slots, 0, 1, norm_layers.vector_size, lambda: True
+    )
+    all_gather.begin_step(a_step(0, (4, 4)))
     with pytest.raises(StepAborted):
-        meeting.show(torch.ones(3, dtype=torch.float64))
+        all_gather.gather(torch.ones(3, dtype=torch.float64))
 
 
-def test_what_was_left_by_an_earlier_formation_is_not_taken_for_news() -> None:
+def test_vectors_of_an_earlier_epoch_are_ignored() -> None:
     slots = ShmLayout(((0, 1), (1, 2)), 64 + all_gather_bytes(3))
     fd = new_memory_file("test", slots.num_bytes)
     old = ShmAllGather(fd, slots, 1, 1, 3, lambda: True)
-    old.attend(a_step(9, (0, 4)))
-    old.show(torch.ones(3, dtype=torch.float64))
+    old.begin_step(a_step(9, (0, 4)))
+    old.gather(torch.ones(3, dtype=torch.float64))
     new = ShmAllGather(fd, slots, 0, 2, 3, lambda: True)
-    new.attend(a_step(0, (4, 4)))
+    new.begin_step(a_step(0, (4, 4)))
     with pytest.raises(StepAborted):
-        new.show(torch.ones(3, dtype=torch.float64))
+        new.gather(torch.ones(3, dtype=torch.float64))
 
 
-def test_layers_of_other_kinds_are_refused() -> None:
+def test_subclasses_of_batchnorm_are_rejected() -> None:
     class Own(nn.BatchNorm1d):
         pass
 
-    with pytest.raises(InputError, match=r"sync_batchnorm = true, but '0' is a Own"):
+    with pytest.raises(InputError, match=r"sync_batchnorm = true.*'0', a Own"):
         SyncBatchNorms(nn.Sequential(Own(3)))

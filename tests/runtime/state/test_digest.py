@@ -1,4 +1,4 @@
-"""The digest is a format: other people's scripts compare it."""
+"""The digest is a stable format that scripts compare."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Mixed(nn.Module):
         self.register_buffer("hidden", torch.ones(1), persistent=False)
 
 
-def test_digest_is_as_written() -> None:
+def test_digest_format() -> None:
     expected = hashlib.sha256(
         b"brain\0bfloat16(2,)" + bytes([0x80, 0x3F, 0x00, 0x40])
         + b"count\0int64()" + struct.pack("<q", 7)
@@ -35,7 +35,7 @@ def test_digest_is_as_written() -> None:
     assert carpool.digest(Mixed()) == digest(Mixed())
 
 
-def test_digest_sees_bits_not_layout() -> None:
+def test_digest_depends_on_bits_not_on_memory_format() -> None:
     model = Mixed()
     first = digest(model)
     model.weight.data = model.weight.data.t().contiguous().t()
@@ -49,7 +49,7 @@ def test_only_tensors_have_a_digest() -> None:
         def get_extra_state(self) -> object:
             return object()
 
-    with pytest.raises(InputError, match="'_extra_state' in the model's state_dict is a object, not a tensor"):
+    with pytest.raises(InputError, match=r"'_extra_state'.* is a object"):
         digest(Extra(1, 1))
 
 
@@ -63,7 +63,7 @@ def test_digest_of_complex_and_bool() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int8])
-def test_a_fingerprint_sees_every_change_and_every_exchange_of_places(dtype: torch.dtype) -> None:
+def test_a_fingerprint_changes_with_every_element_and_its_place(dtype: torch.dtype) -> None:
     def of(values: torch.Tensor, small: float = 1.0) -> str:
         model = nn.Module()
         model.register_buffer("large", values)
@@ -79,4 +79,4 @@ def test_a_fingerprint_sees_every_change_and_every_exchange_of_places(dtype: tor
     found = [of(each) for each in (values, changed, last, near, far)]
     assert len({*found, of(values, small=2.0)}) == 6
     assert of(values.clone()) == found[0]
-    assert of(torch.cat((values[:1], values))[1:]) == found[0]  # wherever it lies in memory
+    assert of(torch.cat((values[:1], values))[1:]) == found[0]  # at any offset in memory

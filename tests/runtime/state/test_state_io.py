@@ -1,4 +1,4 @@
-"""Steps that are made and undone: what they leave ready, and that nobody notices them."""
+"""Warm-up steps: what they prepare, and that they change nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.state.digest import digest
 from carpool.runtime.state.state_io import run_warmup_steps
-from tests.runtime.echo import recorded
+from tests.runtime.fake_capture import with_graphs
 
 
 def never() -> bool:
@@ -19,29 +19,30 @@ def never() -> bool:
 
 def mirrored(training: Any) -> tuple[Trainer, dict[str, Any]]:
     """A training after some steps, and its state then."""
-    trainer, _, _ = recorded(training)
+    trainer, _, _ = with_graphs(training)
     for _ in range(3):
         trainer.step()
     return trainer, copy.deepcopy(trainer.state_dict())
 
 
-def test_after_a_rehearsal_every_step_is_replayed_and_learns_the_same(make_training: Any) -> None:
+def test_after_a_warmup_every_step_is_replayed(make_training: Any) -> None:
     here, state = mirrored(make_training(batch_size=50))
-    there, echo, graphs = recorded(make_training(batch_size=50))
+    there, capture, graphs = with_graphs(make_training(batch_size=50))
     there.load_state_dict(copy.deepcopy(state))
-    words = run_warmup_steps(there, never)
+    note = run_warmup_steps(there, never)
     there.load_state_dict(state)
-    assert (words.startswith("rehearsed 4 steps"), graphs.is_settled) == (True, True)
-    echo.replays = 0
+    assert "4 steps" in note
+    assert graphs.is_warmed_up
+    capture.replays = 0
     for _ in range(4):
         here.step()
         there.step()
-    assert echo.replays == 12  # forward, backward and update
+    assert capture.replays == 12  # forward, backward and update
     assert digest(here.training.model) == digest(there.training.model)
     assert here.cursor == there.cursor
 
 
-def test_a_rehearsal_calls_no_hook_and_evaluates_nothing(make_training: Any) -> None:
+def test_a_warmup_calls_no_hook_and_no_evaluation(make_training: Any) -> None:
     called: list[str] = []
 
     def evaluate(model: Any) -> dict[str, float]:
@@ -49,25 +50,25 @@ def test_a_rehearsal_calls_no_hook_and_evaluates_nothing(make_training: Any) -> 
         return {"accuracy": 1.0}
 
     hook = {"after_update": lambda model, step: called.append("updated")}
-    trainer, _, _ = recorded(make_training(batch_size=50, evaluate=evaluate, **hook))
+    trainer, _, _ = with_graphs(make_training(batch_size=50, evaluate=evaluate, **hook))
     run_warmup_steps(trainer, never)
     assert called == []
 
 
-def test_without_recordings_a_few_steps_do(make_training: Any) -> None:
+def test_without_graphs_two_steps_are_enough(make_training: Any) -> None:
     trainer = Trainer(make_training())
-    assert run_warmup_steps(trainer, never).startswith("rehearsed 2 steps")
+    assert "2 steps" in run_warmup_steps(trainer, never)
 
 
-def test_who_is_called_ends_the_rehearsal(make_training: Any) -> None:
-    trainer, _, graphs = recorded(make_training(batch_size=50))
-    assert run_warmup_steps(trainer, lambda: trainer.cursor.step == 1).startswith("rehearsed 1 steps")
-    assert not graphs.is_settled
+def test_a_message_interrupts_the_warmup(make_training: Any) -> None:
+    trainer, _, graphs = with_graphs(make_training(batch_size=50))
+    assert run_warmup_steps(trainer, lambda: trainer.cursor.step == 1).startswith("warmed up with 1 ")
+    assert not graphs.is_warmed_up
 
 
-def test_what_fails_in_a_rehearsal_fails_in_earnest_only(make_training: Any) -> None:
+def test_a_failed_warmup_is_noted(make_training: Any) -> None:
     def loss(model: Any, batch: Any) -> Any:
         raise torch.OutOfMemoryError("no more")
 
     trainer = Trainer(make_training(loss=loss))
-    assert run_warmup_steps(trainer, never) == "a rehearsal ended at step 1: no more"
+    assert run_warmup_steps(trainer, never).endswith("step 1: no more")

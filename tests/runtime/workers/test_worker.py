@@ -115,7 +115,7 @@ def test_parts_of_the_default_mode_are_those_of_one_process(bench: Any, run: Any
         return said
 
     trainer = Trainer(training(wanted))
-    while not trainer.stopped:
+    while not trainer.stop_reason:
         trainer.step((20, 16))
     assert digests(run(work())) == {digest(trainer.training.model)}
 
@@ -318,7 +318,7 @@ def test_the_batch_follows_the_number_of_devices_when_it_is_per_device(
     for _ in range(2):
         trainer.step((1, 1))
     trainer.resize_batch(20)
-    while not trainer.stopped:
+    while not trainer.stop_reason:
         trainer.step()
     assert digests(run(work())) == {digest(trainer.training.model)}
 
@@ -331,7 +331,7 @@ def test_a_formation_may_bring_a_batch_size(bench: Any, run: Any, program: MakeP
 
     trainer = Trainer(training(program(steps=3)))
     trainer.resize_batch(50)
-    while not trainer.stopped:
+    while not trainer.stop_reason:
         trainer.step()
     assert run(work()).digest == digest(trainer.training.model)
 

@@ -1,8 +1,8 @@
 """Batches: reads samples by index, augments them reproducibly and moves them to the device.
 
-The ways, best first: rows that lie on the device are gathered there; rows that do not fit are gathered on the host into
-pinned memory and copied while the device computes the step before; datasets that are read sample by sample are read
-ahead by processes of their own. All of them give the batches of the plain way, bit for bit.
+Input modes, fastest first: rows in device memory are gathered there; rows that do not fit are gathered on the host into
+pinned memory and copied while the device computes the step before; map-style datasets are read by reader processes. All
+give the batches of the plain host mode, bit for bit.
 """
 
 from __future__ import annotations
@@ -24,104 +24,102 @@ from torch.utils.data import default_collate
 from carpool.core.errors import InputError
 from carpool.runtime.compat.vmm import device_view
 from carpool.runtime.data.datasets import TensorData
+from carpool.runtime.data.nested import map_leaves
 from carpool.runtime.data.prefetch import BatchRequest, ReaderPool, RowPrefetcher
 from carpool.runtime.engine.determinism import derive, seed_augment, seed_batch, seed_sample, uniforms
 
-FITS = 0.25  # of the device's free memory that data may take: models, activations and other jobs need the rest
-GPU_READERS = 2  # processes that read for a GPU unless the training says how many
+DATA_FRACTION = 0.25  # of free device memory that data may use; models, activations and other jobs need the rest
+GPU_READERS = 2  # default number of reader processes for a GPU
+
+_CPU = torch.device("cpu")
+_CHECKED_SAMPLES = 16  # of the batch that is made both ways
 
 
 class InputMode(StrEnum):
-    """How batches come about."""
+    """Where and when batches are made."""
 
-    PLAIN = "plain"  # made by the process that computes, when they are needed
-    ON_DEVICE = "on the device"
-    AHEAD = "ahead"  # gathered and copied while the step before is computed
+    HOST = "host"  # by the training process, when needed
+    ON_DEVICE = "on device"
+    PREFETCH = "prefetch"  # gathered and copied during the step before
     READERS = "readers"
 
 
 @dataclass(frozen=True, slots=True)
 class InputPlan:
-    """A way, and why."""
+    """An input mode, and the reason for it."""
 
-    way: InputMode
-    words: str
+    mode: InputMode
+    reason: str
     readers: int = 0
 
 
 def plan_input(
     *, on_gpu: bool, row_bytes: int | None, free_bytes: int, is_map_style: bool, readers: int | None = None
 ) -> InputPlan:
-    """The way for a dataset. ``row_bytes`` is the size of data that lies in tensors, ``None`` for other data."""
+    """Choose the input mode of a dataset; ``row_bytes`` is its size if it is held in tensors."""
     if is_map_style:
         count = readers if readers is not None else GPU_READERS if on_gpu else 0
         if count:
-            return InputPlan(InputMode.READERS, f"samples are read ahead by {count} processes of their own", count)
-        return InputPlan(InputMode.PLAIN, "samples are read by the process that computes: workers = 0")
+            return InputPlan(InputMode.READERS, f"samples are read ahead by {count} reader processes", count)
+        return InputPlan(InputMode.HOST, "samples are read by the training process: workers = 0")
     if not on_gpu:
-        return InputPlan(InputMode.PLAIN, "the data lies in the memory that computes")
+        return InputPlan(InputMode.HOST, "the data is in host memory")
     if row_bytes is None:
-        return InputPlan(InputMode.PLAIN, "batches are made by the dataset itself and copied to the device")
-    sizes = (
-        f"the data takes {row_bytes / 2**20:.1f} MiB, a quarter of the free memory is {free_bytes * FITS / 2**20:.0f}"
-    )
-    if row_bytes <= free_bytes * FITS:
-        return InputPlan(InputMode.ON_DEVICE, f"the data lies on the device: {sizes}")
-    return InputPlan(InputMode.AHEAD, f"batches are copied to the device ahead of their step: {sizes}")
+        return InputPlan(InputMode.HOST, "the dataset makes batches on the host")
+    limit_mib = free_bytes * DATA_FRACTION / 2**20
+    sizes = f"{row_bytes / 2**20:.1f} MiB of data, limit {limit_mib:.0f} MiB ({DATA_FRACTION:.0%} of free memory)"
+    if row_bytes <= free_bytes * DATA_FRACTION:
+        return InputPlan(InputMode.ON_DEVICE, f"the data is kept in device memory: {sizes}")
+    return InputPlan(InputMode.PREFETCH, f"batches are prefetched to the device: {sizes}")
 
 
 class GatherBuffer:
-    """One place for batches of some length."""
+    """A static batch that a captured graph gathers from rows in device memory."""
 
     def __init__(self, tensors: Sequence[Tensor], count: int) -> None:
         device = tensors[0].device
         self._tensors = tensors
-        self._chosen = torch.zeros(count, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._seen = self._chosen
+        self._host_index = torch.zeros(count, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._mapped_index = self._host_index
         if device.type == "cuda":
-            with contextlib.suppress(RuntimeError):  # where torch does not take it, it is copied
-                self._seen = device_view(device, self._chosen)
+            with contextlib.suppress(RuntimeError):  # without a mapping the index is copied
+                self._mapped_index = device_view(device, self._host_index)
         self._index = torch.zeros(count, dtype=torch.int64, device=device)
         self.batch = tuple(rows.new_empty((count, *rows.shape[1:])) for rows in tensors)
 
-    def choose(self, samples: NDArray[np.int64]) -> None:
-        """The samples that `gather` will fetch from now on; it must have fetched those chosen before."""
-        self._chosen.numpy()[:] = samples
+    def set_samples(self, samples: NDArray[np.int64]) -> None:
+        """Set the samples of the next `gather`; the last one must have finished."""
+        self._host_index.numpy()[:] = samples
 
     def gather(self) -> None:
-        """Fetch the chosen samples."""
-        if self._seen.device == self._index.device:
-            torch.add(self._seen, 0, out=self._index)  # by a kernel
+        if self._mapped_index.device == self._index.device:
+            torch.add(self._mapped_index, 0, out=self._index)  # a kernel, not a copy
         else:
-            self._index.copy_(self._seen, non_blocking=True)
-        for rows, place in zip(self._tensors, self.batch, strict=True):
-            torch.index_select(rows, 0, self._index, out=place)
-
-
-_CPU = torch.device("cpu")
-_FEW = 16  # samples of the batch that is made twice
+            self._index.copy_(self._mapped_index, non_blocking=True)
+        for rows, target in zip(self._tensors, self.batch, strict=True):
+            torch.index_select(rows, 0, self._index, out=target)
 
 
 class AugmentRandom:
-    """Random numbers for augmentation that follow from (seed, epoch, sample): the cut of the batch cannot matter.
+    """Random numbers for augmentation that depend on (seed, epoch, sample) only, not on the split of the batch.
 
-    Each call gives new ones, a row for every sample of the batch.
+    Each call returns new ones, one row per sample of the batch.
     """
 
     def __init__(self, seed: int, epoch: int, samples: NDArray[np.int64], device: torch.device | None = None) -> None:
         self._key = derive("augment", seed, epoch)
-        self._device = device or _CPU  # where the batch lies
+        self._device = device or _CPU
         self._samples = samples
-        self._drawn = 0
+        self._columns_used = 0
 
     def uniform(self, columns: int = 1) -> Tensor:
         """Numbers in [0, 1) of shape (samples, columns)."""
-        drawn = range(self._drawn, self._drawn + columns)
-        self._drawn = drawn.stop
+        drawn = range(self._columns_used, self._columns_used + columns)
+        self._columns_used = drawn.stop
         return torch.from_numpy(uniforms(self._key, self._samples, drawn)).to(self._device)
 
     def integers(self, low: int, high: int, columns: int = 1) -> Tensor:
-        """Whole numbers in [low, high) of shape (samples, columns)."""
+        """Integers in [low, high) of shape (samples, columns)."""
         return (self.uniform(columns) * (high - low)).long().clamp_(max=high - low - 1) + low
 
 
@@ -129,20 +127,19 @@ Augment = Callable[[Any, AugmentRandom], Any]
 
 
 class HostBatchReader:
-    """The plain way to a batch on the host: by the dataset's ``batch(indices)``, or else sample by sample."""
+    """Reads a batch on the host: by the dataset's ``batch(indices)``, or sample by sample with collate."""
 
     def __init__(self, dataset: Any, seed: int, collate: Callable[[list[Any]], Any] | None) -> None:
         self.dataset = dataset
         self.is_map_style = not hasattr(dataset, "batch")
         self._seed = seed
         self._collate = collate or default_collate
-        # Seeding takes some 20 µs: it is left out where nobody but our own datasets and torch's collate have a say.
-        self.may_draw = collate is not None if self.is_map_style else _is_foreign(dataset)
+        # Seeding takes about 20 µs: skipped where only carpool's datasets and torch's collate run.
+        self.may_draw = collate is not None if self.is_map_style else _has_user_code(dataset)
 
     def read(self, epoch: int, samples: NDArray[np.int64]) -> Any:
-        """The batch of these samples."""
         rows = [self._sample(epoch, int(sample)) for sample in samples] if self.is_map_style else []
-        if self.may_draw:  # else what is drawn would follow from what ran here before
+        if self.may_draw:
             seed_batch(self._seed, epoch, int(samples[0]))
         return self._collate(rows) if self.is_map_style else self.dataset.batch(torch.from_numpy(samples))
 
@@ -152,7 +149,7 @@ class HostBatchReader:
 
 
 class BatchSource:
-    """A dataset read in batches. All ways (inputs.py) give the same; ``notes`` says which one was chosen, and why."""
+    """Reads a dataset in batches, in the best input mode; ``notes`` says which and why."""
 
     def __init__(
         self,
@@ -163,86 +160,78 @@ class BatchSource:
         collate: Callable[[list[Any]], Any] | None = None,
         device: torch.device = _CPU,
         workers: int | None = None,
-        choice: InputPlan | None = None,
+        plan: InputPlan | None = None,
     ) -> None:
         self._seed = seed
         self._augment = augment
-        self._plain = HostBatchReader(dataset, seed, collate)
+        self._host_reader = HostBatchReader(dataset, seed, collate)
         self._rows: TensorData | None = dataset if type(dataset) is TensorData else None
         self._expected: deque[BatchRequest] = deque()
-        self._request: BatchRequest | None = None  # rows under way
-        self._ahead: RowPrefetcher | None = None
+        self._in_flight: BatchRequest | None = None  # of the prefetcher
+        self._prefetcher: RowPrefetcher | None = None
         self._readers: ReaderPool | None = None
-        self.choice = choice or self._choose(device, workers)
-        self.notes: tuple[str, ...] = ()
-        self._settle(device)
+        self.plan = plan or self._choose(device, workers)
+        self.notes: tuple[str, ...] = () if self.plan.mode is InputMode.HOST else (self.plan.reason,)
+        self._uses_rows = self._rows is not None and self.plan.mode in {InputMode.ON_DEVICE, InputMode.PREFETCH}
+        self._prepare(device)
 
     @property
-    def depth(self) -> int:
-        """How many batches it can use to know beforehand."""
-        return self._readers.depth if self._readers is not None else int(self._ahead is not None)
+    def prefetch_depth(self) -> int:
+        """The number of future batches that `prefetch` can use."""
+        return self._readers.depth if self._readers is not None else int(self._prefetcher is not None)
 
-    @property
-    def is_rows(self) -> bool:
-        """Whether batches are rows of tensors: no code of the user's, no file with a place in it, is asked for them."""
-        return self._rows is not None
-
-    def expect(self, requests: list[BatchRequest]) -> None:
-        """Say which batches will probably be fetched from now on: a wrong guess costs time and changes nothing."""
+    def prefetch(self, requests: list[BatchRequest]) -> None:
+        """Announce the next batches; a wrong guess costs time and changes nothing."""
         if self._readers is not None:
-            self._readers.expect(requests)
+            self._readers.prefetch(requests)
         else:
             self._expected = deque(requests)
 
-    def send(self) -> None:
-        """While the device computes: send it what was gathered meanwhile."""
-        if self._ahead is not None:
-            self._ahead.send()
+    def start_copy(self) -> None:
+        """Copy the prefetched batch to the device while that computes."""
+        if self._prefetcher is not None:
+            self._prefetcher.start_copy()
 
     def fetch(self, epoch: int, samples: NDArray[np.int64], device: torch.device) -> Any:
         """The batch of these samples, augmented, on the device."""
-        if self._takes_rows:
-            batch = self._finished(self._gather(epoch, samples, device), epoch, samples)
+        if self._uses_rows:
+            batch = self._finish(self._gather(epoch, samples, device), epoch, samples)
             return self._augmented(batch, epoch, samples, device)
-        batch = self._plain.read(epoch, samples) if self._readers is None else self._readers.take(epoch, samples)
+        batch = self._host_reader.read(epoch, samples) if self._readers is None else self._readers.take(epoch, samples)
         return to_device(self._augmented(batch, epoch, samples, _CPU), device)
 
-    def gathering(self, count: int) -> GatherBuffer | None:
-        """How to fetch so many samples in a recording; `None` where more is done to them than taking rows."""
-        if (
-            self.choice.way is not InputMode.ON_DEVICE
-            or self._rows is None
-            or self._rows.finish
-            or self._augment is not None
-        ):
+    def gather_buffer(self, count: int) -> GatherBuffer | None:
+        """A buffer to gather so many samples in a captured graph; None if batches are more than rows on the device."""
+        rows = self._rows
+        if self.plan.mode is not InputMode.ON_DEVICE or rows is None or rows.finish or self._augment is not None:
             return None
-        return GatherBuffer(self._rows.tensors, count)
+        return GatherBuffer(rows.tensors, count)
 
     def _gather(self, epoch: int, samples: NDArray[np.int64], device: torch.device) -> tuple[Tensor, ...]:
         assert self._rows is not None
         index = torch.from_numpy(samples)
-        if self._ahead is None:  # the rows lie on the device
+        if self._prefetcher is None:  # the rows are on the device
             index = index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index
             return tuple([rows.index_select(0, index) for rows in self._rows.tensors])
-        if self._request is not None and self._request.matches(epoch, samples):
-            found = self._ahead.take()
+        if self._in_flight is not None and self._in_flight.matches(epoch, samples):
+            batch = self._prefetcher.take()
         else:
-            found = tuple(rows.index_select(0, index).to(device) for rows in self._rows.tensors)
-        self._gather_next(epoch, samples)
-        return found
+            batch = tuple(rows.index_select(0, index).to(device) for rows in self._rows.tensors)
+        self._prefetch_after(epoch, samples)
+        return batch
 
-    def _gather_next(self, epoch: int, samples: NDArray[np.int64]) -> None:
-        """Begin with the batch that is expected after this one."""
-        self._request = None
+    def _prefetch_after(self, epoch: int, samples: NDArray[np.int64]) -> None:
+        """Start gathering the batch expected after this one."""
+        self._in_flight = None
         while self._expected and not self._expected.popleft().matches(epoch, samples):
             pass
-        if self._expected and self._ahead is not None:
-            self._request = self._expected[0]
-            self._ahead.gather(torch.from_numpy(self._request.samples))
+        if self._expected and self._prefetcher is not None:
+            self._in_flight = self._expected[0]
+            self._prefetcher.gather(torch.from_numpy(self._in_flight.samples))
 
-    def _finished(self, rows: tuple[Tensor, ...], epoch: int, samples: NDArray[np.int64]) -> Any:
+    def _finish(self, rows: tuple[Tensor, ...], epoch: int, samples: NDArray[np.int64]) -> Any:
         assert self._rows is not None
-        if self._plain.may_draw:
+        if self._host_reader.may_draw:
             seed_batch(self._seed, epoch, int(samples[0]))
         return self._rows.finish(rows) if self._rows.finish else rows
 
@@ -252,7 +241,7 @@ class BatchSource:
         seed_augment(self._seed, epoch, int(samples[0]))
         batch = self._augment(batch, AugmentRandom(self._seed, epoch, samples, device))
         if batch is None:
-            raise InputError("augment returned nothing", way_out="Return the batch.")
+            raise InputError("augment returned None", way_out="Return the batch.")
         return batch
 
     def _choose(self, device: torch.device, workers: int | None) -> InputPlan:
@@ -261,44 +250,41 @@ class BatchSource:
             on_gpu=on_gpu,
             row_bytes=None if self._rows is None else sum(rows.nbytes for rows in self._rows.tensors),
             free_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else 0,
-            is_map_style=self._plain.is_map_style,
+            is_map_style=self._host_reader.is_map_style,
             readers=workers,
         )
 
-    def _settle(self, device: torch.device) -> None:
-        """Prepare the chosen way; where finishing rows on the device gives other bits, fall back to the plain one."""
-        host = self._rows
-        if self.choice.way is InputMode.READERS:
-            self._readers = ReaderPool(self._plain.read, self.choice.readers)
+    def _prepare(self, device: torch.device) -> None:
+        """Set up the planned mode; fall back to the host if batches made on the device differ in bits."""
+        host_rows, mode = self._rows, self.plan.mode
+        if mode is InputMode.READERS:
+            self._readers = ReaderPool(self._host_reader.read, self.plan.readers)
             weakref.finalize(self, self._readers.close)
-        elif self.choice.way is InputMode.ON_DEVICE and host is not None:
-            self._rows = host.to(device)
-        elif self.choice.way is InputMode.AHEAD and host is not None:
-            self._ahead = RowPrefetcher(host.tensors, device)
-        if self.choice.way is not InputMode.PLAIN:
-            self.notes = (self.choice.words,)
-        self._takes_rows = host is not None and self.choice.way in {InputMode.ON_DEVICE, InputMode.AHEAD}
-        if self.choice.way in {InputMode.ON_DEVICE, InputMode.AHEAD} and not self._agrees(device):
-            self.choice = InputPlan(
-                InputMode.PLAIN, "batches are made on the host: made on the device they have other bits"
+        elif mode is InputMode.ON_DEVICE and host_rows is not None:
+            self._rows = host_rows.to(device)
+        elif mode is InputMode.PREFETCH and host_rows is not None:
+            self._prefetcher = RowPrefetcher(host_rows.tensors, device)
+        if mode in {InputMode.ON_DEVICE, InputMode.PREFETCH} and not self._matches_host(device):
+            self.plan = InputPlan(
+                InputMode.HOST, "batches are made on the host: made on the device they differ in bits"
             )
-            self._rows, self._ahead, self._takes_rows, self.notes = host, None, False, (self.choice.words,)
+            self._rows, self._prefetcher, self._uses_rows, self.notes = host_rows, None, False, (self.plan.reason,)
 
-    def _agrees(self, device: torch.device) -> bool:
-        """Whether a first small batch, made the chosen way, is the plain one."""
-        few = np.arange(min(_FEW, len(self._plain.dataset)), dtype=np.int64)
+    def _matches_host(self, device: torch.device) -> bool:
+        """Whether a small batch made in the planned mode equals the one made on the host."""
         if self._augment is None and (self._rows is None or self._rows.finish is None):
             return True
+        samples = np.arange(min(_CHECKED_SAMPLES, len(self._host_reader.dataset)), dtype=np.int64)
         try:
-            made = self.fetch(0, few, device)
-        except (RuntimeError, TypeError, ValueError):  # code that takes the batch to lie on the host
+            batch = self.fetch(0, samples, device)
+        except (RuntimeError, TypeError, ValueError):  # user code that assumes a batch on the host
             return False
-        plain = to_device(self._augmented(self._plain.read(0, few), 0, few, _CPU), device)
-        return _equal(made, plain)
+        host_batch = self._augmented(self._host_reader.read(0, samples), 0, samples, _CPU)
+        return _equal(batch, to_device(host_batch, device))
 
 
-def _is_foreign(dataset: Any) -> bool:
-    """Whether code of the user's makes its batches, in the dataset or in what finishes its rows."""
+def _has_user_code(dataset: Any) -> bool:
+    """Whether the dataset, or the function that finishes its rows, is not carpool's."""
     own = "carpool.runtime.data.datasets"
     if not type(dataset).__module__.startswith(own):
         return True
@@ -307,7 +293,7 @@ def _is_foreign(dataset: Any) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two batches are the same, bit for bit."""
+    """Whether two batches are bitwise equal."""
     if isinstance(one, Tensor):
         return isinstance(other, Tensor) and one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, (list, tuple)):
@@ -318,20 +304,14 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on the device."""
-    if isinstance(batch, Tensor):
-        return batch if batch.device == device else _sent(batch, device)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*[to_device(value, device) for value in batch])
-    if isinstance(batch, (list, tuple)):
-        return type(batch)([to_device(value, device) for value in batch])
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    return batch.to(device) if hasattr(batch, "to") else batch
+    """Move every tensor of a nested batch to the device, to a GPU through pinned memory without synchronizing."""
 
+    def moved(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf.to(device) if hasattr(leaf, "to") else leaf
+        if leaf.device == device:
+            return leaf
+        pinned = leaf.pin_memory() if device.type == "cuda" and not leaf.is_cuda else leaf
+        return pinned.to(device, non_blocking=True)
 
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on the device; to a GPU through pinned memory, so that nobody waits for what the GPU does just now."""
-    if device.type == "cuda" and not tensor.is_cuda:
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return map_leaves(batch, moved)

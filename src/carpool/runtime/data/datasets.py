@@ -30,13 +30,13 @@ Finish = Callable[[tuple[Tensor, ...]], Any]
 class TensorData:
     """Samples as rows of tensors, read a batch at a time.
 
-    ``finish`` makes a batch of rows ready for the model, for example bytes into floats: images stay small in memory.
+    ``finish`` converts a batch of rows for the model, for example bytes to floats, so that images stay small in memory.
     """
 
     def __init__(self, *tensors: Tensor, finish: Finish | None = None) -> None:
         sizes = [len(tensor) for tensor in tensors]
         if not sizes or len(set(sizes)) > 1:
-            raise InputError(f"the tensors of a dataset hold {sizes} samples; they must be equally many")
+            raise InputError(f"the tensors of a dataset have {sizes} samples; the numbers must be equal")
         self.tensors = tensors
         self.finish = finish
 
@@ -46,12 +46,12 @@ class TensorData:
     def __getitem__(self, sample: int) -> Any:
         rows = tuple(tensor[sample : sample + 1] for tensor in self.tensors)
         if sample < 0 or not len(rows[0]):
-            raise IndexError(f"sample {sample}; the data holds {len(self)}")
+            raise IndexError(f"sample {sample}; the dataset has {len(self)}")
         batch = self.finish(rows) if self.finish else rows
         return type(batch)([row[0] for row in batch])
 
     def batch(self, samples: Tensor) -> Any:
-        """The samples with these numbers, as one batch."""
+        """The samples with these indices, as one batch."""
         rows = tuple(tensor.index_select(0, samples.to(tensor.device)) for tensor in self.tensors)
         return self.finish(rows) if self.finish else rows
 
@@ -61,33 +61,31 @@ class TensorData:
             yield self.batch(torch.arange(start, min(start + size, len(self))))
 
     def to(self, device: str | torch.device) -> TensorData:
-        """The same data on a device."""
         return TensorData(*[tensor.to(device) for tensor in self.tensors], finish=self.finish)
 
     def first(self, count: int) -> TensorData:
-        """Only the first samples."""
         return TensorData(*[tensor[:count] for tensor in self.tensors], finish=self.finish)
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Data to train on, and data to judge by."""
+    """Training and test data."""
 
     train: TensorData
     test: TensorData
 
 
 def accuracy(model: nn.Module, data: TensorData, batch_size: int = 1024) -> float:
-    """The share of samples whose largest output is at their label."""
+    """The fraction of samples whose largest output is at their label."""
     device = next(model.parameters()).device
-    right = 0
+    correct = 0
     for inputs, labels in data.batches(batch_size):
-        right += int((model(inputs.to(device)).argmax(-1) == labels.to(device)).sum())
-    return right / len(data)
+        correct += int((model(inputs.to(device)).argmax(-1) == labels.to(device)).sum())
+    return correct / len(data)
 
 
 def scaled_images(mean: tuple[float, ...], std: tuple[float, ...]) -> Finish:
-    """Bytes to floats in [0, 1], then less the mean and over the standard deviation of each channel."""
+    """Make a ``finish`` function: bytes to floats in [0, 1], then normalized by mean and std of each channel."""
     shift, width = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std))
 
     def finish(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -118,12 +116,12 @@ _CIFAR_SHAPE = (3, 32, 32)
 
 
 def digits(test_share: float = 0.2) -> Split:
-    """1,797 handwritten digits of 8×8 pixels (1×8×8 floats in [0, 1], label 0–9) that ship inside scikit-learn.
+    """1,797 handwritten digits of 8×8 pixels (1×8×8 floats in [0, 1], label 0–9) that ship with scikit-learn.
 
-    The samples are mixed once, always alike; the last ``test_share`` of them are the test data.
+    The order is a fixed permutation; the last ``test_share`` of the samples are the test data.
     """
     if not 0 < test_share < 1:
-        raise InputError(f"test_share is {test_share}; it must lie between 0 and 1")
+        raise InputError(f"test_share is {test_share}; it must be between 0 and 1")
     rows = _read_digits()
     mixed = rows[permutation(len(rows), key=0)]
     images = torch.from_numpy(mixed[:, :-1].astype(np.float32) / 16.0).view(-1, 1, 8, 8)
@@ -135,9 +133,9 @@ def digits(test_share: float = 0.2) -> Split:
 
 
 def fashion_mnist(folder: str | Path) -> Split:
-    """Fashion-MNIST (1×28×28, ten classes) from its four IDX files, packed or not.
+    """Fashion-MNIST (1×28×28, ten classes) from its four IDX files, gzipped or not.
 
-    Debian's package ``dataset-fashion-mnist`` puts them into ``/usr/share/dataset-fashion-mnist``.
+    Debian's package ``dataset-fashion-mnist`` installs them in ``/usr/share/dataset-fashion-mnist``.
     """
     parts = []
     for name in ("train", "t10k"):
@@ -152,16 +150,16 @@ def cifar10(path: str | Path, cache: str | Path | None = None) -> Split:
     """CIFAR-10 (3×32×32, ten classes) from an npz file of JPEG images; needs pillow.
 
     Image i of ``train`` is the JPEG ``jpeg_header`` + ``train_bytes[train_offsets[i]:train_offsets[i+1]]`` + FF D9, its
-    class ``train_labels[i]``; ``test`` likewise. Decoding takes some 20 s and is done once: the pixels are kept in
-    ``cache`` (by default ``~/.cache/carpool``).
+    class ``train_labels[i]``; ``test`` likewise. Decoding takes about 20 s once: the pixels are cached in ``cache``
+    (by default ``~/.cache/carpool``).
     """
     source = Path(path)
     if not source.is_file():
-        raise InputError("there is no such file", where=str(source), way_out="Name the npz file with the JPEG images.")
-    kept = _cache_file(source, cache)
-    if not kept.is_file():
-        _decode_cifar(source, kept)
-    with np.load(kept) as arrays:
+        raise InputError("file not found", where=str(source), way_out="Give the path of the npz file with JPEG images.")
+    cached = _cache_file(source, cache)
+    if not cached.is_file():
+        _decode_cifar(source, cached)
+    with np.load(cached) as arrays:
         pixels = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     finish = scaled_images((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
     train, test = (TensorData(pixels[f"{n}_images"], pixels[f"{n}_labels"], finish=finish) for n in ("train", "test"))
@@ -169,20 +167,20 @@ def cifar10(path: str | Path, cache: str | Path | None = None) -> Split:
 
 
 def _read_digits() -> NDArray[np.uint8]:
-    """Rows of 64 pixels and a label, from scikit-learn's own file: importing scikit-learn takes a worker a second."""
+    """Rows of 64 pixels and a label, from scikit-learn's data file: importing scikit-learn takes a second."""
     found = importlib.util.find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
-        raise InputError("digits ship inside scikit-learn, which is not installed", way_out="pip install scikit-learn")
+        raise InputError("digits ship with scikit-learn, which is not installed", way_out="pip install scikit-learn")
     path = Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     if not path.is_file():
-        raise InputError("this scikit-learn ships no digits", where=str(path), way_out="Install another version of it.")
+        raise InputError("file not found", where=str(path), way_out="Install a scikit-learn that ships the digits.")
     with gzip.open(path, "rt", encoding="ascii") as file:
         text = file.read()
     return np.array(text.replace("\n", ",").rstrip(",").split(","), dtype=np.uint8).reshape(-1, 65)
 
 
 def _read_idx(folder: Path, name: str, dims: int) -> Tensor:
-    """Read a file of bytes in IDX format: type, number of dimensions, their sizes, the values."""
+    """Read a file of bytes in IDX format: type, number of dimensions, sizes, values."""
     for path, open_file in ((folder / f"{name}.gz", gzip.open), (folder / name, open)):
         if path.is_file():
             with open_file(path, "rb") as file:
@@ -190,42 +188,44 @@ def _read_idx(folder: Path, name: str, dims: int) -> Tensor:
             break
     else:
         raise InputError(
-            f"holds no {name} or {name}.gz", where=str(folder), way_out="Name the folder of the IDX files."
+            f"{name} or {name}.gz not found", where=str(folder), way_out="Give the folder of the IDX files."
         )
     head = 4 + 4 * dims
     if len(content) < head or content[:4] != bytes([0, 0, _IDX_BYTES, dims]):
-        raise InputError(f"no IDX file of bytes in {dims} dimensions; it begins with {content[:4]!r}", where=str(path))
+        raise InputError(
+            f"not an IDX file of bytes with {dims} dimensions: starts with {content[:4]!r}", where=str(path)
+        )
     shape = struct.unpack(f">{dims}I", content[4:head])
     if len(content) - head != math.prod(shape):
         raise InputError(
-            f"holds {len(content) - head} values; {shape} in its header asks {math.prod(shape)}", where=str(path)
+            f"has {len(content) - head} values; the header {shape} needs {math.prod(shape)}", where=str(path)
         )
     return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=head).reshape(shape).copy())
 
 
 def _cache_file(source: Path, cache: str | Path | None) -> Path:
-    """Where the pixels of a source are kept: another size or date of the source is another file."""
+    """The cache file of a source, named after its path, size and modification time."""
     folder = Path(cache) if cache else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "carpool"
     stat = source.stat()
     key = hashlib.sha256(f"{source.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:16]
     return folder / f"cifar10-{key}.npz"
 
 
-def _decode_cifar(source: Path, kept: Path) -> None:
+def _decode_cifar(source: Path, cached: Path) -> None:
     arrays: dict[str, NDArray[np.generic]] = {}
     with np.load(source) as packed:
         missing = {"jpeg_header", "train_bytes", "train_offsets", "train_labels"} - set(packed.files)
         if missing:
-            raise InputError(f"holds no {', '.join(sorted(missing))}", where=str(source))
+            raise InputError(f"arrays missing: {', '.join(sorted(missing))}", where=str(source))
         header = packed["jpeg_header"].tobytes()
         for name in ("train", "test"):
             raw, offsets = packed[f"{name}_bytes"].tobytes(), packed[f"{name}_offsets"]
             arrays[f"{name}_images"] = _decode_jpegs(header, raw, offsets)
             arrays[f"{name}_labels"] = packed[f"{name}_labels"].astype(np.int64)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    draft = kept.with_suffix(f".{os.getpid()}.part.npz")
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    draft = cached.with_suffix(f".{os.getpid()}.part.npz")
     np.savez(draft, **arrays)  # type: ignore[arg-type]
-    draft.replace(kept)
+    draft.replace(cached)
 
 
 def _decode_jpegs(header: bytes, raw: bytes, offsets: NDArray[np.generic]) -> NDArray[np.uint8]:
@@ -248,13 +248,13 @@ _UNKNOWN = "<unk>"
 
 @dataclass(frozen=True, slots=True)
 class Corpus(Split):
-    """A text in windows: each sample is ``length`` tokens and the same tokens moved by one."""
+    """A text in windows: each sample is ``length`` tokens and the same tokens shifted by one."""
 
-    vocabulary: tuple[str, ...]  # token number to token
+    vocabulary: tuple[str, ...]  # tokens by index
 
     @property
     def num_tokens(self) -> int:
-        """How many different tokens there are."""
+        """The size of the vocabulary."""
         return len(self.vocabulary)
 
 
@@ -265,7 +265,7 @@ def characters(path: str | Path, length: int = 64, test_share: float = 0.1) -> C
 
 
 def words(path: str | Path, length: int = 35, test_share: float = 0.1, most: int = 0) -> Corpus:
-    """A text file, word by word (lines end in ``<eos>``); with ``most``, only the most frequent words have a number."""
+    """A text file, word by word (lines end in ``<eos>``); ``most`` limits the vocabulary to the most frequent words."""
     tokens = [word for line in _read(path).splitlines() if line.strip() for word in (*line.split(), "<eos>")]
     counts = Counter(tokens)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
@@ -278,9 +278,9 @@ def _read(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"the text cannot be read: {error.strerror}", where=str(path)) from error
+        raise InputError(f"cannot read the text: {error.strerror}", where=str(path)) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"no UTF-8 text: {error.reason} at byte {error.start}", where=str(path)) from error
+        raise InputError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(path)) from error
 
 
 def _corpus(tokens: list[str], vocabulary: tuple[str, ...], length: int, test_share: float, where: str) -> Corpus:
@@ -292,9 +292,9 @@ def _corpus(tokens: list[str], vocabulary: tuple[str, ...], length: int, test_sh
     cut = len(stream) - int(len(stream) * test_share)
     if min(cut, len(stream) - cut) <= length:
         raise InputError(
-            f"holds {len(tokens)} tokens; windows of {length} need more for training and test",
+            f"{len(tokens)} tokens; windows of {length} need more for training and test data",
             where=where,
-            way_out="Lower length or bring more text.",
+            way_out="Lower length or use more text.",
         )
     return Corpus(_windows(stream[:cut], length), _windows(stream[cut:], length), vocabulary)
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from carpool.core.errors import InputError
 from carpool.runtime.engine.determinism import derive, permutation
 
-Shuffle = Callable[[int, int], Sequence[int]]  # (seed, epoch) -> the samples of that epoch, in order
+Shuffle = Callable[[int, int], Sequence[int]]  # (seed, epoch) -> the sample indices of that epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where the next step begins: steps done, epochs done, samples of the running epoch already used."""
+    """Where the next step starts: steps done, epochs done, samples used of the current epoch."""
 
     step: int = 0
     epoch: int = 0
@@ -25,7 +25,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """The samples of one step, and where the step after it begins."""
+    """The samples of one step, and where the next one starts."""
 
     at: Cursor
     samples: NDArray[np.int64]
@@ -33,29 +33,28 @@ class Draw:
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether this is the last step of its epoch."""
         return self.after.epoch > self.at.epoch
 
 
 class StepSampler:
-    """The order of the samples: shuffled anew each epoch, as they lie, or as a function ``(seed, epoch)`` says."""
+    """Draws samples: shuffled every epoch, in dataset order, or in the order of a function ``(seed, epoch)``."""
 
     def __init__(self, size: int, seed: int, shuffle: bool | Shuffle = True) -> None:
         self.size = size
         self.seed = seed
         self.shuffle = shuffle
-        self._known: dict[int, NDArray[np.int64]] = {}
+        self._orders: dict[int, NDArray[np.int64]] = {}  # of two epochs, because prefetch looks ahead
 
     def samples(self, epoch: int) -> NDArray[np.int64]:
-        """All samples of an epoch, in order (two epochs are kept: somebody may look ahead)."""
-        if epoch not in self._known:
-            for old in list(self._known)[:-1]:
-                del self._known[old]
-            self._known[epoch] = self._arrange(epoch)
-        return self._known[epoch]
+        """All samples of an epoch, in order."""
+        if epoch not in self._orders:
+            for old in list(self._orders)[:-1]:
+                del self._orders[old]
+            self._orders[epoch] = self._order(epoch)
+        return self._orders[epoch]
 
     def draw(self, cursor: Cursor, batch_size: int) -> Draw:
-        """What the step at the cursor holds: the next ``batch_size`` samples, or the few that are left of the epoch."""
+        """The next ``batch_size`` samples, or the rest of the epoch."""
         end = min(cursor.offset + batch_size, self.size)
         samples = self.samples(cursor.epoch)[cursor.offset : end]
         if end == self.size:
@@ -64,7 +63,7 @@ class StepSampler:
             after = Cursor(cursor.step + 1, cursor.epoch, end)
         return Draw(cursor, samples, after)
 
-    def _arrange(self, epoch: int) -> NDArray[np.int64]:
+    def _order(self, epoch: int) -> NDArray[np.int64]:
         if self.shuffle is True:
             return permutation(self.size, derive("order", self.seed, epoch))
         if self.shuffle is False:
@@ -72,19 +71,19 @@ class StepSampler:
         samples = np.asarray(self.shuffle(self.seed, epoch), dtype=np.int64)
         if samples.shape != (self.size,):
             raise InputError(
-                f"shuffle(seed, epoch) gave shape {samples.shape} for epoch {epoch}; it must be ({self.size},)",
-                way_out=f"Return {self.size} sample numbers (some may repeat).",
+                f"shuffle(seed, epoch) returned shape {samples.shape} for epoch {epoch}; it must be ({self.size},)",
+                way_out=f"Return {self.size} sample indices (they may repeat).",
             )
         wrong = samples[(samples < 0) | (samples >= self.size)]
         if wrong.size:
             raise InputError(
-                f"shuffle(seed, epoch) gave sample {wrong[0]} for epoch {epoch}; the samples are 0 to {self.size - 1}"
+                f"shuffle(seed, epoch) returned sample {wrong[0]} for epoch {epoch}; samples are 0 to {self.size - 1}"
             )
         return samples
 
 
 def batch_lengths(size: int, batch_size: int, offset: int = 0) -> tuple[int, ...]:
-    """The different numbers of samples that steps will hold from an offset on: whole batches and last partial ones."""
+    """The different batch sizes of the steps from an offset on: full batches and last partial ones."""
     lengths = set()
     for left in (size - offset, size):
         if left >= batch_size:

@@ -1,4 +1,9 @@
-"""Adaptive batch size: measures gradient noise, changes the batch size and scales the learning rate."""
+"""Adaptive batch size: measures gradient noise, changes the batch size and scales the learning rate.
+
+With another batch size a step counts for `gain` steps of the training's own batch if the learning rate grows by as
+much; for adaptive optimizers such as Adam by its square root (Malladi et al., NeurIPS 2022). The base rates of a
+schedule are scaled too.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +22,15 @@ if TYPE_CHECKING:
     from carpool.runtime.engine.training import Training
     from carpool.runtime.process.protocol import Proceed
 
-
-_TOGETHER = 4  # steps whose gradients are compared
-_EVERY = 16  # steps from one comparison to the next: reading a gradient takes time, and on a GPU it waits for it
+_WINDOW = 4  # steps whose gradients are compared
+_EVERY = 16  # steps from one comparison to the next: reading a gradient synchronizes with the GPU
+_GAIN = "gain"  # stored in the optimizer's groups, as schedules store `initial_lr`, so that it is checkpointed
 
 
 class GradientNoiseMeter:
-    """Takes a few steps in a row for the parts of one large batch, as if the weights had not moved in between.
+    """Estimates the gradient noise scale φ, treating a few successive steps as parts of one large batch.
 
-    They do move, so that gradients are a little less alike than they would be, and φ comes out a little high. Nothing
-    of the training is changed: gradients are only read.
+    The weights move between these steps, so φ comes out slightly too high. Gradients are only read.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -39,52 +43,44 @@ class GradientNoiseMeter:
 
     @property
     def scale(self) -> float | None:
-        """φ in samples; None before the first comparison, and where the noise drowns the gradient."""
+        """φ in samples; None before the first comparison, or if noise exceeds the gradient."""
         found = self._noise.predict().mean
         return found if isfinite(found) else None
 
     @torch.no_grad()
-    def see(self, num_samples: int) -> None:
-        """A step of so many samples has left its gradient on the parameters."""
-        place = self._count % _EVERY
+    def observe(self, num_samples: int) -> None:
+        """Read the gradients that a step of so many samples left on the parameters."""
+        position = self._count % _EVERY
         self._count += 1
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if place >= _TOGETHER or not grads:
+        if position >= _WINDOW or not grads:
             return
         gradient = torch.cat([grad.flatten().float() for grad in grads])
-        if place == 0 or self._sum is None or self._sum.shape != gradient.shape:
+        if position == 0 or self._sum is None or self._sum.shape != gradient.shape:
             self._sizes, self._norms, self._sum = [], [], torch.zeros_like(gradient)
         self._sizes.append(num_samples)
-        self._norms.append(_squared(gradient))
+        self._norms.append(_squared_norm(gradient))
         self._sum.add_(gradient, alpha=num_samples)
-        if len(self._sizes) == _TOGETHER:
-            self._noise.partial_fit(self._sizes, self._norms, _squared(self._sum / sum(self._sizes)))
+        if len(self._sizes) == _WINDOW:
+            self._noise.partial_fit(self._sizes, self._norms, _squared_norm(self._sum / sum(self._sizes)))
             self._sum = None
 
 
-def _squared(values: Tensor) -> float:
+def _squared_norm(values: Tensor) -> float:
     return float(values.double().square().sum())
 
 
-# With another batch a step counts for `gain` steps with the training's own (`gains.py`), if the learning rate grows by as
-# much. For optimizers that divide by the size of the gradient, such as Adam, it grows by the square root (Malladi et al.,
-# NeurIPS 2022). A schedule goes on from there: its base rates are scaled too.
-
-
-_GAIN = "gain"  # kept with an optimizer's groups, as schedules keep their `initial_lr`, so that states have it
-
-
-def apply_batch_size(trainer: Trainer, said: Proceed, own: int, *, per_device: bool) -> None:
-    """Hold as many samples per step as a formation is told, and let its steps count for as much as it is told."""
+def apply_batch_size(trainer: Trainer, proceed: Proceed, own: int, *, per_device: bool) -> None:
+    """Set the batch size and learning-rate gain that the executor ordered; ``own`` is the training's batch size."""
     most = trainer.training.num_samples
-    batch_size = said.batch_size or (min(own * said.size, most) if per_device else 0)
+    batch_size = proceed.batch_size or (min(own * proceed.size, most) if per_device else 0)
     if batch_size and batch_size != trainer.batch_size:
         trainer.resize_batch(batch_size)
-    scale_learning_rate(trainer.training, said.gain)
+    scale_learning_rate(trainer.training, proceed.gain)
 
 
 def scale_learning_rate(training: Training, gain: float) -> None:
-    """Let a step count for `gain` steps with the training's own batch, until the next call; 0: as before."""
+    """Make a step count for `gain` steps with the training's own batch; 0 changes nothing."""
     optimizer, schedule = training.optimizer, training.schedule
     factors = [gain / group.get(_GAIN, 1.0) for group in optimizer.param_groups]
     if not gain or all(factor == 1.0 for factor in factors):
@@ -101,7 +97,7 @@ def scale_learning_rate(training: Training, gain: float) -> None:
 
 
 def _schedules(schedule: Any) -> Iterator[Any]:
-    """A schedule, and those it is made of."""
+    """A schedule and, recursively, those that it chains."""
     if schedule is not None:
         yield schedule
         for part in nested_schedules(schedule):
@@ -109,10 +105,9 @@ def _schedules(schedule: Any) -> Iterator[Any]:
 
 
 def _multiply(group: dict[str, Any], name: str, factor: float) -> None:
-    """In place where it is a tensor: recordings read it there."""
     value = group.get(name)
     if isinstance(value, Tensor):
         with torch.no_grad():
-            value.mul_(factor)
+            value.mul_(factor)  # in place: captured graphs read it there
     elif value is not None:
         group[name] = value * factor

@@ -1,9 +1,4 @@
-"""Device setup of a training: placement, memory format and float32 matmul precision.
-
-``precision`` names the products of float32 tensors on a GPU. ``float32`` keeps all their bits. ``tf32`` rounds factors
-to ten bits of mantissa, which tensor cores multiply several times as fast. Where it is not given, torch's own choice
-stands: convolutions in tf32, matrix products in float32. It changes bits, and is the same in every worker of a job.
-"""
+"""Device setup of a training: placement, memory format and float32 matmul precision."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from carpool.runtime.engine.training import Training
 def place_training(training: Training, device: torch.device) -> None:
     """Move a training to its device, in the form that the runtime and the reference share."""
     set_matmul_precision(training.precision)
-    _spread_buffers(training.model)
+    _materialize_expanded_buffers(training.model)
     training.model.to(device)
     if training.channels_last:
         training.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -28,8 +23,8 @@ def place_training(training: Training, device: torch.device) -> None:
     normalize_optimizer(training.optimizer, device)
 
 
-def _spread_buffers(model: nn.Module) -> None:
-    """Give every element of a buffer a place of its own: one that was expanded cannot be written to."""
+def _materialize_expanded_buffers(model: nn.Module) -> None:
+    """Make expanded buffers contiguous: their elements share memory and cannot be written."""
     for module in model.modules():
         buffers = own_buffers(module)
         for key, buffer in buffers.items():
@@ -38,6 +33,10 @@ def _spread_buffers(model: nn.Module) -> None:
 
 
 def set_matmul_precision(precision: str) -> None:
-    """Let this process multiply float32 numbers so; nothing is changed where nothing is asked."""
+    """Set float32 ("float32") or TF32 ("tf32") for matmuls and convolutions; "" keeps torch's default.
+
+    TF32 rounds factors to ten bits of mantissa and is several times faster on tensor cores. Torch's default is TF32 for
+    convolutions and float32 for matmuls.
+    """
     if precision:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"

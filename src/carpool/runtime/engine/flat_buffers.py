@@ -1,4 +1,9 @@
-"""Flat buffers: gradients, buffers and loss of a step piece as one vector that any reducer can add."""
+"""Flat buffers: gradients, model buffers and loss of a piece of a step in one vector that any reducer can sum.
+
+The vector holds: gradients; float buffers (running statistics); one flag per float buffer that changed; one flag per
+parameter that got a gradient; the loss with its count. Adding two vectors adds two subtrees of the step. Each tensor
+starts at a multiple of 64 bytes and has the strides of its parameter, so that views behave like torch's own gradients.
+"""
 
 from __future__ import annotations
 
@@ -13,42 +18,33 @@ from torch import Tensor, nn
 from carpool.runtime.compat.torch_api import foreach_copy_, own_buffers
 from carpool.runtime.errors import TrainingError
 
+_ALIGN = 16  # elements
+
 
 @torch.no_grad()
-def copy_tensors(into: Sequence[Tensor], contents: Sequence[Tensor]) -> None:
-    """Give tensors these contents, those of one type together.
+def copy_tensors(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors, one foreach call per dtype.
 
-    On a GPU torch copies a row of one type with a few kernels, and a row in which types are mixed one by one; in a
-    recording each of those copies is a node of its own. Before types were told apart, recorded steps on an H200 took
-    5 to 8 µs longer for each buffer (floats and counts of BatchNorm layers) than without the copy: 0.9 ms of 4.5 ms for
-    a MobileNetV3.
+    For a list of mixed dtypes torch launches one kernel (in a CUDA graph one node) per tensor: on an H200 that cost
+    5 to 8 µs per BatchNorm buffer, 0.9 ms of a 4.5 ms step of MobileNetV3.
     """
-    for targets, sources in group_by_dtype(into, contents):
-        foreach_copy_(targets, sources)
+    for same_dtype_targets, same_dtype_sources in group_by_dtype(targets, sources):
+        foreach_copy_(same_dtype_targets, same_dtype_sources)
 
 
-def group_by_dtype(into: Sequence[Tensor], contents: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Tensors and what goes into them, row by row of one type."""
-    rows: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-    for target, source in zip(into, contents, strict=True):
-        targets, sources = rows.setdefault((target.dtype, source.dtype), ([], []))
-        targets.append(target)
-        sources.append(source)
-    return list(rows.values())
-
-
-# The vector holds, one after another: the gradients; the float buffers (running statistics); for each float buffer
-# whether it changed; for each parameter whether it got a gradient; and the loss with its count. Adding two such vectors
-# adds two subtrees of the step. Each tensor begins at a multiple of 64 bytes and has the strides of its parameter, so
-# that the views behave like gradients that torch allocated.
-
-
-_ALIGN = 16  # elements
+def group_by_dtype(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Group pairs of tensors by their dtypes."""
+    groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        group = groups.setdefault((target.dtype, source.dtype), ([], []))
+        group[0].append(target)
+        group[1].append(source)
+    return list(groups.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contribution:
-    """What a subtree of the step contributes: a vector that adds up, and the integer buffers of its first piece."""
+    """The sum over a subtree of a step: the flat vector, and the integer buffers of its first piece."""
 
     values: Tensor
     integers: Tensor
@@ -60,12 +56,12 @@ class Contribution:
 
 
 class StepSums(NamedTuple):
-    """What is read of the sum of all contributions, in one go: the moment a step waits for its device."""
+    """What the host reads of the sum of all contributions, in one device synchronization."""
 
-    used: list[bool]  # the parameters that got a gradient
+    used: list[bool]  # parameters that got a gradient
     loss: float
-    finite: bool  # whether all gradients are finite numbers
-    counted: bool  # the loss came as (sum, count), so that all still has to be divided by the count
+    finite: bool  # whether all gradients are finite
+    counted: bool  # the loss came as (sum, count): gradients must still be divided by the count
 
 
 class _Segment(NamedTuple):
@@ -77,71 +73,67 @@ class _Segment(NamedTuple):
         return flat.as_strided(self.size, self.stride, flat.storage_offset() + self.start)
 
 
-class _Slot(NamedTuple):
+class _BufferRef(NamedTuple):
     buffers: dict[str, Tensor | None]  # of its module
     key: str
     name: str
 
-    def read(self) -> Tensor:
+    def get(self) -> Tensor:
         buffer = self.buffers[self.key]
         if buffer is None:
-            raise TrainingError(f"buffer {self.name!r} is gone; it was there when the training began")
+            raise TrainingError(f"buffer {self.name!r} was set to None during training")
         return buffer
 
 
 class FlatLayout:
-    """Where each gradient and buffer of a model lies in the flat vector.
+    """Offsets of the gradients and buffers of a model in the flat vector.
 
-    Parameters are those the optimizer holds and that require a gradient, in the model's order. Vectors are float32, or
-    float64 where the model has a float64 tensor; half types widen without loss.
+    Parameters are those that the optimizer holds and that require a gradient, in the model's order. The vector is
+    float32, or float64 if the model has a float64 tensor; half types widen without loss.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         named = [(n, p) for n, p in model.named_parameters() if id(p) in held and p.requires_grad]
-        self.model = model
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        self.floats, self.whole = _buffer_slots(model)
-        self.slots = (*self.floats, *self.whole)
-        self._empty = _empty_slots(model)
-        tensors = [*self.parameters, *[slot.read() for slot in self.floats]]
+        self.float_buffers, self.integer_buffers, self._none_buffers = _find_buffers(model)
+        self.buffer_refs = (*self.float_buffers, *self.integer_buffers)
+        tensors = [*self.parameters, *[ref.get() for ref in self.float_buffers]]
         wide = any(tensor.dtype in {torch.float64, torch.complex128} for tensor in tensors)
         self.dtype = torch.float64 if wide else torch.float32
         self.device = self.parameters[0].device
 
-        self._segments, end = _segments(tensors)
-        self.gradients = range(self._segments[len(self.parameters)].start if self.floats else end)
-        self.changed = range(end, end + len(self.floats))
+        self._segments, end = _lay_out(tensors)
+        self.gradients = range(self._segments[len(self.parameters)].start if self.float_buffers else end)
+        self.changed = range(end, end + len(self.float_buffers))
         self.used = range(self.changed.stop, self.changed.stop + len(self.parameters))
-        self.loss = self.used.stop  # loss, count, and how many passes gave a count
+        self.loss = self.used.stop  # loss, count, and the number of passes that gave a count
         self.size = self.loss + 3
-        self._whole_sizes = [slot.read().numel() for slot in self.whole]
+        self._integer_sizes = [ref.get().numel() for ref in self.integer_buffers]
 
     def new(self) -> Contribution:
-        """A vector of zeros."""
+        """Allocate a vector of zeros."""
         values = torch.zeros(self.size, dtype=self.dtype, device=self.device)
-        return Contribution(values, torch.zeros(sum(self._whole_sizes), dtype=torch.int64, device=self.device))
+        return Contribution(values, torch.zeros(sum(self._integer_sizes), dtype=torch.int64, device=self.device))
 
-    def cleared(self, used: Contribution) -> Contribution:
-        """A vector that was used before, its end zeros again: gradients and buffers are written over."""
+    def reset(self, used: Contribution) -> Contribution:
+        """Zero the accumulated end of a used vector; its gradients and buffers will be overwritten."""
         used.values[self.changed.start :].zero_()
         return used
 
     def gradient_views(self, values: Tensor) -> list[Tensor]:
-        """Each parameter's gradient, as a view of the vector (complex ones as pairs of floats)."""
+        """Each parameter's gradient as a view of the vector; complex ones as pairs of floats."""
         return [segment.view(values) for segment in self._segments[: len(self.parameters)]]
 
-    def buffer_views(self, values: Tensor) -> list[Tensor]:
-        """Each float buffer, as a view of the vector."""
+    def float_buffer_views(self, values: Tensor) -> list[Tensor]:
         return [segment.view(values) for segment in self._segments[len(self.parameters) :]]
 
-    def whole_views(self, integers: Tensor) -> Iterator[Tensor]:
-        """Each integer buffer, as a view of the vector of integers."""
-        for slot, piece in zip(self.whole, torch.split(integers, self._whole_sizes), strict=True):
-            yield piece.view(slot.read().shape)
+    def integer_buffer_views(self, integers: Tensor) -> Iterator[Tensor]:
+        for ref, piece in zip(self.integer_buffers, torch.split(integers, self._integer_sizes), strict=True):
+            yield piece.view(ref.get().shape)
 
-    def sums(self, values: Tensor) -> StepSums:
+    def read_sums(self, values: Tensor) -> StepSums:
         """Read the end of the vector, and whether its gradients are finite (an infinity or NaN survives summing)."""
         total = values[: self.gradients.stop].sum()
         *used, loss, count, counted, probe = torch.cat([values[self.used.start :], total[None]]).tolist()
@@ -150,60 +142,53 @@ class FlatLayout:
         return StepSums([flag > 0 for flag in used], loss, math.isfinite(probe), counted > 0)
 
     def buffers(self) -> list[Tensor]:
-        """The model's float buffers and then its integer ones, as they are."""
-        return [slot.read() for slot in self.slots]
+        """The model's current float buffers, then its integer ones."""
+        return [ref.get() for ref in self.buffer_refs]
 
-    def refuse_new_buffers(self) -> None:
-        """Refuse a buffer that was empty at first and is not any more: no fresh model could take the state over."""
-        for slot in self._empty:
-            if slot.buffers.get(slot.key) is not None:
+    def check_no_new_buffers(self) -> None:
+        """Reject a buffer that was None at the start: a new model could not load it."""
+        for ref in self._none_buffers:
+            if ref.buffers.get(ref.key) is not None:
                 raise TrainingError(
-                    f"buffer {slot.name!r} was None when the training began, and a step has filled it: it would not "
-                    "survive. Give it its shape when the model is made."
+                    f"buffer {ref.name!r} was None at the start and a step assigned it: it cannot be checkpointed. "
+                    "Create it with its final shape in the model's constructor."
                 )
 
     @torch.no_grad()
-    def put_back(self, buffers: list[Tensor], contents: list[Tensor]) -> None:
-        """Give the model these buffers with these contents again, even if it replaced them by others."""
-        for slot, buffer in zip(self.slots, buffers, strict=True):
-            slot.buffers[slot.key] = buffer
+    def restore_buffers(self, buffers: list[Tensor], contents: list[Tensor]) -> None:
+        """Put these tensors with these contents back into the model, even if it replaced them."""
+        for ref, buffer in zip(self.buffer_refs, buffers, strict=True):
+            ref.buffers[ref.key] = buffer
         copy_tensors(buffers, contents)
 
 
-def real(tensor: Tensor) -> Tensor:
-    """A complex tensor as pairs of floats, any other as it is."""
+def as_real(tensor: Tensor) -> Tensor:
+    """View a complex tensor as pairs of floats; return any other unchanged."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _buffer_slots(model: nn.Module) -> tuple[list[_Slot], list[_Slot]]:
-    floats: list[_Slot] = []
-    whole: list[_Slot] = []
+def _find_buffers(model: nn.Module) -> tuple[list[_BufferRef], list[_BufferRef], list[_BufferRef]]:
+    """The model's float buffers, its integer ones, and those that are None; shared buffers once."""
+    floats: list[_BufferRef] = []
+    integers: list[_BufferRef] = []
+    nones: list[_BufferRef] = []
     seen = set()
     for prefix, module in model.named_modules():
         for key, buffer in own_buffers(module).items():
-            if buffer is None or id(buffer) in seen:
-                continue
-            seen.add(id(buffer))
-            slot = _Slot(own_buffers(module), key, f"{prefix}.{key}" if prefix else key)
-            (floats if buffer.is_floating_point() or buffer.is_complex() else whole).append(slot)
-    return floats, whole
+            ref = _BufferRef(own_buffers(module), key, f"{prefix}.{key}" if prefix else key)
+            if buffer is None:
+                nones.append(ref)
+            elif id(buffer) not in seen:
+                seen.add(id(buffer))
+                (floats if buffer.is_floating_point() or buffer.is_complex() else integers).append(ref)
+    return floats, integers, nones
 
 
-def _empty_slots(model: nn.Module) -> list[_Slot]:
-    return [
-        _Slot(own_buffers(module), key, f"{prefix}.{key}" if prefix else key)
-        for prefix, module in model.named_modules()
-        for key, buffer in own_buffers(module).items()
-        if buffer is None
-    ]
-
-
-def _segments(tensors: list[Tensor]) -> tuple[list[_Segment], int]:
+def _lay_out(tensors: list[Tensor]) -> tuple[list[_Segment], int]:
     segments, start = [], 0
     for tensor in tensors:
-        shape = real(tensor.detach())
-        # Dense tensors keep their own strides (channels last, for example); for others, those of a fresh one.
-        twin = torch.empty_like(shape, device="meta", memory_format=torch.preserve_format)
-        segments.append(_Segment(start, twin.size(), twin.stride()))
-        start += -(-twin.numel() // _ALIGN) * _ALIGN
+        # preserve_format keeps the strides of dense tensors (channels last, for example) and replaces others.
+        like = torch.empty_like(as_real(tensor.detach()), device="meta", memory_format=torch.preserve_format)
+        segments.append(_Segment(start, like.size(), like.stride()))
+        start += -(-like.numel() // _ALIGN) * _ALIGN
     return segments, start

@@ -1,9 +1,9 @@
-"""Forward and backward pass over one piece of a step: a shard (exact mode) or a device's part (default).
+"""Forward and backward pass over one piece of a step: a shard (exact mode) or a device's part (default mode).
 
 Both modes share one rule. The loss of a piece with n_s of the step's n samples is multiplied by n_s/n before backward,
 so that the gradients of all pieces add up to the gradient of the step's mean. A loss given as (sum, count) is divided
-by n before backward, and the sum of all pieces by Σ count / n afterwards. Buffers start every piece from those of the
-step; float buffers are averaged with the weights n_s/n, integer buffers come from the first piece that holds samples.
+by n before backward, and the total by Σ count / n afterwards. Every piece starts from the step's buffers; float buffers
+are averaged with the weights n_s/n, integer buffers come from the first piece with samples.
 """
 
 from __future__ import annotations
@@ -21,81 +21,77 @@ from carpool.runtime.compat.torch_api import foreach_add_, foreach_copy_, foreac
 from carpool.runtime.data.batches import BatchSource
 from carpool.runtime.data.sampler import Draw
 from carpool.runtime.engine.determinism import seed_pass
-from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout, real
+from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout, as_real
 from carpool.runtime.engine.optimizer_step import LossScale
 from carpool.runtime.engine.pass_guards import BufferSnapshot, MutationGuard
 from carpool.runtime.engine.training import Training
 from carpool.runtime.errors import TrainingError
-from carpool.runtime.reduce.shards import Bounds, Subtree, TreeAdder, cut_into_passes
+from carpool.runtime.reduce.shards import Bounds, Subtree, TreeAdder, split_micro_batches
 
-Contributions = list[tuple[Subtree, Contribution | None]]  # subtrees with what they contribute; None: no samples
-ContributionSlots = Mapping[Subtree, Contribution]  # where the contributions of subtrees are to lie
-_NOTHING = nullcontext()
+Contributions = list[tuple[Subtree, Contribution | None]]  # None: the subtree has no samples
+ContributionSlots = Mapping[Subtree, Contribution]  # preallocated memory for subtrees
+_NULL_CONTEXT = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One step to be made: its samples, and how they are cut into pieces."""
+    """One training step: its samples, and how they are split into pieces."""
 
     draw: Draw
     bounds: Bounds
-    most: int = 0  # samples in a pass; 0: any number
+    max_micro_batch: int = 0  # samples in one pass; 0: no limit
 
     @property
     def number(self) -> int:
-        """How many steps came before it."""
+        """Steps done before this one."""
         return self.draw.at.step
 
     @property
     def num_samples(self) -> int:
-        """Samples in the step."""
         return len(self.draw.samples)
 
     def is_empty(self, piece: int) -> bool:
-        """Whether a piece holds no samples."""
         start, end = self.bounds[piece]
         return start == end
 
-    def passes(self, piece: int) -> list[tuple[int, int]]:
-        """The samples of a piece, pass by pass: one, unless they do not fit into memory together."""
-        return cut_into_passes(*self.bounds[piece], self.most)
+    def micro_batches(self, piece: int) -> list[tuple[int, int]]:
+        """Sample ranges of a piece: one, unless the piece does not fit into memory."""
+        return split_micro_batches(*self.bounds[piece], self.max_micro_batch)
 
     def samples_in(self, pieces: range) -> int:
-        """Samples in some pieces."""
         return sum(end - start for start, end in (self.bounds[piece] for piece in pieces))
 
-    def longest(self, pieces: range) -> int:
-        """Samples in the longest pass over some pieces."""
-        return max((end - start for piece in pieces for start, end in self.passes(piece)), default=0)
+    def largest_micro_batch(self, pieces: range) -> int:
+        return max((end - start for piece in pieces for start, end in self.micro_batches(piece)), default=0)
 
 
-class PassObserver(Protocol):
-    """Who is told how far a pass has come."""
+class LaunchObserver(Protocol):
+    """Callbacks around the kernel launches of a step, for workers that take turns on a device."""
 
-    def starts(self) -> None:
-        """Nothing has been said to the device yet: return when it may be."""
+    def before_launch(self) -> None:
+        """Block until kernels may be launched."""
         ...
 
-    def is_queued(self) -> None:
-        """The device has been told all of it and the loss is not known yet."""
+    def after_launch(self) -> None:
+        """Forward and backward are launched; the loss has not been read yet."""
         ...
 
 
 class ForwardBackward:
-    """Makes the contributions of pieces, and leaves the model as it was: a step that fails can be made again."""
+    """Computes the contributions of pieces and leaves the model unchanged, so that a failed step can be repeated."""
 
     def __init__(self, training: Training, layout: FlatLayout, seed: int, scale: LossScale | None) -> None:
         self._training = training
         self._layout = layout
         self._seed = seed
         self._scale = scale
-        self._parameters = list(training.model.parameters())  # frozen and foreign to the optimizer ones too
-        self._before = BufferSnapshot(layout)
-        self._untouched = MutationGuard(training.model)
-        self._autocast_to = training.autocast_dtype
-        self._has_passed = False
-        self.turn: PassObserver | None = None  # who is told of the pass that is made; some things perhaps twice
-        self.samples = BatchSource(
+        self._parameters = list(training.model.parameters())  # including those the optimizer does not hold
+        self._snapshot = BufferSnapshot(layout)
+        self._mutation_guard = MutationGuard(training.model)
+        self._autocast_dtype = training.autocast_dtype
+        self._sparse_checked = False
+        self.observer: LaunchObserver | None = None
+        self.batches = BatchSource(
             training.dataset,
             seed=seed,
             augment=training.augment,
@@ -104,65 +100,60 @@ class ForwardBackward:
             workers=training.workers,
         )
 
-    def contribute(self, step: Step, pieces: range, places: ContributionSlots | None = None) -> Contributions:
-        """The maximal aligned subtrees of a range of pieces, each added up in tree order.
+    def contribute(self, step: Step, pieces: range, slots: ContributionSlots | None = None) -> Contributions:
+        """Sum a range of pieces in tree order into its maximal aligned subtrees.
 
-        ``places`` has, for each of these subtrees, where its sum is to lie: then nothing has to be copied there.
+        ``slots`` is the memory for each of these subtrees, so that no copy is needed.
         """
-        self.begin()
-        gather: TreeAdder[Contribution] = TreeAdder(add_contributions)
-        free = {} if places is None else {piece: places[node] for node in places for piece in node.shards}
+        self._snapshot.take()
+        adder: TreeAdder[Contribution] = TreeAdder(add_contributions)
+        free = {} if slots is None else {piece: slots[node] for node in slots for piece in node.shards}
         for piece in pieces:
-            made = self.piece(step, piece, free.get(piece))
-            if made is not None and piece in free:  # a subtree is added up into the first of its pieces
-                free = {other: place for other, place in free.items() if place is not free[piece]}
-            gather.put(Subtree(0, piece), made)
-        return gather.held
+            contribution = self._contribute_piece(step, piece, free.get(piece))
+            if contribution is not None and piece in free:  # a subtree is summed into the slot of its first piece
+                free = {other: slot for other, slot in free.items() if slot is not free[piece]}
+            adder.put(Subtree(0, piece), contribution)
+        return adder.held
 
-    def begin(self) -> None:
-        """Remember the model as it is at the begin of a step: every piece starts from it."""
-        self._before.take()
-
-    def fetch(self, step: Step) -> Any:
+    def fetch_batch(self, step: Step) -> Any:
         """All samples of a step, on the device."""
-        return self.samples.fetch(step.draw.at.epoch, step.draw.samples, self._layout.device)
+        return self.batches.fetch(step.draw.at.epoch, step.draw.samples, self._layout.device)
 
-    def whole(self, batch: Any, number: int) -> float:
-        """One pass over a step that is one piece: its loss; gradients stay on the parameters, buffers in the model.
+    def single_pass(self, batch: Any, number: int) -> float:
+        """Run a step that is one piece; returns its loss and leaves gradients on the parameters.
 
-        What comes out is bit for bit what `contribute` gives, without a vector in between: nobody else has to read it.
-        After an error, or a loss that is no number, the model is as it was.
+        The result is bitwise that of `contribute`, without the flat vector. After an error or a non-finite loss the
+        model is restored.
         """
-        self._before.take()
+        self._snapshot.take()
         self.seed(number)
-        self.clear()
+        self.clear_gradients()
         try:
             loss = self.forward(batch)
-            reading = PendingLoss(loss)
+            pending = PendingLoss(loss)
             self.backward(loss)
-            self._before.refuse_growth()
-            self.queued()
-            value = reading.value()
+            self._snapshot.check_shapes()
+            self.after_launch()
+            value = pending.value()
         except BaseException:
-            self._undo()
+            self._restore()
             raise
         if not math.isfinite(value):
-            self._undo()
+            self._restore()
         return value
 
-    def starts(self) -> None:
-        """A pass is about to be said to the device."""
-        if self.turn is not None:
-            self.turn.starts()
+    def before_launch(self) -> None:
+        if self.observer is not None:
+            self.observer.before_launch()
 
-    def queued(self) -> None:
-        """A pass has been said to the device: what is done while that is busy."""
-        self.samples.send()
-        if self.turn is not None:
-            self.turn.is_queued()
+    def after_launch(self) -> None:
+        """Work for the host while the device computes."""
+        self.batches.start_copy()
+        if self.observer is not None:
+            self.observer.after_launch()
 
     def seed(self, number: int) -> None:
-        """Set all generators for the pass over a step that is one piece."""
+        """Seed all generators for a step that is one piece."""
         seed_pass(self._seed, number, 0)
 
     def forward(self, batch: Any) -> Tensor:
@@ -172,137 +163,135 @@ class ForwardBackward:
             return loss if count is None else loss / count
 
     def backward(self, loss: Tensor) -> None:
-        """Hang the gradient of the loss on the parameters."""
         loss.backward()  # type: ignore[no-untyped-call]
-        if not self._has_passed:  # which layers make sparse gradients does not change
-            self._refuse_sparse()
-            self._has_passed = True
+        if not self._sparse_checked:  # whether a layer makes sparse gradients does not change
+            self._check_dense()
+            self._sparse_checked = True
 
     def gradients(self) -> list[Tensor | None]:
-        """What hangs on the parameters."""
         return [parameter.grad for parameter in self._parameters]
 
-    def hang(self, gradients: Sequence[Tensor | None]) -> None:
-        """Hang gradients on the parameters again."""
+    def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
 
-    def clear(self) -> None:
-        """Take all gradients off the parameters."""
+    def clear_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
 
     def _autocast(self) -> AbstractContextManager[object]:
-        dtype = self._autocast_to
-        return _NOTHING if dtype is None else torch.autocast(self._layout.device.type, dtype=dtype)
+        dtype = self._autocast_dtype
+        return _NULL_CONTEXT if dtype is None else torch.autocast(self._layout.device.type, dtype=dtype)
 
-    def _undo(self) -> None:
-        """Give the model its buffers back, and take the gradients off."""
-        self._before.restore()
-        self.clear()
+    def _restore(self) -> None:
+        self._snapshot.restore()
+        self.clear_gradients()
 
-    def _refuse_sparse(self) -> None:
+    def _check_dense(self) -> None:
         for name, parameter in zip(self._layout.names, self._layout.parameters, strict=True):
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise TrainingError(
-                    f"the gradient of {name!r} is sparse; gradients are added up as dense ones. Build the layer with "
+                    f"the gradient of {name!r} is sparse; only dense gradients can be summed. Create the layer with "
                     "sparse=False."
                 )
 
-    def piece(self, step: Step, piece: int, place: Contribution | None = None) -> Contribution | None:
-        """What one piece contributes, in a given place or in a new one; nothing, where it has no samples."""
+    def _contribute_piece(self, step: Step, piece: int, slot: Contribution | None) -> Contribution | None:
+        """The contribution of one piece, in ``slot`` or new memory; None for a piece without samples."""
         if step.is_empty(piece):
             return None
         layout = self._layout
-        made = layout.new() if place is None else layout.cleared(place)
-        for number, (first, stop) in enumerate(step.passes(piece)):
-            batch = self.samples.fetch(step.draw.at.epoch, step.draw.samples[first:stop], layout.device)
+        contribution = layout.new() if slot is None else layout.reset(slot)
+        for number, (start, end) in enumerate(step.micro_batches(piece)):
+            batch = self.batches.fetch(step.draw.at.epoch, step.draw.samples[start:end], layout.device)
             seed_pass(self._seed, step.number, piece, number)
             try:
-                self.clear()
-                with self._untouched.watching() if len(step.bounds) > 1 else _NOTHING:
-                    self._backward(batch, stop - first, step.num_samples, made.values)
+                self.clear_gradients()
+                with self._mutation_guard.watch() if len(step.bounds) > 1 else _NULL_CONTEXT:
+                    self._weighted_backward(batch, end - start, step.num_samples, contribution.values)
                 with torch.no_grad():
-                    self._take_gradients(made.values, adding=number > 0)
-                    self._take_buffers(made, (stop - first) / step.num_samples, adding=number > 0)
+                    self._collect_gradients(contribution.values, accumulate=number > 0)
+                    self._collect_buffers(contribution, (end - start) / step.num_samples, accumulate=number > 0)
             finally:
-                self._undo()
-        return made
+                self._restore()
+        return contribution
 
-    def _backward(self, batch: Any, num_samples: int, of: int, values: Tensor) -> None:
-        """Differentiate the piece's share of the step's loss, and note the loss."""
+    def _weighted_backward(self, batch: Any, num_samples: int, of: int, values: Tensor) -> None:
+        """Differentiate this micro-batch's part of the step's loss, and add the loss to the vector."""
         with self._autocast():
             loss, count = read_loss(self._training.loss(self._training.model, batch))
             if count is None:
-                share = loss if num_samples == of else loss * (num_samples / of)
+                part = loss if num_samples == of else loss * (num_samples / of)
             else:
-                share = loss / (count if num_samples == of else of)
-        (share if self._scale is None else share * self._scale.value).backward()  # type: ignore[no-untyped-call]
-        values[self._layout.loss] += share.detach()
+                part = loss / (count if num_samples == of else of)
+        (part if self._scale is None else part * self._scale.value).backward()  # type: ignore[no-untyped-call]
+        values[self._layout.loss] += part.detach()
         if count is not None and num_samples != of:
             values[self._layout.loss + 1] += count / of
             values[self._layout.loss + 2] += 1.0
 
-    def _take_gradients(self, values: Tensor, *, adding: bool) -> None:
-        """Copy the gradients into the vector, or add them to what earlier passes over the piece left there."""
+    def _collect_gradients(self, values: Tensor, *, accumulate: bool) -> None:
+        """Copy the gradients into the vector, or add them to those of earlier micro-batches."""
         layout = self._layout
-        self._refuse_sparse()
+        self._check_dense()
         used = [parameter.grad is not None for parameter in layout.parameters]
-        views, found = [], []
+        views, gradients = [], []
         for parameter, view in zip(layout.parameters, layout.gradient_views(values), strict=True):
             if parameter.grad is not None:
                 views.append(view)
-                found.append(real(parameter.grad))
-            elif not adding:
+                gradients.append(as_real(parameter.grad))
+            elif not accumulate:
                 view.zero_()
         if views:
-            (foreach_add_ if adding else foreach_copy_)(views, found)
+            (foreach_add_ if accumulate else foreach_copy_)(views, gradients)
         values[layout.used.start : layout.used.stop] += torch.tensor(used, dtype=values.dtype).to(values.device)
 
-    def _take_buffers(self, made: Contribution, share: float, *, adding: bool) -> None:
+    def _collect_buffers(self, contribution: Contribution, weight: float, *, accumulate: bool) -> None:
         layout = self._layout
-        self._before.refuse_growth()
-        now = layout.buffers()
-        floats = now[: len(layout.floats)]
+        self._snapshot.check_shapes()
+        buffers = layout.buffers()
+        floats = buffers[: len(layout.float_buffers)]
         if floats:
-            views = layout.buffer_views(made.values)
-            now_real = [real(buffer) for buffer in floats]
-            if adding:
-                foreach_add_(views, now_real, alpha=share)
-            else:
-                foreach_copy_(views, now_real)
-            if share == 1.0:
-                made.values[layout.changed.start : layout.changed.stop] = 1.0
-            else:
-                if not adding:
-                    foreach_mul_(views, share)
-                changed = [(buffer != old).any() for buffer, old in zip(floats, self._before.contents, strict=False)]
-                made.values[layout.changed.start : layout.changed.stop] += torch.stack(changed)
-        if adding:
+            self._collect_float_buffers(contribution.values, floats, weight, accumulate=accumulate)
+        if accumulate:
             return
-        for view, buffer in zip(layout.whole_views(made.integers), now[len(floats) :], strict=True):
+        views = layout.integer_buffer_views(contribution.integers)
+        for view, buffer in zip(views, buffers[len(floats) :], strict=True):
             view.copy_(buffer)
+
+    def _collect_float_buffers(
+        self, values: Tensor, floats: Sequence[Tensor], weight: float, *, accumulate: bool
+    ) -> None:
+        layout = self._layout
+        views = layout.float_buffer_views(values)
+        sources = [as_real(buffer) for buffer in floats]
+        if accumulate:
+            foreach_add_(views, sources, alpha=weight)
+        else:
+            foreach_copy_(views, sources)
+        if weight == 1.0:
+            values[layout.changed.start : layout.changed.stop] = 1.0
+            return
+        if not accumulate:
+            foreach_mul_(views, weight)
+        changed = [(buffer != old).any() for buffer, old in zip(floats, self._snapshot.contents, strict=False)]
+        values[layout.changed.start : layout.changed.stop] += torch.stack(changed)
 
 
 class PendingLoss:
-    """A loss on its way to the host.
-
-    It is known after the forward pass, so nobody has to wait for the backward pass: while a GPU makes that, the update
-    and the next step are launched, and it never idles between steps.
-    """
+    """A loss being copied to the host during the backward pass, so that the GPU never idles between steps."""
 
     def __init__(self, loss: Tensor) -> None:
         self._value = loss
-        self._arrived: torch.cuda.Event | None = None
+        self._copied: torch.cuda.Event | None = None
         if loss.is_cuda:
             self._value = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss.detach(), non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
 
     def value(self) -> float:
-        """The loss, once it is there."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        """Wait for the copy and return the loss."""
+        if self._copied is not None:
+            self._copied.synchronize()
         return self._value.item()
 
 
@@ -313,7 +302,7 @@ def add_contributions(left: Contribution, right: Contribution) -> Contribution:
 
 
 def read_loss(result: Any) -> tuple[Tensor, Tensor | float | None]:
-    """What ``loss`` returned, as a scalar and, where it came as (sum, count), the count."""
+    """Split the result of ``loss`` into a scalar and, for (sum, count), the count."""
     if isinstance(result, Tensor) and result.ndim == 0 and result.requires_grad:
         return result, None
     loss, count = result, None
@@ -333,5 +322,5 @@ def read_loss(result: Any) -> tuple[Tensor, Tensor | float | None]:
     if loss.numel() != 1:
         raise TrainingError(f"loss returned a tensor of shape {tuple(loss.shape)}. {way_out}")
     if not loss.requires_grad:
-        raise TrainingError("loss returned a number that does not depend on the model's parameters; was it detached?")
+        raise TrainingError("loss returned a tensor that does not depend on the model's parameters; was it detached?")
     return loss.reshape(()), count

@@ -1,4 +1,9 @@
-"""Optimizer step: loss scaling, gradient averaging and clipping, weight update."""
+"""Optimizer step: loss scaling, gradient averaging and clipping, weight update.
+
+The optimizer may update a subset of the parameters: every rank needs the whole gradient only for its norm, and the
+weights are bitwise those of one process that updates all. Parameters are never split, because norms and matrix
+optimizers need whole ones.
+"""
 
 from __future__ import annotations
 
@@ -15,47 +20,9 @@ from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout, StepSu
 from carpool.runtime.engine.training import Training
 from carpool.runtime.graphs.verification import optimizer_tensors
 
-
-@dataclass(slots=True)
-class LossScale:
-    """The factor on the loss: halved when a gradient overflows (that step is left out), doubled after a long calm.
-
-    Always a power of two, so that scaling back is exact; the rule is that of Micikevicius et al. 2018.
-    """
-
-    value: float = 2.0**16
-    calm: int = 0  # steps since it last changed
-    patience: int = 2000
-
-    def overflowed(self) -> None:
-        """Take note of a gradient that is not finite."""
-        self.value /= 2
-        self.calm = 0
-
-    def passed(self) -> None:
-        """Take note of a step whose gradients were finite."""
-        self.calm += 1
-        if self.calm == self.patience:
-            self.value *= 2
-            self.calm = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """What resuming needs."""
-        return {"value": self.value, "calm": self.calm}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.value, self.calm = state["value"], state["calm"]
-
-
-# The optimizer may step range by range: whoever updates a range of parameters needs the whole gradient only for its norm,
-# and the weights come out bit for bit as if one process had updated them all. A range is whole parameters: the norm of a
-# parameter, and optimizers that treat a parameter as a matrix, do not survive being cut.
-
-
 _LARGE = 1 << 17  # elements
-# Those that treat every element by itself: how their work is cut into threads does not show in the bits.
-_BY_ELEMENT: frozenset[type[torch.optim.Optimizer]] = frozenset(
+# Optimizers that compute every element by itself: the number of threads does not change the bits.
+_ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
     {
         torch.optim.SGD,
         torch.optim.Adam,
@@ -70,25 +37,51 @@ _BY_ELEMENT: frozenset[type[torch.optim.Optimizer]] = frozenset(
         torch.optim.ASGD,
     }
 )
-# SGD has a fused form too, which fails where a parameter gets its first gradient later than the others.
+# Not SGD: its fused kernel fails if a parameter gets its first gradient later than the others.
 _FUSED: frozenset[type[torch.optim.Optimizer]] = frozenset({torch.optim.Adam, torch.optim.AdamW})
 
 
-def normalize_optimizer(optimizer: torch.optim.Optimizer, device: torch.device, *, fused: bool = False) -> None:
-    """Bring an optimizer into the one form that the eager loop, graphs and the reference share.
+@dataclass(slots=True)
+class LossScale:
+    """Dynamic loss scale for float16: halved on overflow (the step is skipped), doubled after `growth_interval` steps.
 
-    Many small operations instead of one fused kernel: each over all parameters (``foreach``), or, where these are large
-    and on a CPU, parameter by parameter. On CUDA ``capturable`` with the learning rate in a tensor, so that a graph
-    reads its present value. An optimizer that cannot be captured (SGD) keeps a number: it would read the tensor back in
-    every step, and wait for the device to do so. Where ``fused`` kernels may be had on a CPU, Adam takes the one that
-    torch has for it: it goes through memory once, in a third of the time, and rounds a little differently.
+    Always a power of two, so that unscaling is exact (Micikevicius et al. 2018).
     """
-    _gather_state(optimizer)
+
+    value: float = 2.0**16
+    growth_tracker: int = 0  # steps since the last change
+    growth_interval: int = 2000
+
+    def update(self, *, finite: bool) -> None:
+        """Adjust the scale after a step whose gradients were finite or not."""
+        self.growth_tracker = self.growth_tracker + 1 if finite else 0
+        if not finite:
+            self.value /= 2
+        elif self.growth_tracker == self.growth_interval:
+            self.value *= 2
+            self.growth_tracker = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "calm": self.growth_tracker}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value, self.growth_tracker = state["value"], state["calm"]
+
+
+def normalize_optimizer(optimizer: torch.optim.Optimizer, device: torch.device, *, fused: bool = False) -> None:
+    """Set the one form of an optimizer that eager steps, CUDA graphs and the reference share.
+
+    ``foreach`` on GPUs and for small parameters; for large ones on a CPU a loop over parameters is faster. On CUDA
+    ``capturable`` with a tensor learning rate, so that a graph reads its current value; an optimizer that is not
+    capturable (SGD) keeps a float, because reading a tensor would synchronize in every step. ``fused`` permits the
+    fused CPU kernel of Adam, which takes a third of the time and rounds slightly differently.
+    """
+    _move_state(optimizer)
     cuda = device.type == "cuda"
     for group in optimizer.param_groups:
-        if "foreach" not in group:  # an optimizer of another kind: it is left as it is
+        if "foreach" not in group:  # not one of torch's optimizers
             continue
-        is_fused = fused and device.type == "cpu" and type(optimizer) in _FUSED and _may_fuse(group)
+        is_fused = fused and device.type == "cpu" and type(optimizer) in _FUSED and _can_fuse(group)
         group["foreach"] = not is_fused and (cuda or not _are_large(group["params"]))
         if "fused" in group:
             group["fused"] = is_fused or None
@@ -96,7 +89,7 @@ def normalize_optimizer(optimizer: torch.optim.Optimizer, device: torch.device, 
         if is_capturable:
             group["capturable"] = cuda
             for state in [optimizer.state[p] for p in group["params"] if p in optimizer.state]:
-                if isinstance(state.get("step"), Tensor):  # counted where it is used; a loaded one may lie elsewhere
+                if isinstance(state.get("step"), Tensor):
                     state["step"] = state["step"].to(device)
         if cuda and is_capturable:
             group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
@@ -104,42 +97,28 @@ def normalize_optimizer(optimizer: torch.optim.Optimizer, device: torch.device, 
             group["lr"] = group["lr"].item()
 
 
-def _may_fuse(group: Mapping[str, Any]) -> bool:
-    """Whether a fused kernel, which takes every tensor for a plain row of numbers, may have these."""
-    plain = {torch.float32, torch.float64}
-    is_plain = all(parameter.dtype in plain and parameter.is_contiguous() for parameter in group["params"])
+def _can_fuse(group: Mapping[str, Any]) -> bool:
+    """Whether the parameters are what fused kernels assume: contiguous and float32 or float64."""
+    dtypes = {torch.float32, torch.float64}
+    is_plain = all(parameter.dtype in dtypes and parameter.is_contiguous() for parameter in group["params"])
     return is_plain and not group["differentiable"]
 
 
-def _keep_tensors(now: dict[str, Any], old: Mapping[str, Any]) -> None:
-    """Have what was loaded in the tensors that were there before, where these are of its kind."""
-    for name, new in now.items():
-        place = old.get(name)
-        if isinstance(new, Tensor) and isinstance(place, Tensor) and _kind(place) == _kind(new):
-            now[name] = place.copy_(new)
-
-
-def _kind(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-
 def _are_large(parameters: Sequence[Tensor]) -> bool:
-    """Whether most elements lie in parameters that the next operation would not find in the cache any more.
+    """Whether most elements are in parameters too large for the cache.
 
-    Such are updated quicker one by one, small ones by ``foreach``: `benchmarks/runtime_overhead.py` measures both.
+    Those are updated faster one by one, small ones by ``foreach``: `benchmarks/runtime_overhead.py` measures both.
     """
     large = sum(parameter.numel() for parameter in parameters if parameter.numel() > _LARGE)
     return 2 * large > sum(parameter.numel() for parameter in parameters)
 
 
 @torch.no_grad()
-def _gather_state(optimizer: torch.optim.Optimizer) -> None:
-    """Bring what an optimizer remembers to where its parameters are now, and into their layout.
+def _move_state(optimizer: torch.optim.Optimizer) -> None:
+    """Move the optimizer's state to the device and memory format of its parameters.
 
-    What was made with the optimizer (Adagrad's sums) stayed behind when the model moved; what comes from a file or
-    from another process is contiguous. Beside weights that are channels last torch would then update tensor by tensor,
-    with hundreds of kernels in a step instead of a few. Only the count of steps stays: where it belongs depends on the
-    optimizer's form.
+    State created in the constructor (Adagrad) did not move with the model; loaded state is contiguous, and beside
+    channels-last weights torch would update tensor by tensor. ``step`` is left to `normalize_optimizer`.
     """
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
@@ -152,6 +131,18 @@ def _gather_state(optimizer: torch.optim.Optimizer) -> None:
                 state[name] = value.to(parameter.device)
 
 
+def _copy_into_old(new: dict[str, Any], old: Mapping[str, Any]) -> None:
+    """Copy loaded tensors into the previous ones where shape, stride, dtype and device are equal."""
+    for name, value in new.items():
+        target = old.get(name)
+        if isinstance(value, Tensor) and isinstance(target, Tensor) and _format(target) == _format(value):
+            new[name] = target.copy_(value)
+
+
+def _format(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
 class OptimizerStep:
     """Applies a step's gradient to the model."""
 
@@ -160,49 +151,48 @@ class OptimizerStep:
         self._clip_norm = training.clip_norm
         self._layout = layout
         self._scale = scale
-        self._is_by_element = type(training.optimizer) in _BY_ELEMENT
+        self._is_elementwise = type(training.optimizer) in _ELEMENTWISE
         self._is_fused = False
-        self.threads: int | None = None  # that all ranks have, where several update the same weights
-        self.step_s = 0.0  # that the optimizer's last step took
-        self._then: Callable[[], object] | None = None
-        self.optimizer.register_step_post_hook(self._stepped)
+        self.threads: int | None = None  # intra-op threads common to all ranks that update the same weights
+        self.step_s = 0.0  # duration of the optimizer's last step
+        self._on_launched: Callable[[], object] | None = None
+        self.optimizer.register_step_post_hook(self._launched)
 
-    def settle(self, *, fused: bool) -> None:
-        """Let the optimizer have fused kernels, or not."""
+    def use_fused(self, fused: bool) -> None:
+        """Permit fused kernels, or not."""
         if fused != self._is_fused:
             self._is_fused = fused
-            self.settle_anew()
+            self._normalize()
 
-    def settle_anew(self) -> None:
-        """Bring the optimizer into its form again, after a state was loaded."""
+    def _normalize(self) -> None:
         normalize_optimizer(self.optimizer, self._layout.device, fused=self._is_fused)
 
     @torch.no_grad()
-    def load(self, state: dict[str, Any]) -> bool:
-        """Load a state into the tensors that the optimizer remembers in already; whether it remembers in just these.
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Load a state into the existing tensors; returns whether all tensors are the same objects as before.
 
-        Torch would replace them, and with their addresses every recording of a step would be void.
+        Torch would replace them, and captured graphs with the old addresses would become invalid.
         """
         optimizer = self.optimizer
-        settings = [
+        options = [
             {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
         ]
-        before = {parameter: dict(remembered) for parameter, remembered in optimizer.state.items()}
-        held = optimizer_tensors(optimizer)
+        before = {parameter: dict(per_parameter) for parameter, per_parameter in optimizer.state.items()}
+        tensors = optimizer_tensors(optimizer)
         optimizer.load_state_dict(state)
-        self.settle_anew()
-        for group, old in zip(optimizer.param_groups, settings, strict=True):
-            _keep_tensors(group, old)
-        for parameter, remembered in optimizer.state.items():
-            _keep_tensors(remembered, before.get(parameter, {}))
-        return {id(tensor) for tensor in held} == {id(tensor) for tensor in optimizer_tensors(optimizer)}
+        self._normalize()
+        for group, old in zip(optimizer.param_groups, options, strict=True):
+            _copy_into_old(group, old)
+        for parameter, per_parameter in optimizer.state.items():
+            _copy_into_old(per_parameter, before.get(parameter, {}))
+        return {id(tensor) for tensor in tensors} == {id(tensor) for tensor in optimizer_tensors(optimizer)}
 
     @torch.no_grad()
     def load_gradients(self, total: Contribution, sums: StepSums) -> None:
-        """Hang the step's gradient on the parameters, divided by its count and clipped.
+        """Set the parameters' gradients from the step's sum: divided by the count, unscaled and clipped.
 
-        Where there are several ranks its norm is summed up on one thread, alike in all of them: any other number that
-        all have would do, but OpenMP ends the threads that it leaves over, and begins them anew for the next pass.
+        With several ranks the norm is computed on one thread, the same in all of them. Any common number would do, but
+        OpenMP ends the threads that a smaller number leaves over and starts them again for the next pass.
         """
         layout, values = self._layout, total.values
         if sums.counted or self._scale is not None or self._clip_norm is not None:
@@ -222,7 +212,7 @@ class OptimizerStep:
             self.clip()
 
     def clip(self) -> None:
-        """Shorten the gradient that hangs on the parameters, where a largest norm is given."""
+        """Clip the gradients to the training's ``clip_norm``, if set."""
         if self._clip_norm is None:
             return
         used = [parameter for parameter in self._layout.parameters if parameter.grad is not None]
@@ -232,54 +222,50 @@ class OptimizerStep:
 
     @torch.no_grad()
     def load_buffers(self, total: Contribution) -> None:
-        """Give the model the step's buffers; a float buffer that no piece changed stays as it is, unrounded."""
+        """Copy the step's buffers into the model; a float buffer that no piece changed keeps its exact value."""
         layout = self._layout
         changed = total.values[layout.changed.start : layout.changed.stop] > 0
-        views = layout.buffer_views(total.values)
-        for slot, view, flag in zip(layout.floats, views, changed, strict=True):
-            buffer = slot.read()
+        views = layout.float_buffer_views(total.values)
+        for ref, view, flag in zip(layout.float_buffers, views, changed, strict=True):
+            buffer = ref.get()
             new = torch.view_as_complex(view) if buffer.is_complex() else view
             buffer.copy_(torch.where(flag, new.to(buffer.dtype), buffer))
-        for slot, view in zip(layout.whole, layout.whole_views(total.integers), strict=True):
-            slot.read().copy_(view)
+        for ref, view in zip(layout.integer_buffers, layout.integer_buffer_views(total.integers), strict=True):
+            ref.get().copy_(view)
 
     def apply(self, parameters: Collection[int] | None = None) -> None:
-        """Let the optimizer step on some of the layout's parameters, by default on all, and drop the gradient.
+        """Step on some of the layout's parameters (default: all), then clear all gradients.
 
-        An optimizer passes over a parameter without a gradient, so the others only have to lose theirs first. One that
-        may sum anything up does so on as many threads as all ranks have.
+        Optimizers skip parameters without a gradient. One that may sum over elements uses the threads common to all
+        ranks.
         """
         if parameters is not None:
             for index, parameter in enumerate(self._layout.parameters):
                 if index not in parameters:
                     parameter.grad = None
-        with intra_op_threads(None if self._is_by_element else self.threads):
+        with intra_op_threads(None if self._is_elementwise else self.threads):
             self.step()
-        self.drop_gradients()
+        self.clear_gradients()
 
-    def make(self, then: Callable[[], object] | None = None) -> None:
-        """Clip and apply the gradient that hangs on the parameters; call ``then`` behind the optimizer's last kernel.
-
-        That is in a hook, since torch takes its time to leave the optimizer's step.
-        """
-        self._then = then
+    def clip_and_apply(self, on_launched: Callable[[], object] | None = None) -> None:
+        """Clip and apply the gradients; ``on_launched`` is called right after the optimizer's last kernel launch."""
+        self._on_launched = on_launched
         try:
             self.clip()
             self.apply()
         finally:
-            self._then = None
+            self._on_launched = None
 
     def step(self) -> None:
-        """Let the optimizer step on whatever has a gradient."""
         began = time.perf_counter()
         self.optimizer.step()
         self.step_s = time.perf_counter() - began
 
-    def _stepped(self, *_: object) -> None:
-        if self._then is not None:
-            self._then()
+    def _launched(self, *_: object) -> None:
+        # A post hook, because torch takes a while to return from the optimizer's step.
+        if self._on_launched is not None:
+            self._on_launched()
 
-    def drop_gradients(self) -> None:
-        """Take the gradient off the parameters."""
+    def clear_gradients(self) -> None:
         for parameter in self._layout.parameters:
             parameter.grad = None

@@ -16,9 +16,11 @@ from carpool.runtime.engine.stop_criteria import Best, BestSoFar
 from carpool.runtime.engine.training import Training
 from carpool.runtime.errors import Diverged
 
+_ADVICE = "Try a lower learning rate or clip_norm."
+
 
 class Progress:
-    """What steps and evaluations have shown, held against what the training wants to reach."""
+    """Losses and metrics so far, checked against the training's stop condition."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -26,23 +28,22 @@ class Progress:
         self.metrics: dict[str, float] = {}
         self.best: BestSoFar | None = None
         self.evaluation_due = False
-        self._reached = ""  # by metrics
+        self._metrics_stop_reason = ""
 
-    def stepped(self, draw: Draw, loss: float) -> None:
-        """A step has been made; an evaluation is due where the training asks for one after it, and at the end."""
+    def record_step(self, draw: Draw, loss: float) -> None:
         self.losses.append(loss)
         self.evaluation_due = self._is_evaluated(draw, self.losses)
 
     def ends_with_update(self, draw: Draw, loss: float) -> bool:
-        """Whether no code of the user's will come between the update of a step with this loss and the next step."""
-        has_more = self._training.schedule is not None or self._training.after_update is not None
-        return not has_more and not self._is_evaluated(draw, [*self.losses, loss])
+        """Whether no user code runs between the update of a step with this loss and the next step."""
+        has_hooks = self._training.schedule is not None or self._training.after_update is not None
+        return not has_hooks and not self._is_evaluated(draw, [*self.losses, loss])
 
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Take the metrics of a step; whether they are the best so far."""
+    def record_metrics(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Record an evaluation; returns whether it is the best so far."""
         self.metrics = dict(metrics)
         self.evaluation_due = False
-        self._reached = self._training.stop.by_metrics(metrics)
+        self._metrics_stop_reason = self._training.stop.by_metrics(metrics)
         if not self._training.best:
             return False
         best = Best.parse(self._training.best)
@@ -51,65 +52,61 @@ class Progress:
         self.best = BestSoFar(step, metrics[best.metric])
         return True
 
-    def why_over(self, cursor: Cursor) -> str:
-        """Why a training that stands here is over, in words; empty while it is not."""
-        return "" if self.evaluation_due else self._reached or self._over_by_steps(cursor, self.losses)
-
-    @property
-    def lately(self) -> str:
-        """The last few losses, in words; empty before the first."""
-        return ", ".join(f"{loss:.4g}" for loss in list(self.losses)[-3:])
+    def stop_reason(self, cursor: Cursor) -> str:
+        """Why the training is over; empty while it is not."""
+        if self.evaluation_due:
+            return ""
+        return self._metrics_stop_reason or self._progress_stop_reason(cursor, self.losses)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that resuming needs."""
         return {
             "losses": list(self.losses),
             "metrics": dict(self.metrics),
             "best": None if self.best is None else asdict(self.best),
             "evaluation_due": self.evaluation_due,
-            "reached": self._reached,
+            "reached": self._metrics_stop_reason,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
         self.losses = deque(state["losses"], maxlen=self._training.stop.window)
         self.metrics = dict(state["metrics"])
         self.best = None if state["best"] is None else BestSoFar(**state["best"])
         self.evaluation_due = state["evaluation_due"]
-        self._reached = state["reached"]
+        self._metrics_stop_reason = state["reached"]
 
     def _is_evaluated(self, draw: Draw, losses: Collection[float]) -> bool:
+        """Whether an evaluation follows a step: every `evaluate_every` epochs, and at the end."""
         if self._training.evaluate is None:
             return False
         at_epoch = draw.ends_epoch and draw.after.epoch % self._training.evaluate_every == 0
-        return at_epoch or bool(self._over_by_steps(draw.after, losses))
+        return at_epoch or bool(self._progress_stop_reason(draw.after, losses))
 
-    def _over_by_steps(self, cursor: Cursor, losses: Collection[float]) -> str:
+    def _progress_stop_reason(self, cursor: Cursor, losses: Collection[float]) -> str:
         return self._training.stop.by_progress(cursor.step, cursor.epoch, losses)
 
 
-_CALM = "A lower learning rate or clip_norm may help."
-
-
-def finite_sums(
+def read_finite_sums(
     step: Step, total: Contribution, layout: FlatLayout, scale: LossScale | None, progress: Progress
 ) -> StepSums:
-    """What is read of a step's sum; `Diverged` where it is no number. A scaled gradient may overflow a few times."""
-    sums = layout.sums(total.values)
+    """Read a step's sum; `Diverged` if the loss is not finite, or a gradient at a loss scale of at most 1."""
+    sums = layout.read_sums(total.values)
     if not math.isfinite(sums.loss):
         raise divergence_error(step, sums.loss, progress)
     if not sums.finite and (scale is None or scale.value <= 1.0):
         named = zip(layout.names, layout.gradient_views(total.values), strict=True)
         broken = next((name for name, view in named if not view.isfinite().all()), "all together")
-        raise Diverged(f"{_at(step)}: the gradient of {broken!r} is not finite; the loss is {sums.loss:.6g}. {_CALM}")
+        raise Diverged(
+            f"{_position(step)}: the gradient of {broken!r} is not finite; the loss is {sums.loss:.6g}. {_ADVICE}"
+        )
     return sums
 
 
 def divergence_error(step: Step, loss: float, progress: Progress) -> Diverged:
-    """A loss that is no number, in words."""
-    before = f"; it was {progress.lately} before" if progress.lately else ""
-    return Diverged(f"{_at(step)}: the loss is {loss}{before}. {_CALM}")
+    """The error for a loss that is not finite."""
+    recent = ", ".join(f"{loss:.4g}" for loss in list(progress.losses)[-3:])
+    before = f"; the losses before were {recent}" if recent else ""
+    return Diverged(f"{_position(step)}: the loss is {loss}{before}. {_ADVICE}")
 
 
-def _at(step: Step) -> str:
+def _position(step: Step) -> str:
     return f"step {step.number + 1}, epoch {step.draw.at.epoch + 1}"

@@ -1,4 +1,4 @@
-"""Step source: yields the samples of each step, split into shards or per-device parts, and looks ahead."""
+"""Step source: draws the samples of each step and splits them into shards or per-device parts."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ from carpool.runtime.data.prefetch import BatchRequest
 from carpool.runtime.data.sampler import Cursor, StepSampler, batch_lengths
 from carpool.runtime.engine.forward_backward import Step
 from carpool.runtime.engine.training import Training
-from carpool.runtime.reduce.shards import Bounds, check_batchnorm_samples, cut_into_parts, cut_into_shards
+from carpool.runtime.reduce.shards import Bounds, check_batchnorm_samples, split_into_parts, split_into_shards
 
 
 class StepSource:
-    """Gives steps: cut into `shards` in exact mode, else (None) into as many parts as there are devices."""
+    """Yields steps split into `shards` (exact mode), or with None into one part per device (default mode)."""
 
     def __init__(self, training: Training, seed: int, shards: int | None) -> None:
-        self._order = StepSampler(training.num_samples, seed, training.shuffle)
+        self._sampler = StepSampler(training.num_samples, seed, training.shuffle)
         self._shards = shards
         self._batch_norms = training.batch_norms
-        self._cut_for: tuple[int, tuple[int, ...]] = (0, ())  # samples of the last step, and its parts
-        self._cut: Bounds = ()
+        self._split_key: tuple[int, tuple[int, ...]] = (0, ())  # samples and parts of the last step
+        self._split: Bounds = ()
 
-    def step(self, cursor: Cursor, batch_size: int, parts: tuple[int, ...], most: int) -> Step:
-        """The step at the cursor, with at most so many samples in a pass (0: any number)."""
-        draw = self._order.draw(cursor, batch_size)
-        cut_for = (len(draw.samples), parts)
-        if cut_for != self._cut_for:  # else as in the step before
-            self._cut_for, self._cut = cut_for, self._bounds(*cut_for)
-        return Step(draw, self._cut, most)
+    def step_at(self, cursor: Cursor, batch_size: int, parts: tuple[int, ...], max_micro_batch: int) -> Step:
+        draw = self._sampler.draw(cursor, batch_size)
+        key = (len(draw.samples), parts)
+        if key != self._split_key:
+            self._split_key, self._split = key, self._bounds(*key)
+        return Step(draw, self._split, max_micro_batch)
 
-    def ahead(self, step: Step, pieces: range, batch_size: int, depth: int) -> list[BatchRequest]:
-        """The batches of this step and of the next ones, guessing that they are cut alike."""
+    def upcoming(self, step: Step, pieces: range, batch_size: int, depth: int) -> list[BatchRequest]:
+        """The batches of this step and the next ones, assuming that the split stays the same."""
         requests: list[BatchRequest] = []
         draw, bounds = step.draw, step.bounds
         for _ in range(1 + depth):
             held = [bounds[piece] for piece in pieces]
             requests += [BatchRequest(draw.at.epoch, draw.samples[start:end]) for start, end in held if start < end]
-            draw = self._order.draw(draw.after, batch_size)
-            bounds = self._bounds(len(draw.samples), self._cut_for[1])
+            draw = self._sampler.draw(draw.after, batch_size)
+            bounds = self._bounds(len(draw.samples), self._split_key[1])
         return requests
 
-    def check(self, batch_size: int, offset: int) -> None:
-        """Refuse, before it starts, more samples than there are, and shards too small for batch normalisation."""
-        if not 1 <= batch_size <= self._order.size:
+    def check_batch_size(self, batch_size: int, offset: int) -> None:
+        """Reject a batch larger than the dataset, or with shards too small for BatchNorm."""
+        size = self._sampler.size
+        if not 1 <= batch_size <= size:
             raise InputError(
-                f"batch size {batch_size}; the data holds {self._order.size} samples", way_out="Set batch to less."
+                f"batch size {batch_size}; the dataset has {size} samples", way_out="Set a smaller batch size."
             )
         if self._shards is not None and self._batch_norms:
-            for length in batch_lengths(self._order.size, batch_size, offset):
-                check_batchnorm_samples(length, batch_size, self._order.size, self._shards, self._batch_norms[0])
+            for length in batch_lengths(size, batch_size, offset):
+                check_batchnorm_samples(length, batch_size, size, self._shards, self._batch_norms[0])
 
     def _bounds(self, num_samples: int, parts: tuple[int, ...]) -> Bounds:
         if self._shards is not None:
-            return cut_into_shards(num_samples, self._shards)
-        return cut_into_parts(num_samples, parts or (1,), 2 if self._batch_norms else 1)
+            return split_into_shards(num_samples, self._shards)
+        return split_into_parts(num_samples, parts or (1,), 2 if self._batch_norms else 1)

@@ -14,10 +14,10 @@ _GOAL = re.compile(r"\s*(?P<metric>[^<>=]*[^<>=\s])\s*(?P<sign>>=|<=)\s*(?P<valu
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """When a training ends: at the first of these that comes true.
+    """When a training ends: as soon as one of these conditions holds.
 
-    ``target_loss``: the mean loss of the last ``window`` steps is at most this. ``target_metric``: what ``evaluate``
-    returned fulfils a condition such as ``"accuracy >= 0.97"``.
+    ``target_loss``: the mean loss of the last ``window`` steps is at most this. ``target_metric``: a metric returned by
+    ``evaluate`` satisfies a condition such as ``"accuracy >= 0.97"``.
     """
 
     epochs: int | None = None
@@ -29,8 +29,8 @@ class Stop:
     def __post_init__(self) -> None:
         if self.epochs is None and self.steps is None and self.target_loss is None and not self.target_metric:
             raise InputError(
-                "Stop() names no end",
-                way_out="Give one or more of epochs, steps, target_loss, target_metric: Stop(epochs=20).",
+                "Stop() has no condition",
+                way_out="Set one or more of epochs, steps, target_loss, target_metric: Stop(epochs=20).",
             )
         for name, value in (("epochs", self.epochs), ("steps", self.steps), ("window", self.window)):
             if value is not None and (type(value) is not int or value < 1):
@@ -41,14 +41,14 @@ class Stop:
             MetricGoal.parse(self.target_metric)
 
     def most_steps(self, steps_per_epoch: int) -> int | None:
-        """Steps after which it ends at the latest; ``None`` where only a target ends it."""
+        """The maximum number of steps; ``None`` if only a target ends the training."""
         limits = [] if self.steps is None else [self.steps]
         if self.epochs is not None:
             limits.append(self.epochs * steps_per_epoch)
         return min(limits, default=None)
 
     def by_progress(self, steps: int, epochs: int, losses: Collection[float]) -> str:
-        """Why a training that stands here is over, in words; empty while it is not."""
+        """The stop reason at this point of training; empty while no condition holds."""
         if self.epochs is not None and epochs >= self.epochs:
             return f"reached {self.epochs} epochs"
         if self.steps is not None and steps >= self.steps:
@@ -60,11 +60,10 @@ class Stop:
         return ""
 
     def by_metrics(self, metrics: Mapping[str, float]) -> str:
-        """Why a training with these metrics is over, in words; empty while it is not."""
         if not self.target_metric:
             return ""
         goal = MetricGoal.parse(self.target_metric)
-        value = goal.of(metrics)
+        value = metric(metrics, goal.metric)
         return f"{goal.metric} is {value:.6g}, target {self.target_metric}" if goal.met_by(value) else ""
 
 
@@ -78,41 +77,34 @@ class MetricGoal:
 
     @classmethod
     def parse(cls, text: str) -> MetricGoal:
-        """Read the condition."""
         found = _GOAL.fullmatch(text)
         try:
             if found:
                 return cls(found["metric"], found["sign"] == ">=", float(found["value"]))
         except ValueError:
             pass
-        raise InputError(f"target_metric {text!r} is no condition", way_out="Write for example 'accuracy >= 0.97'.")
-
-    def of(self, metrics: Mapping[str, float]) -> float:
-        """The metric it speaks of."""
-        return metric(metrics, self.metric)
+        raise InputError(f"target_metric {text!r} is not a condition", way_out="Write for example 'accuracy >= 0.97'.")
 
     def met_by(self, value: float) -> bool:
-        """Whether a value of the metric fulfils it."""
         return value >= self.value if self.at_least else value <= self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """Which evaluation is the best, written ``"max accuracy"`` or ``"min loss"``."""
+    """Rule for the best evaluation, written ``"max accuracy"`` or ``"min loss"``."""
 
     metric: str
     larger: bool
 
     @classmethod
     def parse(cls, text: str) -> Best:
-        """Read the choice."""
         side, _, name = text.strip().partition(" ")
         if side not in {"max", "min"} or not name.strip():
-            raise InputError(f"best {text!r} is no choice", way_out="Write for example 'max accuracy' or 'min loss'.")
+            raise InputError(f"best is {text!r}", way_out="Write for example 'max accuracy' or 'min loss'.")
         return cls(name.strip(), side == "max")
 
     def beats(self, metrics: Mapping[str, float], before: float | None) -> bool:
-        """Whether these metrics are better than the best value so far (not a number never is)."""
+        """Whether these metrics improve on the best value so far; NaN never does."""
         value = metric(metrics, self.metric)
         if math.isnan(value):
             return False
@@ -128,7 +120,7 @@ class BestSoFar:
 
 
 def metric(metrics: Mapping[str, float], name: str) -> float:
-    """One metric by name."""
+    """Look up a metric by name."""
     if name not in metrics:
         raise UnknownName("metric", name, metrics, where="evaluate")
     return metrics[name]

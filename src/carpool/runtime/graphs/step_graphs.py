@@ -1,24 +1,22 @@
 """Step graphs: captures, verifies and replays forward, backward and update of a step with static shapes.
 
-The life of a recording:
+1. The first step with a batch signature runs eagerly. The next runs eagerly on the capture stream, is then captured and
+   replayed from the same state: loss, gradients and buffers must be bitwise equal, for the update also weights and
+   optimizer state. One more step is checked, with another batch, random numbers and learning rate. From then on the
+   graph is replayed.
+2. A graph that differs, or cannot be captured, is replaced by eager execution for good, and the job's story says why.
+   Checked steps keep the eager result, so checking never changes what is learned.
+3. Forward and backward are two graphs, so that the host reads the loss during the backward pass: a non-finite loss
+   prevents the update, and the device never waits for the host.
 
-1. The first pass over a batch of some outline is made by the code. The next one too, aside, and then it is recorded and
-   replayed from the same state: loss, gradients and buffers must come out bit for bit. So must the weights and what the
-   optimizer remembers, for the update. The step after that is made both ways once more, with another batch, other
-   random numbers and another learning rate. From then on it is replayed.
-2. Whatever is found to differ, or cannot be recorded, is made by the code for ever, and the job's story says why. The
-   steps in question had the code's own result all along: a proof never changes what is learned.
-3. Forward and backward are two recordings, so that the loss is read while the backward pass computes: one that is no
-   number stops the update, and the device never waits for us.
-
-Recordings hold addresses: a loaded state or a moved weight ends them, and new ones are made.
+Graphs hold addresses: a loaded state or a moved weight invalidates them, and new ones are captured.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,344 +44,356 @@ from carpool.runtime.graphs.verification import (
     tensors_equal,
 )
 
-_MOST_OUTLINES = 4  # whole batches, last partial ones, and what a change of the batch size brings
-_MOST_MOVES = 8  # before any recording could be trusted
-_MOST_UPDATES = 32  # recordings of the update for settings that changed
+_MAX_SIGNATURES = 4  # full and last partial batches, before and after a change of the batch size
+_MAX_MOVES = 8  # of weights or buffers, before any graph was verified
+_MAX_UPDATES = 32  # graphs of the update for changed optimizer options
+_REPLACES_TENSOR = "the pass replaces a weight or a buffer of the model by another tensor"
+
+
+class _EagerPass(NamedTuple):
+    """What an eager pass left: the reference for the graph."""
+
+    loss: float
+    gradients: list[Tensor | None]
+    buffers: list[Tensor]
 
 
 class StepGraphs:
-    """The recordings of one trainer."""
+    """The CUDA graphs of one trainer."""
 
     def __init__(
         self,
         passes: ForwardBackward,
         update: OptimizerStep,
         layout: FlatLayout,
-        caveats: NondeterministicOps,
-        recorder: GraphCapture,
+        nondeterministic_ops: NondeterministicOps,
+        capture: GraphCapture,
         *,
-        loosely: bool = False,  # bits are not promised, so none are compared
+        tolerant: bool = False,  # verify within a tolerance instead of bitwise
     ) -> None:
         self._passes = passes
         self._update = update
         self._layout = layout
-        self._caveats = caveats
-        self._recorder = recorder
-        self._is_free = loosely
+        self._nondeterministic_ops = nondeterministic_ops
+        self._capture = capture
+        self._always_tolerant = tolerant
         self._optimizer = update.optimizer
-        self._takes: dict[BatchSignature, CapturedStep | None] = {}  # None: seen, not recorded yet
-        self._gathered: dict[int, CapturedStep] = {}  # those that fetch their batches themselves, by their length
-        self._now: CapturedStep | None = None  # whose gradients the next update takes
+        self._captured: dict[BatchSignature, CapturedStep | None] = {}  # None: seen once, not captured yet
+        self._self_gathering: dict[int, CapturedStep] = {}  # graphs that gather their batch, by batch size
+        self._current: CapturedStep | None = None  # holds the gradients for the next update
         self._addresses: list[int] = []
-        self._moves = 0  # of weights or buffers, since a recording was trusted last
+        self._moves = 0  # of weights or buffers, since a graph was last verified
         self._options: OptimizerOptions | None = None
-        self._updates = 0
-        self._told: set[str] = set()
-        self.refusal = ""  # why passes are made by the code
-        self.update_refusal = ""  # why updates are
-        self.news: list[str] = []  # for the job's story
+        self._updates_captured = 0
+        self._all_notes: set[str] = set()
+        self.eager_reason = ""  # why passes run eagerly for good
+        self.eager_update_reason = ""  # why updates do
+        self.notes: list[str] = []  # for the job's story
 
-    def forget(self) -> None:
-        """Let go of all recordings: the tensors they touch are not the training's any more."""
-        self._takes.clear()
-        self._gathered.clear()
-        self._now = None
-        self._recorder.start_over()
+    def reset(self) -> None:
+        """Drop all graphs; the next steps capture new ones."""
+        self._captured.clear()
+        self._self_gathering.clear()
+        self._current = None
+        self._capture.reset()
 
-    def pass_by(self, why: str) -> None:
-        """A step is made without asking here; why, in words."""
-        self._tell(f"steps are made without CUDA graphs: {why}")
-
-    @property
-    def may_queue(self) -> bool:
-        """Whether a whole step may stand queued on a device on which another process computes, not its head alone."""
-        return not self._recorder.has_branches
+    def note_eager(self, reason: str) -> None:
+        """Note that a step bypasses graphs."""
+        self._note(f"steps run without CUDA graphs: {reason}")
 
     @property
-    def is_settled(self) -> bool:
+    def can_queue_step(self) -> bool:
+        """Whether a whole step, not only its head, may be queued while another process uses the device."""
+        return not self._capture.has_branches
+
+    @property
+    def is_warmed_up(self) -> bool:
         """Whether a step like the last one would be replayed, as far as it ever will be."""
-        takes = [take for take in self._takes.values() if take is not None and take.is_proven]
-        return bool(self.refusal or any(take.is_proven_wholly for take in takes) or (takes and self.update_refusal))
+        verified = [each for each in self._captured.values() if each is not None and each.is_verified]
+        has_all = any(each.is_fully_verified for each in verified) or bool(verified and self.eager_update_reason)
+        return bool(self.eager_reason) or has_all
 
-    def take_news(self) -> list[str]:
-        """What has not been told yet."""
-        news, self.news = self.news, []
-        return news
+    def take_notes(self) -> list[str]:
+        notes, self.notes = self.notes, []
+        return notes
 
-    # -- the pass -----------------------------------------------------------------------------------------------------
+    # -- forward and backward -----------------------------------------------------------------------------------------
 
-    def make_pass(self, step: Step) -> float:
-        """The loss of a step's pass; `make_update` has to follow, or the pass is void."""
-        self._now = None
-        if not self.refusal:
-            self._look_for_moves()
-        if (take := self._gathered.get(step.num_samples)) is None:
-            self._passes.starts()
-            batch = self._passes.fetch(step)
-            take = self._take_for(batch, step.num_samples)
-            if take is None:
-                return self._passes.whole(batch, step.number)
-            if not take.is_proven:
-                return self._prove_pass(take, batch, step)
-            if take.gathering is None:
-                fill_static(take.batch, batch)
-        self._now = take
-        return self._replay_pass(take, step)
+    def forward_backward(self, step: Step) -> float:
+        """Run forward and backward of a step and return its loss; call `optimizer_step` next."""
+        self._current = None
+        if not self.eager_reason:
+            self._drop_moved()
+        if (captured := self._self_gathering.get(step.num_samples)) is None:
+            self._passes.before_launch()
+            batch = self._passes.fetch_batch(step)
+            captured = self._captured_for(batch, step.num_samples)
+            if captured is None:
+                return self._passes.single_pass(batch, step.number)
+            if not captured.is_verified:
+                return self._verify_pass(captured, batch, step)
+            if captured.gather is None:
+                fill_static(captured.batch, batch)
+        self._current = captured
+        return self._replay_pass(captured, step)
 
-    def _look_for_moves(self) -> None:
-        """Let go of recordings whose weights or buffers lie elsewhere now."""
+    def _drop_moved(self) -> None:
+        """Drop the graphs if a weight or buffer has a new address."""
         addresses = [tensor.data_ptr() for tensor in (*self._layout.parameters, *self._layout.buffers())]
         if addresses != self._addresses:
-            self.forget()
+            self.reset()
             self._addresses = addresses
             self._moves += 1
 
-    def _take_for(self, batch: Any, count: int) -> CapturedStep | None:
-        """The take for such batches, if they shall be replayed or just now recorded."""
-        if self.refusal:
+    def _captured_for(self, batch: Any, count: int) -> CapturedStep | None:
+        """The graphs for such batches, captured or about to be; None: run eagerly."""
+        if self.eager_reason:
             return None
         try:
             key = batch_signature(batch)
         except NonStaticBatch as error:
-            self._refuse(str(error))
+            self._disable(str(error))
             return None
-        if self._moves > _MOST_MOVES:
-            self._refuse("the pass replaces a weight or a buffer of the model by another tensor")
+        if self._moves > _MAX_MOVES:
+            self._disable(_REPLACES_TENSOR)
             return None
-        if key in self._takes:
-            take = self._takes[key]
-            if take is None:
-                take = self._takes[key] = self._new_take(batch, key, count)
-            return take
-        if len(self._takes) < _MOST_OUTLINES:
-            self._takes[key] = None
+        if key in self._captured:
+            captured = self._captured[key]
+            if captured is None:
+                captured = self._captured[key] = self._new_captured(batch, key, count)
+            return captured
+        if len(self._captured) < _MAX_SIGNATURES:
+            self._captured[key] = None
         else:
-            self._tell(f"batches of more than {_MOST_OUTLINES} shapes: the later ones are not recorded as CUDA graphs")
+            self._note(f"more than {_MAX_SIGNATURES} batch shapes: further ones run without CUDA graphs")
         return None
 
-    def _new_take(self, batch: Any, key: BatchSignature, count: int) -> CapturedStep:
+    def _new_captured(self, batch: Any, key: BatchSignature, count: int) -> CapturedStep:
         buffers, device = self._layout.buffers(), self._layout.device
-        made = torch.zeros((), dtype=torch.float64, device=device)
-        loss = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
-        gathering = self._passes.samples.gathering(count)
-        if gathering is not None and batch_signature(gathering.batch) != key:
-            gathering = None
-        place = static_copy(batch) if gathering is None else gathering.batch
-        return CapturedStep(place, gathering, made, loss, buffers, copies(buffers))
+        device_loss = torch.zeros((), dtype=torch.float64, device=device)
+        host_loss = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
+        gather = self._passes.batches.gather_buffer(count)
+        if gather is not None and batch_signature(gather.batch) != key:
+            gather = None
+        static = static_copy(batch) if gather is None else gather.batch
+        return CapturedStep(static, gather, device_loss, host_loss, buffers, copies(buffers))
 
-    def _replay_pass(self, take: CapturedStep, step: Step) -> float:
-        assert take.forward is not None
-        assert take.backward is not None
-        if take.gathering is not None:
-            take.gathering.choose(step.draw.samples)
+    def _replay_pass(self, captured: CapturedStep, step: Step) -> float:
+        assert captured.forward is not None
+        assert captured.backward is not None
+        if captured.gather is not None:
+            captured.gather.set_samples(step.draw.samples)
         self._passes.seed(step.number)
-        take.forward.head()
-        self._passes.starts()
-        take.forward.rest()
-        self._recorder.bring(take.made, take.loss)
-        take.backward()
-        self._passes.queued()
-        self._recorder.wait()
-        loss = take.loss.item()
+        captured.forward.head()
+        self._passes.before_launch()
+        captured.forward.tail()
+        self._capture.copy_to_host(captured.device_loss, captured.host_loss)
+        captured.backward()
+        self._passes.after_launch()
+        self._capture.wait_for_copy()
+        loss = captured.host_loss.item()
         if not math.isfinite(loss):
-            self._layout.put_back(take.buffers, take.before)
-            self._now = None
+            self._layout.restore_buffers(captured.buffers, captured.buffers_before)
+            self._current = None
         return loss
 
-    def _prove_pass(self, take: CapturedStep, batch: Any, step: Step) -> float:
-        """Make the pass by the code, then by the recording from the same state; the code's result stands."""
+    def _verify_pass(self, captured: CapturedStep, batch: Any, step: Step) -> float:
+        """Run the pass eagerly, then by the graph from the same state; the eager result stands."""
         passes, layout = self._passes, self._layout
-        kept, before = layout.buffers(), copies(layout.buffers())
+        buffers, before = layout.buffers(), copies(layout.buffers())
         passes.seed(step.number)
-        chance = host_rng_state(layout.device)
-        with self._recorder.aside():
-            loss = passes.whole(batch, step.number)
+        rng_state = host_rng_state(layout.device)
+        with self._capture.side_stream():
+            loss = passes.single_pass(batch, step.number)
         if not math.isfinite(loss):
             return loss
-        drawn = host_rng_state(layout.device) != chance
-        wanted, after = passes.gradients(), copies(layout.buffers())
-        if drawn:
+        used_host_rng = host_rng_state(layout.device) != rng_state
+        eager = _EagerPass(loss, passes.gradients(), copies(layout.buffers()))
+        if used_host_rng:
             problem = "the pass draws random numbers on the host"
-        elif any(now is not then for now, then in zip(layout.buffers(), kept, strict=True)):
-            problem = "the pass replaces a weight or a buffer of the model by another tensor"
+        elif any(now is not then for now, then in zip(layout.buffers(), buffers, strict=True)):
+            problem = _REPLACES_TENSOR
         else:
-            passes.clear()
-            problem = self._try_pass(take, batch, step, before, loss, wanted, after)
+            passes.clear_gradients()
+            layout.restore_buffers(captured.buffers, before)
+            problem = self._check_pass(captured, batch, step, eager)
         if problem:
-            self._refuse(problem)
-            layout.put_back(kept, after)
-            passes.hang(wanted)
+            self._disable(problem)
+            layout.restore_buffers(buffers, eager.buffers)
+            passes.set_gradients(eager.gradients)
             return loss
-        take.proofs += 1
-        if take.is_proven:
-            self._moves = 0
-            if take.gathering is not None:
-                self._gathered[step.num_samples] = take
-            how = "closely" if self._compares_loosely else "bit for bit"
-            self._tell(f"steps are replayed as CUDA graphs, checked {how} against the code")
-            if self._recorder.has_branches:
-                self._tell("its CUDA graphs have branches: a step is queued up to the first of them before its turn")
-        self._now = take
+        captured.checks_passed += 1
+        if captured.is_verified:
+            self._start_replaying(captured, step)
+        self._current = captured
         return loss
 
-    def _try_pass(
-        self,
-        take: CapturedStep,
-        batch: Any,
-        step: Step,
-        before: list[Tensor],
-        loss: float,
-        wanted: list[Tensor | None],
-        after: list[Tensor],
-    ) -> str:
-        """What is wrong with the recording, if anything; it is made if there is none yet."""
-        self._layout.put_back(take.buffers, before)
+    def _check_pass(self, captured: CapturedStep, batch: Any, step: Step, eager: _EagerPass) -> str:
+        """Replay the pass, captured first if necessary; returns how it differs from the eager one, or ""."""
         try:
-            if take.forward is None:
-                self._record_pass(take)
-            if take.gathering is None:
-                fill_static(take.batch, batch)
-            found = self._replay_pass(take, step)
-        except Exception as error:  # noqa: BLE001 - whatever user code does while it is recorded
+            if captured.forward is None:
+                self._capture_pass(captured)
+            if captured.gather is None:
+                fill_static(captured.batch, batch)
+            loss = self._replay_pass(captured, step)
+        except Exception as error:  # noqa: BLE001 - user code may raise anything during capture
             return capture_failure(error)
-        loosely = self._compares_loosely
-        is_same = math.isclose(found, loss, rel_tol=1e-3) if loosely else found == loss
-        used = [gradient is not None for gradient in wanted]
-        if not is_same or used != [gradient is not None for gradient in take.gradients]:
-            return f"recorded, it gives another loss: {found!r} instead of {loss!r}"
-        if not tensors_equal(_some(take.gradients), _some(wanted), loosely=loosely):
-            return "recorded, it gives other gradients"
-        if not tensors_equal(take.buffers, after, loosely=loosely):
-            return "recorded, it leaves other buffers"
+        tolerant = self._is_tolerant
+        is_same = math.isclose(loss, eager.loss, rel_tol=1e-3) if tolerant else loss == eager.loss
+        used = [gradient is not None for gradient in eager.gradients]
+        if not is_same or used != [gradient is not None for gradient in captured.gradients]:
+            return f"check failed: the loss is {loss!r} after replay and {eager.loss!r} in eager mode"
+        if not tensors_equal(_not_none(captured.gradients), _not_none(eager.gradients), tolerant=tolerant):
+            return "check failed: gradients differ after replay"
+        if not tensors_equal(captured.buffers, eager.buffers, tolerant=tolerant):
+            return "check failed: buffers differ after replay"
         return ""
 
-    def _record_pass(self, take: CapturedStep) -> None:
+    def _start_replaying(self, captured: CapturedStep, step: Step) -> None:
+        self._moves = 0
+        if captured.gather is not None:
+            self._self_gathering[step.num_samples] = captured
+        how = "within tolerance" if self._is_tolerant else "bit for bit"
+        self._note(f"steps are replayed as CUDA graphs, verified {how} against eager steps")
+        if self._capture.has_branches:
+            self._note("the CUDA graphs have branches: before its turn a step is queued up to the first fork only")
+
+    def _capture_pass(self, captured: CapturedStep) -> None:
         passes = self._passes
-        made: list[Tensor] = []
+        losses: list[Tensor] = []
 
         def forward() -> None:
-            copy_tensors(take.before, take.buffers)
-            if take.gathering is not None:
-                take.gathering.gather()
-            loss = passes.forward(take.batch)
-            take.made.copy_(loss.detach())
-            made.append(loss)
+            copy_tensors(captured.buffers_before, captured.buffers)
+            if captured.gather is not None:
+                captured.gather.gather()
+            loss = passes.forward(captured.batch)
+            captured.device_loss.copy_(loss.detach())
+            losses.append(loss)
 
         def backward() -> None:
-            passes.backward(made.pop())
+            passes.backward(losses.pop())
 
-        passes.clear()
+        passes.clear_gradients()
         try:
-            take.forward = self._recorder.record(forward, leads=True)
-            take.backward = self._recorder.record(backward)
-            take.gradients = passes.gradients()
+            captured.forward = self._capture.capture(forward, starts_step=True)
+            captured.backward = self._capture.capture(backward)
+            captured.gradients = passes.gradients()
         finally:
-            passes.clear()
+            passes.clear_gradients()
 
-    # -- the update ---------------------------------------------------------------------------------------------------
+    # -- optimizer step -----------------------------------------------------------------------------------------------
 
-    def make_update(self, then: Callable[[], object] | None = None) -> None:
-        """New weights from the gradients that `make_pass` left; ``then`` is called behind those without proof."""
-        take, self._now = self._now, None
+    def optimizer_step(self, on_launched: Callable[[], object] | None = None) -> None:
+        """Update the weights from the gradients of `forward_backward`.
+
+        ``on_launched`` is called after the last kernel launch, except in steps that verify a graph.
+        """
+        captured, self._current = self._current, None
         options = OptimizerOptions(self._optimizer)
-        steady = self._options is not None and options.are_same_as(self._options)
+        unchanged = self._options is not None and options.are_same_as(self._options)
         self._options = options
-        if take is None:
-            self._update.make(then)
+        if captured is None:
+            self._update.clip_and_apply(on_launched)
             return
-        update = take.update
-        if update is not None and update.is_proven and options.are_same_as(update.options):
+        update = captured.update
+        if update is not None and update.is_verified and options.are_same_as(update.options):
             update.replay()
-            if then is not None:
-                then()
-        elif self.update_refusal or not steady:
-            self._by_code(take, then)
+            if on_launched is not None:
+                on_launched()
+        elif self.eager_update_reason or not unchanged:
+            self._eager_update(captured, on_launched)
         else:
-            self._prove_update(take, options)
+            self._verify_update(captured, options)
 
-    def _by_code(self, take: CapturedStep, then: Callable[[], object] | None = None) -> None:
-        self._passes.hang(take.gradients)
-        self._update.make(then)
+    def _eager_update(self, captured: CapturedStep, on_launched: Callable[[], object] | None = None) -> None:
+        self._passes.set_gradients(captured.gradients)
+        self._update.clip_and_apply(on_launched)
 
-    def _prove_update(self, take: CapturedStep, options: OptimizerOptions) -> None:
-        """Make the update by the code, then by the recording from the same state; the code's result stands."""
-        update, optimizer = self._update, self._optimizer
-        remembered, numbers = optimizer_tensors(optimizer), optimizer_scalars(optimizer)
-        state = [*self._layout.parameters, *remembered]
-        gradients = _some(take.gradients)
-        if any(tensor.device != self._layout.device for tensor in remembered):
-            self._refuse_update(f"{type(optimizer).__name__} counts on the host")
-            self._by_code(take)
+    def _verify_update(self, captured: CapturedStep, options: OptimizerOptions) -> None:
+        """Run the update eagerly, then by the graph from the same state; the eager result stands."""
+        optimizer = self._optimizer
+        optimizer_state, scalars = optimizer_tensors(optimizer), optimizer_scalars(optimizer)
+        state = [*self._layout.parameters, *optimizer_state]
+        gradients = _not_none(captured.gradients)
+        if any(tensor.device != self._layout.device for tensor in optimizer_state):
+            self._disable_update(f"{type(optimizer).__name__} keeps state on the host")
+            self._eager_update(captured)
             return
         try:
-            # The last one for the code's result: there must be no way to run out of memory once weights have changed.
-            before, given, after = copies(state), copies(gradients), copies(state)
+            # All copies are allocated before weights change: running out of memory later would lose the step.
+            before, gradients_before, eager = copies(state), copies(gradients), copies(state)
         except torch.OutOfMemoryError:
-            self._refuse_update("there is no memory to check it in")
-            self._by_code(take)
+            self._disable_update("not enough memory to verify it")
+            self._eager_update(captured)
             return
-        with self._recorder.aside():
-            self._by_code(take)
+        with self._capture.side_stream():
+            self._eager_update(captured)
         now = optimizer_tensors(optimizer)
-        if len(now) != len(remembered) or any(a is not b for a, b in zip(now, remembered, strict=True)):
-            return  # it has just begun to remember; the next step will do
-        if optimizer_scalars(optimizer) != numbers:
-            self._refuse_update(f"{type(optimizer).__name__} counts in Python")
+        if len(now) != len(optimizer_state) or any(a is not b for a, b in zip(now, optimizer_state, strict=True)):
+            return  # the optimizer has just created its state: verify the next step
+        if optimizer_scalars(optimizer) != scalars:
+            self._disable_update(f"{type(optimizer).__name__} counts steps in Python")
             return
-        copy_tensors(after, state)
+        copy_tensors(eager, state)
         copy_tensors(state, before)
-        copy_tensors(gradients, given)
-        try:
-            if take.update is None or not options.are_same_as(take.update.options):
-                self._record_update(take, options, remembered)
-            assert take.update is not None
-            take.update.replay()
-            same = tensors_equal(state, after, loosely=self._compares_loosely)
-            problem = "" if same else "recorded, it gives other weights"
-        except Exception as error:  # noqa: BLE001 - an optimizer may do anything
-            problem = capture_failure(error)
-        finally:
-            update.drop_gradients()
-        if problem:
-            copy_tensors(state, after)
-            self._refuse_update(problem)
-        elif take.update is not None:
-            take.update.proofs += 1
+        copy_tensors(gradients, gradients_before)
+        if problem := self._check_update(captured, options, optimizer_state, eager):
+            copy_tensors(state, eager)
+            self._disable_update(problem)
+        elif captured.update is not None:
+            captured.update.checks_passed += 1
 
-    def _record_update(self, take: CapturedStep, options: OptimizerOptions, remembered: list[Tensor]) -> None:
-        self._updates += 1
-        if self._updates > _MOST_UPDATES:
-            raise RuntimeError("the optimizer's settings change too often")
-        self._passes.hang(take.gradients)
+    def _check_update(
+        self, captured: CapturedStep, options: OptimizerOptions, optimizer_state: list[Tensor], eager: list[Tensor]
+    ) -> str:
+        """Replay the update, captured first if necessary; returns how it differs from the eager one, or ""."""
+        try:
+            if captured.update is None or not options.are_same_as(captured.update.options):
+                self._capture_update(captured, options, optimizer_state)
+            assert captured.update is not None
+            captured.update.replay()
+            state = [*self._layout.parameters, *optimizer_state]
+            same = tensors_equal(state, eager, tolerant=self._is_tolerant)
+            return "" if same else "check failed: weights or optimizer state differ after replay"
+        except Exception as error:  # noqa: BLE001 - an optimizer may raise anything during capture
+            return capture_failure(error)
+        finally:
+            self._update.clear_gradients()
+
+    def _capture_update(self, captured: CapturedStep, options: OptimizerOptions, optimizer_state: list[Tensor]) -> None:
+        self._updates_captured += 1
+        if self._updates_captured > _MAX_UPDATES:
+            raise RuntimeError(f"optimizer options changed more than {_MAX_UPDATES} times")
+        self._passes.set_gradients(captured.gradients)
 
         def work() -> None:
             self._update.clip()
             self._update.step()
 
-        take.update = None
-        take.update = CapturedUpdate(self._recorder.record(work), options, remembered)
+        captured.update = None
+        captured.update = CapturedUpdate(self._capture.capture(work), options, optimizer_state)
 
     @property
-    def _compares_loosely(self) -> bool:
-        return self._is_free or bool(self._caveats.operations)
+    def _is_tolerant(self) -> bool:
+        return self._always_tolerant or bool(self._nondeterministic_ops.operations)
 
-    # -- words --------------------------------------------------------------------------------------------------------
+    # -- notes --------------------------------------------------------------------------------------------------------
 
-    def _refuse(self, why: str) -> None:
-        self.refusal = why
-        self.forget()
-        self._tell(f"steps are made without CUDA graphs: {why}")
+    def _disable(self, reason: str) -> None:
+        self.eager_reason = reason
+        self.reset()
+        self.note_eager(reason)
 
-    def _refuse_update(self, why: str) -> None:
-        self.update_refusal = why
-        self.forget()  # a recording that failed may have taken the others along
-        self._tell(f"updates are made without a CUDA graph: {why}")
+    def _disable_update(self, reason: str) -> None:
+        self.eager_update_reason = reason
+        self.reset()  # a failed capture may have invalidated the others
+        self._note(f"optimizer steps run without a CUDA graph: {reason}")
 
-    def _tell(self, words: str) -> None:
-        if words not in self._told:
-            self._told.add(words)
-            self.news.append(words)
+    def _note(self, note: str) -> None:
+        if note not in self._all_notes:
+            self._all_notes.add(note)
+            self.notes.append(note)
 
 
-def _some(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+def _not_none(gradients: Sequence[Tensor | None]) -> list[Tensor]:
     return [gradient for gradient in gradients if gradient is not None]

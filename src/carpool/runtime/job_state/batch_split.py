@@ -17,7 +17,7 @@ from carpool.runtime.job_state.proportional_split import (
 from carpool.runtime.job_state.types import JobOptions, ProcessGroupEpoch, StepLayout, Target, WorkerSlot
 from carpool.runtime.job_state.update_sharding import Ranges, UpdateShardingPlanner
 from carpool.runtime.process.protocol import Contributed, Ready, WorkerFailed
-from carpool.runtime.reduce.shards import Limits, most_samples
+from carpool.runtime.reduce.shards import MicroBatchLimits, max_micro_batch
 
 
 class LearningRateGain:
@@ -240,13 +240,13 @@ class MicroBatching:
         self._known = list(known)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> MicroBatchLimits:
         """For the workers."""
         return tuple((split.step, split.samples) for split in self._known)
 
     def halve(self, step: int, samples: int) -> MicroBatchLimit | None:
         """Split the passes over so many samples once more, from a step on; None: there is nothing to split."""
-        now = min(most_samples(self.limits, step) or samples, samples)
+        now = min(max_micro_batch(self.limits, step) or samples, samples)
         if now < 2:
             return None
         split = MicroBatchLimit(step, -(-now // 2))

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from carpool.runtime.reduce.shards import maximal_nodes
+from carpool.runtime.reduce.shards import maximal_subtrees
 
 WORTH = 0.05  # of a step's time must be gained by dealing anew
 SETTLED = 8  # passes measured on every kind before anything is dealt anew; the last ones are remembered
@@ -90,5 +90,5 @@ def as_owners(counts: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 def segment_bytes(owners: Sequence[tuple[int, int]], slot_bytes: int) -> int:
     """Two buffers, so that one barrier a step is enough, of one slot per maximal subtree of every rank."""
-    slots = sum(len(maximal_nodes(range(*owned))) for owned in owners)
+    slots = sum(len(maximal_subtrees(range(*owned))) for owned in owners)
     return 2 * slots * slot_bytes

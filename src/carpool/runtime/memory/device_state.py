@@ -1,8 +1,8 @@
 """Device state: a training's memory on its device, swapped out and in at the same addresses.
 
-The state lies in one flat region: weights and buffers first, what the optimizer remembers behind them. Parked, it lies
-in a pinned mirror on the host, and both regions, state and scratch, have no memory on the device. It comes back in two
-copies on a stream of its own: the forward pass waits for the weights, the update for the rest.
+The state is one flat region: weights and buffers first, then the optimizer's state. Swapped out, it is in a pinned copy
+on the host, and neither the state region nor the scratch region of captured graphs has device memory. It is swapped in
+by two copies on a side stream: the forward pass waits for the weights, the update for the rest.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,12 +28,12 @@ from carpool.runtime.memory.eviction_policy import CUDA_CONTEXT_BYTES, MemoryNee
 from carpool.runtime.memory.memory_usage import tighten_limit
 
 _ALIGN = 256  # bytes, as torch's own allocations
-_BITE = 32 << 20  # bytes: half a millisecond over PCIe
+_COPY_CHUNK = 32 << 20  # bytes: half a millisecond over PCIe
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
-    """Where a tensor of the state lies."""
+class _Segment:
+    """A tensor and its offset in the region."""
 
     tensor: Tensor
     start: int
@@ -43,75 +44,78 @@ class _Piece:
         return typed.as_strided(self.tensor.size(), self.tensor.stride(), typed.storage_offset())
 
 
+class _StateBuffers(NamedTuple):
+    device: Tensor
+    host: Tensor  # pinned
+
+
 class DeviceState:
-    """The memory of one trainer."""
+    """The swappable memory of one trainer."""
 
     def __init__(
         self,
         trainer: Trainer,
         state: Region,
         scratch: Region | None,
-        beside_torch: Callable[[int], object] = lambda num_bytes: None,  # told what more, or less, is not torch's
+        on_resize: Callable[[int], object] = lambda num_bytes: None,  # change of memory that torch does not count
     ) -> None:
         self._trainer = trainer
-        self._beside_torch = beside_torch
+        self._on_resize = on_resize
         self._state = state
-        self._scratch = scratch  # None: there are no recordings
-        self._pieces: list[_Piece] = []
-        self._weights = 0  # bytes of the first part
-        self._flat: Tensor | None = None
-        self._mirror: Tensor | None = None
+        self._scratch = scratch  # None: no captured graphs
+        self._segments: list[_Segment] = []
+        self._weight_bytes = 0  # at the start of the region
+        self._buffers: _StateBuffers | None = None
         self._copies = _Copies(trainer.device)
-        self._is_clean = False  # the mirror holds what the device holds
-        self._reserved = 0  # bytes that torch held when it had given back what it only kept
-        self.out_s, self.unmap_s, self.map_s, self.come_s = (deque[float](maxlen=1000) for _ in range(4))
-        self.is_in = True  # the state
+        self._is_clean = False  # the host copy equals the device's state
+        self._reserved = 0  # bytes that torch held after its cache was emptied
+        self.copy_out_s, self.unmap_s, self.map_s, self.swap_in_s = (deque[float](maxlen=1000) for _ in range(4))
+        self.has_state = True
         self.has_scratch = True
 
     @property
-    def is_settled(self) -> bool:
-        """Whether the state lies in its region, so that it can be parked."""
-        return bool(self._pieces)
+    def is_in_region(self) -> bool:
+        """Whether the state is in its region and can be swapped out."""
+        return bool(self._segments)
 
-    def settle(self) -> None:
-        """Move the state into the region, once a step has been made; recordings are made anew."""
-        model, optimizer = self._trainer.training.model, self._trainer.training.optimizer
-        if self._pieces:
+    def enter_region(self) -> None:
+        """Move the state into the region, after the first step; graphs are captured again."""
+        if self._segments:
             return
-        remembered = [tensor for tensor in optimizer_tensors(optimizer) if self._may_move(tensor)]
-        first = [tensor for tensor in (*model.parameters(), *model.buffers()) if self._may_move(tensor)]
-        pieces, end = _laid_out([*first, *remembered])
-        self._weights = pieces[len(first)].start if remembered else end
+        model, optimizer = self._trainer.training.model, self._trainer.training.optimizer
+        optimizer_state = [tensor for tensor in optimizer_tensors(optimizer) if self._is_movable(tensor)]
+        weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if self._is_movable(tensor)]
+        segments, end = _lay_out([*weights, *optimizer_state])
+        self._weight_bytes = segments[len(weights)].start if optimizer_state else end
         start = self._state.grow(end)
-        assert start == 0, "the region is this training's alone"
-        self._flat = self._state.bytes()
+        assert start == 0, "the region holds only this training"
+        flat = self._state.bytes()
         with torch.no_grad():
-            for piece in pieces:
-                view = piece.view(self._flat)
-                view.copy_(piece.tensor)
-                piece.tensor.data = view
-        self._pieces = pieces
-        self._mirror = torch.empty(end, dtype=torch.uint8, pin_memory=self._flat.is_cuda)
+            for segment in segments:
+                view = segment.view(flat)
+                view.copy_(segment.tensor)
+                segment.tensor.data = view
+        self._segments = segments
+        self._buffers = _StateBuffers(flat, torch.empty(end, dtype=torch.uint8, pin_memory=flat.is_cuda))
         self._is_clean = False
         if self._trainer.graphs is not None:
-            self._trainer.graphs.forget()
-        if self._flat.is_cuda:
+            self._trainer.graphs.reset()
+        if flat.is_cuda:
             torch.cuda.empty_cache()
-        self._beside_torch(self._state.size)
+        self._on_resize(self._state.size)
 
-    def _may_move(self, tensor: Tensor) -> bool:
-        """Whether a tensor fills its memory alone; any other stays where it is, and never parks."""
-        twin = torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format)
-        is_dense = twin.stride() == tensor.stride()  # preserved only where there are no holes and no overlaps
+    def _is_movable(self, tensor: Tensor) -> bool:
+        """Whether a tensor is dense; others stay in place and are never swapped."""
+        like = torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format)
+        is_dense = like.stride() == tensor.stride()  # preserved only without holes and overlaps
         return tensor.device == self._trainer.device and is_dense and tensor.numel() > 0
 
-    def need(self) -> MemoryNeed:
-        """What it takes on the device."""
+    def memory_need(self) -> MemoryNeed:
         scratch = self._scratch.size if self._scratch is not None else 0
-        return MemoryNeed(self._state.size, scratch, self._fixed(scratch))
+        return MemoryNeed(self._state.size, scratch, self._fixed_bytes(scratch))
 
-    def _fixed(self, scratch: int) -> int:
-        """What torch holds beside the regions; what it only keeps for later goes back first."""
+    def _fixed_bytes(self, scratch: int) -> int:
+        """What torch holds outside the regions, with its cache emptied."""
         device = self._trainer.device
         if device.type != "cuda":
             return 0
@@ -120,163 +124,158 @@ class DeviceState:
             self._reserved = torch.cuda.memory_reserved(device)
         return CUDA_CONTEXT_BYTES + max(0, self._reserved - scratch)
 
-    def leave(self, *, wholly: bool) -> None:
-        """Give the scratch back, and wholly the state too; all that was begun on the device must have ended."""
+    def swap_out(self, *, include_state: bool) -> None:
+        """Free the scratch and perhaps the state; the device must be idle."""
         began = time.perf_counter()
-        goes = wholly and self.is_in and self._flat is not None and self._mirror is not None
-        if goes and not self._is_clean:
-            assert self._mirror is not None
-            assert self._flat is not None
-            self._mirror.copy_(self._flat[: self._mirror.numel()], non_blocking=True)
+        buffers = self._buffers if include_state and self.has_state else None
+        if buffers is not None and not self._is_clean:
+            buffers.host.copy_(buffers.device[: buffers.host.numel()], non_blocking=True)
         if self._scratch is not None and self.has_scratch and self._scratch.size:
             self._scratch.unmap()
         self.has_scratch = False
-        if goes:
-            self._copies.await_all()
+        if buffers is not None:
+            self._copies.synchronize()
             copied = time.perf_counter()
             self._state.unmap()
-            self.is_in, self._is_clean = False, True
-            self.out_s.append(copied - began)
+            self.has_state, self._is_clean = False, True
+            self.copy_out_s.append(copied - began)
             self.unmap_s.append(time.perf_counter() - copied)
 
-    def come_back(self, *, wholly: bool = True) -> None:
-        """Have memory again, and begin to copy the state into it; wholly: scratch too."""
+    def swap_in(self, *, include_scratch: bool = True) -> None:
+        """Map memory again and start copying the state into it."""
         began = time.perf_counter()
-        comes = not self.is_in and self._flat is not None and self._mirror is not None
-        if comes:
-            assert self._flat is not None
-            assert self._mirror is not None
+        buffers = None if self.has_state else self._buffers
+        if buffers is not None:
             self._state.map()
             self.map_s.append(time.perf_counter() - began)
-            self._copies.begin(self._flat, self._mirror, self._weights)
-            self.is_in = True
-        if wholly:
+            self._copies.start(buffers.device, buffers.host, self._weight_bytes)
+            self.has_state = True
+        if include_scratch:
             if self._scratch is not None and not self.has_scratch and self._scratch.size:
-                self._scratch.map()  # while the copies are on their way
+                self._scratch.map()  # during the copies
             self.has_scratch = True
-        if comes:
-            self.come_s.append(time.perf_counter() - began)
+        if buffers is not None:
+            self.swap_in_s.append(time.perf_counter() - began)
 
-    def story(self) -> str:
-        """How it left and came, in words; nothing if it never did."""
+    def note(self) -> str:
+        """Swap statistics for the job's story; "" if the state was never swapped."""
         if not self.map_s:
             return ""
-        times = (self.out_s, self.unmap_s, self.map_s, self.come_s)
-        out, unmap, again, whole = (1e3 * median(each) for each in times)
-        need = self.need()
+        times = (self.copy_out_s, self.unmap_s, self.map_s, self.swap_in_s)
+        copy_out, unmap, map_again, swap_in = (1e3 * median(each) for each in times)
+        need = self.memory_need()
         return (
-            f"its state of {need.state / 1e6:.0f} MB ({self._weights / 1e6:.0f} of them weights, beside "
-            f"{need.scratch / 1e6:.0f} MB of scratch and {need.fixed / 1e6:.0f} that stay) left the device "
-            f"{len(self.out_s)} times; medians: {out:.2f} ms to copy it out, {unmap:.2f} ms to give its memory back, "
-            f"{again:.2f} ms to have it again, {whole:.2f} ms with the scratch"
+            f"state swapped out {len(self.copy_out_s)} times: {need.state / 1e6:.0f} MB "
+            f"({self._weight_bytes / 1e6:.0f} MB of them weights), with {need.scratch / 1e6:.0f} MB of scratch; "
+            f"{need.fixed / 1e6:.0f} MB stayed; medians: copy out {copy_out:.2f} ms, unmap {unmap:.2f} ms, "
+            f"map {map_again:.2f} ms, swap in {swap_in:.2f} ms"
         )
 
-    def unsettle(self) -> None:
-        """Let the state lie anywhere again, so that another can take its place."""
-        self.come_back()
-        self.await_rest()
+    def leave_region(self) -> None:
+        """Move the state out of the region, so that another state can be loaded."""
+        self.swap_in()
+        self.await_state()
         with torch.no_grad():
-            for piece in self._pieces:
-                piece.tensor.data = piece.tensor.detach().clone()
-        self._copies.await_all()
-        self._pieces, self._flat, self._mirror = [], None, None
-        self._beside_torch(-self._state.size)  # its copy is torch's again
+            for segment in self._segments:
+                segment.tensor.data = segment.tensor.detach().clone()
+        self._copies.synchronize()
+        self._segments, self._buffers = [], None
+        self._on_resize(-self._state.size)  # torch counts the clones
         self._state.clear()
 
-    def change(self) -> None:
-        """The state is about to be changed."""
+    def mark_dirty(self) -> None:
+        """The state is about to change: the host copy becomes stale."""
         self._is_clean = False
 
     def await_weights(self) -> None:
-        """What the device is told from now on finds the weights in their place."""
+        """Make following kernels wait for the weights."""
         self._copies.await_weights()
 
-    def await_rest(self) -> None:
-        """What the device is told from now on finds all of the state in its place."""
+    def await_state(self) -> None:
+        """Make following kernels wait for the whole state."""
         self._copies.await_rest()
 
     @contextmanager
     def readable(self) -> Iterator[None]:
-        """Let the state be read, wherever it lies."""
-        if self.is_in:
-            self.await_rest()
+        """Let the state be read within the context, on the device or from its host copy."""
+        if self.has_state:
+            self.await_state()
             yield
             return
-        assert self._mirror is not None
-        assert self._flat is not None
+        buffers = self._buffers
+        assert buffers is not None, "a state that was swapped out has a host copy"
         with torch.no_grad():
-            for piece in self._pieces:
-                piece.tensor.data = piece.view(self._mirror)
+            for segment in self._segments:
+                segment.tensor.data = segment.view(buffers.host)
             try:
                 yield
             finally:
-                for piece in self._pieces:
-                    piece.tensor.data = piece.view(self._flat)
+                for segment in self._segments:
+                    segment.tensor.data = segment.view(buffers.device)
 
 
 class _Copies:
-    """Copies from the host that run beside the device's other work."""
+    """Copies from the host on a side stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._is_cuda = device.type == "cuda"
-        self._awaits_weights = self._awaits_rest = False
+        self._weights_pending = self._rest_pending = False
         if self._is_cuda:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._weights_here = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._rest_here = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._weights_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._rest_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def begin(self, flat: Tensor, mirror: Tensor, weights: int) -> None:
-        """Copy a mirror's first bytes and then the others."""
-        end = mirror.numel()
+    def start(self, device: Tensor, host: Tensor, weight_bytes: int) -> None:
+        """Copy the weights, then the rest."""
+        end = host.numel()
         if not self._is_cuda:
-            flat[:end].copy_(mirror)
+            device[:end].copy_(host)
             return
         with torch.cuda.stream(self._stream):
-            flat[:weights].copy_(mirror[:weights], non_blocking=True)
-            self._weights_here.record(self._stream)
-            # In pieces: else the forward pass's own small copies would stand behind all of it at the copy engine.
-            for start in range(weights, end, _BITE):
-                stop = min(end, start + _BITE)
-                flat[start:stop].copy_(mirror[start:stop], non_blocking=True)
-            self._rest_here.record(self._stream)
-        self._awaits_weights = self._awaits_rest = True
+            device[:weight_bytes].copy_(host[:weight_bytes], non_blocking=True)
+            self._weights_copied.record(self._stream)
+            # In chunks: else the forward pass's small copies would queue behind all of it at the copy engine.
+            for start in range(weight_bytes, end, _COPY_CHUNK):
+                stop = min(end, start + _COPY_CHUNK)
+                device[start:stop].copy_(host[start:stop], non_blocking=True)
+            self._rest_copied.record(self._stream)
+        self._weights_pending = self._rest_pending = True
 
     def await_weights(self) -> None:
-        if self._awaits_weights:
-            self._awaits_weights = False
-            torch.cuda.current_stream(self._device).wait_event(self._weights_here)
+        if self._weights_pending:
+            self._weights_pending = False
+            torch.cuda.current_stream(self._device).wait_event(self._weights_copied)
 
     def await_rest(self) -> None:
         self.await_weights()
-        if self._awaits_rest:
-            self._awaits_rest = False
-            torch.cuda.current_stream(self._device).wait_event(self._rest_here)
+        if self._rest_pending:
+            self._rest_pending = False
+            torch.cuda.current_stream(self._device).wait_event(self._rest_copied)
 
-    def await_all(self) -> None:
-        """Return when everything on the device has been done."""
+    def synchronize(self) -> None:
         if self._is_cuda:
             torch.cuda.synchronize(self._device)
 
 
-def device_state_of(trainer: Trainer, *, loosely: bool) -> DeviceState:
-    """The residence of a trainer on its device, with the memory of its recordings; it must not have made any yet."""
+def new_device_state(trainer: Trainer, *, tolerant: bool) -> DeviceState:
+    """Make a trainer's state swappable, with the memory of its graphs; none may be captured yet."""
     device = trainer.device
     if device.type != "cuda":
         return DeviceState(trainer, HostRegion(), None)
     reserve = torch.cuda.get_device_properties(device).total_memory
-    state, limit = CudaRegion(device, reserve), partial(tighten_limit, device=device)
+    state, on_resize = CudaRegion(device, reserve), partial(tighten_limit, device=device)
     if trainer.graphs is None or not has_custom_pools():
-        return DeviceState(trainer, state, None, limit)
+        return DeviceState(trainer, state, None, on_resize)
     scratch = CudaRegion(device, reserve)
-    trainer.graphs = trainer.recorded_by(CudaGraphCapture(device, ScratchPool(scratch)), loosely=loosely)
-    return DeviceState(trainer, state, scratch, limit)
+    trainer.graphs = trainer.new_graphs(CudaGraphCapture(device, ScratchPool(scratch)), tolerant=tolerant)
+    return DeviceState(trainer, state, scratch, on_resize)
 
 
-def _laid_out(tensors: list[Tensor]) -> tuple[list[_Piece], int]:
-    """Tensors one behind another, and where they end."""
-    pieces, start = [], 0
+def _lay_out(tensors: list[Tensor]) -> tuple[list[_Segment], int]:
+    """Place tensors one after another; returns their segments and the total size."""
+    segments, start = [], 0
     for tensor in tensors:
-        pieces.append(_Piece(tensor, start))
+        segments.append(_Segment(tensor, start))
         start += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
-    return pieces, start
+    return segments, start

@@ -1,10 +1,7 @@
 """Memory usage of a worker: footprint, peak, limits, release of cached memory.
 
-On a GPU torch counts every byte it takes. On a CPU nobody does, so the kernel's count of resident pages is read. Three
-things would spoil it. Code and shared files are mapped page by page as they are first used: they are left out. Reading
-twice and keeping the larger value would miss what is freed within a step: the kernel's own high-water mark is read,
-after it was set back behind the warm-up. What a worker has before its entry is called is the same for every job: it is
-subtracted.
+On a GPU torch counts its allocations. On a CPU the kernel's resident set is read: its high-water mark, reset after the
+warm-up, without file-backed and shared pages, minus what a worker has before its entry is called.
 """
 
 from __future__ import annotations
@@ -25,42 +22,38 @@ _RESET_PEAK = "5"  # proc(5): "reset the peak resident set size"
 
 
 class MemoryFootprint:
-    """Bytes above what this process had when the footprint was made."""
+    """Memory used since this object was created."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._before = 0 if device.type == "cuda" else _status()["RssAnon"]
 
     def reset_peak(self) -> None:
-        """Forget the highest point so far."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             return
-        with contextlib.suppress(OSError):  # not every container lets it be written; then the warm-up counts as well
+        with contextlib.suppress(OSError):  # some containers forbid it; then the peak includes the warm-up
             _CLEAR_REFS.write_text(_RESET_PEAK, encoding="ascii")
 
     def peak_bytes(self) -> int:
-        """The highest point since: what tensors took, on a CPU with what the allocator keeps beside them.
-
-        A tiny training may take less than what was given back meanwhile; it is said to take a page.
-        """
+        """Peak bytes of tensors since the reset, on a CPU including the allocator's cache; at least one page."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         now = _status()
         return max(now["VmHWM"] - now["RssFile"] - now["RssShmem"] - self._before, resource.getpagesize())
 
     def reserved_bytes(self) -> int:
-        """What the allocator has taken from the device at its highest; on a CPU the same as the peak."""
+        """Peak bytes that the allocator reserved on the device; on a CPU the same as `peak_bytes`."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_reserved(self._device)
         return self.peak_bytes()
 
 
 def limit_memory(num_bytes: int, device: torch.device) -> None:
-    """Let this process have so many bytes more and no others: what does not fit fails here instead of next door."""
+    """Limit the memory that this process may still allocate, so that it fails instead of its neighbours."""
     if device.type == "cuda":
-        whole = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / whole), device)
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
         return
     mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -68,34 +61,34 @@ def limit_memory(num_bytes: int, device: torch.device) -> None:
 
 
 def tighten_limit(num_bytes: int, device: torch.device) -> None:
-    """Count so many bytes of a GPU more, or less, that torch has not allocated into the limit that it has."""
-    whole = torch.cuda.get_device_properties(device).total_memory
-    now = torch.cuda.get_per_process_memory_fraction(device)
-    torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, now - num_bytes / whole)), device)
+    """Lower torch's limit by memory allocated outside torch; negative raises it."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    fraction = torch.cuda.get_per_process_memory_fraction(device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, fraction - num_bytes / total)), device)
 
 
 def _status() -> dict[str, int]:
-    """Sizes that the kernel tells of this process, in bytes."""
+    """The sizes in /proc/self/status, in bytes."""
     rows = (line.split() for line in _STATUS.read_text(encoding="ascii").splitlines())
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes that this process held at most so far: of the GPU's memory, or resident on the host."""
+    """Peak bytes of this process: allocated on the GPU, or resident on the host."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def has_free_memory(device: torch.device, most: int) -> bool:
-    """Whether a GPU has so many bytes free, and half as many for those who need more just now."""
+    """Whether a GPU has 1.5 times so many bytes free; the extra half is for the other jobs."""
     return device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 1.5 * most
 
 
 def release_memory(trainer: Trainer) -> None:
-    """Return to the device, or to the system, what is only held for later: recordings, and what allocators keep."""
+    """Free captured graphs and the allocator's cache."""
     if trainer.graphs is not None:
-        trainer.graphs.forget()  # they hold a whole pass's memory
+        trainer.graphs.reset()  # graphs hold the memory of a whole pass
     gc.collect()
     if trainer.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -10,83 +10,83 @@ from carpool.runtime.process.protocol import MemoryMeasured, Message, SwapIn, Sw
 
 
 class SwapClient:
-    """Carries out what is said about a residence at the right moments; without one, its memory stays."""
+    """Applies swap orders to a device state; without one, every method is a no-op."""
 
-    def __init__(self, residence: DeviceState | None, say: Callable[[Message], None]) -> None:
-        self._residence = residence
-        self._say = say
-        self._way: SwapOut | None = None  # to be made once there is no turn
-        self._told: MemoryMeasured | None = None
+    def __init__(self, device_state: DeviceState | None, send: Callable[[Message], None]) -> None:
+        self._device_state = device_state
+        self._send = send
+        self._pending: SwapOut | None = None  # carried out when the worker has no turn
+        self._reported: MemoryMeasured | None = None
 
     @property
-    def stays(self) -> bool:
-        """Whether its memory never leaves the device."""
-        return self._residence is None
+    def is_disabled(self) -> bool:
+        """Whether the state never leaves the device."""
+        return self._device_state is None
 
-    def hear(self, order: SwapOut | SwapIn) -> None:
-        """Come at once, or leave when `make_way` is called."""
+    def handle(self, order: SwapOut | SwapIn) -> None:
+        """Swap in at once, or out at the next `swap_out_if_ordered`."""
         if isinstance(order, SwapIn):
-            self.come(wholly=order.wholly)
-        elif self._way is None or order.wholly:
-            self._way = order
+            self.swap_in(include_scratch=order.wholly)
+        elif self._pending is None or order.wholly:
+            self._pending = order
 
-    def make_way(self) -> None:
-        """There is no turn: leave, if that was said."""
-        if self._way is not None and self._residence is not None:
-            order, self._way = self._way, None
-            self._residence.leave(wholly=order.wholly)
-            self._say(SwappedOut(order.wholly))
+    def swap_out_if_ordered(self) -> None:
+        """Carry out a pending order; call it while the worker has no turn."""
+        if self._pending is not None and self._device_state is not None:
+            order, self._pending = self._pending, None
+            self._device_state.swap_out(include_state=order.wholly)
+            self._send(SwappedOut(order.wholly))
 
-    def part(self) -> None:
-        """No further step is made: leave at once, and be read where the state is then."""
-        if self._residence is not None and self._residence.is_settled:
-            self._residence.leave(wholly=True)
-            self._way = None
-            self._say(SwappedOut(wholly=True))
+    def swap_out(self) -> None:
+        """Free all device memory at the end of training; the state stays readable on the host."""
+        if self._device_state is not None and self._device_state.is_in_region:
+            self._device_state.swap_out(include_state=True)
+            self._pending = None
+            self._send(SwappedOut(wholly=True))
 
-    def come(self, *, wholly: bool = True) -> None:
-        """Bring in what is missing, while another may still compute; not wholly: the state alone."""
-        if self._residence is not None:
-            self._residence.come_back(wholly=wholly)
+    def swap_in(self, *, include_scratch: bool = True) -> None:
+        """Start copying the state in, perhaps while another worker computes."""
+        if self._device_state is not None:
+            self._device_state.swap_in(include_scratch=include_scratch)
 
-    def enter(self) -> None:
-        """A step begins."""
-        if self._residence is not None:
-            self._residence.come_back()
-            self._residence.await_weights()
+    def await_weights(self) -> None:
+        """Make following kernels wait for the weights: a step begins."""
+        if self._device_state is not None:
+            self._device_state.swap_in()
+            self._device_state.await_weights()
 
-    def enter_wholly(self) -> None:
-        """All of the state is about to be read, or written."""
-        self.enter()
-        if self._residence is not None:
-            self._residence.await_rest()
-            self._residence.change()
+    def await_state(self) -> None:
+        """Make following kernels wait for the whole state, which they read or write."""
+        self.await_weights()
+        if self._device_state is not None:
+            self._device_state.await_state()
+            self._device_state.mark_dirty()
 
-    def settle(self) -> None:
-        """A step was made."""
-        if self._residence is not None:
-            self._residence.settle()
+    def enter_region(self) -> None:
+        """After a step: the optimizer's state exists, so that all of it can be made swappable."""
+        if self._device_state is not None:
+            self._device_state.enter_region()
 
-    def unsettle(self) -> None:
-        """Another state comes."""
-        if self._residence is not None:
-            self._residence.unsettle()
+    def leave_region(self) -> None:
+        """Before another state is loaded."""
+        if self._device_state is not None:
+            self._device_state.leave_region()
 
-    def tell_measures(self) -> None:
-        """A turn is over: say what is taken, if that has changed."""
-        if self._residence is None or not self._residence.is_settled:
+    def report_usage(self) -> None:
+        """Report the memory in use at the end of a turn, if it changed."""
+        if self._device_state is None or not self._device_state.is_in_region:
             return
-        need = self._residence.need()
-        measures = MemoryMeasured(need.state, need.scratch, need.fixed)
-        if measures != self._told:
-            self._told = measures
-            self._say(measures)
+        need = self._device_state.memory_need()
+        measured = MemoryMeasured(need.state, need.scratch, need.fixed)
+        if measured != self._reported:
+            self._reported = measured
+            self._send(measured)
 
-    def story(self) -> tuple[str, ...]:
-        """What the job's story should say of it."""
-        words = "" if self._residence is None else self._residence.story()
-        return (words,) if words else ()
+    def notes(self) -> tuple[str, ...]:
+        """Swap statistics for the job's story."""
+        note = "" if self._device_state is None else self._device_state.note()
+        return (note,) if note else ()
 
     def readable(self) -> AbstractContextManager[None]:
-        """While the host reads the state."""
-        return nullcontext() if self._residence is None else self._residence.readable()
+        """Let the host read the state within the context."""
+        return nullcontext() if self._device_state is None else self._device_state.readable()

@@ -31,7 +31,7 @@ from carpool.runtime.errors import LeaveRequested
 from carpool.runtime.process.channel import Channel, Heartbeat, Received
 from carpool.runtime.process.protocol import Leave, Prewarm, Prewarmed
 from carpool.runtime.state.digest import fingerprint
-from carpool.runtime.worker.error_classifier import broke_message, is_process_lost
+from carpool.runtime.worker.error_classifier import failure_message, is_process_lost
 
 _WORDS, _LENGTH, _WIDTH = 256, 16, 64
 
@@ -48,7 +48,7 @@ def wait_for_job(channel: Channel, warm: Prewarm) -> Received:
     try:
         left_out = warm_up(device)
     except Exception as error:
-        channel.send(broke_message(error, 0))
+        channel.send(failure_message(error, 0))
         raise LeaveRequested from error
     channel.send(Prewarmed(time.perf_counter() - began, _held_bytes(device), tuple(left_out)))
     received = channel.receive()

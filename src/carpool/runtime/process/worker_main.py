@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from carpool.jobs.program import Program
 from carpool.runtime.errors import LeaveRequested, StateLost
-from carpool.runtime.memory.device_state import device_state_of
+from carpool.runtime.memory.device_state import new_device_state
 from carpool.runtime.process.channel import Channel, Closed, Heartbeat
 from carpool.runtime.process.cuda_warmup import wait_for_job
 from carpool.runtime.process.protocol import AdmissionRequested, Begin, Grant, Leave, Noted, Prewarm, WorkerFailed
@@ -18,8 +18,8 @@ from carpool.runtime.reduce.sync_batchnorm import sync_batch_norms
 from carpool.runtime.sharing.device_handoff import DeviceHandoff
 from carpool.runtime.sharing.turn_token import TurnTokens
 from carpool.runtime.worker.error_classifier import (
-    broke_message,
     describe_error,
+    failure_message,
     format_for_log,
     is_process_lost,
     root_cause,
@@ -51,13 +51,13 @@ def main(channel: Channel) -> int:
             trainer = make_trainer(begin, program, arrival, lambda: _enter(channel, grants))
             channel.send(Noted(arrival.words()))
             norms = sync_batch_norms(program, trainer.training)
-            residence = device_state_of(trainer, loosely=not program.deterministic) if begin.memory_cap else None
+            residence = new_device_state(trainer, tolerant=not program.deterministic) if begin.memory_cap else None
             counter = StepCounter(received.fds[1] if received.fds[1:] else new_counter(begin.job))
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - an entry may raise anything
             sys.stderr.write(format_for_log(raised))
             error = root_cause(raised)
             if is_process_lost(error):
-                channel.send(broke_message(error, 0))
+                channel.send(failure_message(error, 0))
                 return TORN
             channel.send(WorkerFailed("input", describe_error(error)))
             _await_leave(channel)

@@ -137,7 +137,7 @@ def check_training(program: Program) -> None:
     training = _loaded(program)
     source = StepSource(training, program.seed, program.shards if program.exact else None)
     for batch_size in filter(None, (training.batch_size, program.batch_size)):
-        source.check(batch_size, 0)
+        source.check_batch_size(batch_size, 0)
 
 
 def make_trainer(
@@ -228,7 +228,10 @@ def ready_message(trainer: Trainer, program: Program, slot_bytes: int) -> Ready:
 
 def done_message(trainer: Trainer, reason: str, more: Sequence[str] = ()) -> Done:
     """What the executor has to know about a training that is over; with more for its story."""
-    unsure = [f"{each} has no deterministic form: equal bits are not promised" for each in trainer.caveats.operations]
+    unsure = [
+        f"{each} has no deterministic form: equal bits are not promised"
+        for each in trainer.nondeterministic_ops.operations
+    ]
     return Done(
         step=trainer.cursor.step,
         epoch=trainer.cursor.epoch,

@@ -1,8 +1,7 @@
 """Probe entries: wrap a training, run a few of its steps and write measurements to a file.
 
-The wrapped training runs in an ordinary worker under an ordinary executor, so that what is measured is what will run.
-It differs from the original in three ways: it stops after a few steps, it does not evaluate, and it looks at the clock
-and at its memory after each update.
+The wrapped training runs in an ordinary worker under an ordinary executor. It differs from the original only in that it
+stops after a few steps, does not evaluate, and reads time and memory after each update.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from carpool.predictors.loss.gradient_noise import NoiseScale
 from carpool.runtime.compat.allocator import map_large_blocks
+from carpool.runtime.data.nested import nested_tensors
 from carpool.runtime.data.sampler import batch_lengths
 from carpool.runtime.engine.stop_criteria import Stop
 from carpool.runtime.engine.trainer import Trainer
@@ -31,47 +32,46 @@ from carpool.runtime.profiling.gpu_meter import GpuMeter
 from carpool.runtime.profiling.sweep import ProbeConfig
 from carpool.runtime.worker.entry_loader import load_training
 
-_MOST_PARTS = 8
+_MAX_PARTS = 8
 
 
-def watched(entry: str, args: Mapping[str, Any], seed: int, how: Mapping[str, Any]) -> Training:
-    """The training of an entry, watched for some steps as `how` (the fields of `ProbeConfig`) says."""
-    watching = ProbeConfig(**how)
-    device = _device(watching)
-    if watching.counts_blocks:
+def probed_training(entry: str, args: Mapping[str, Any], seed: int, config: Mapping[str, Any]) -> Training:
+    """Load the training of an entry and measure some of its steps; ``config`` are the fields of `ProbeConfig`."""
+    probe_config = ProbeConfig(**config)
+    device = _device(probe_config)
+    if probe_config.exact_memory:
         map_large_blocks()
     footprint = MemoryFootprint(device)
-    if watching.limit_bytes:
-        limit_memory(watching.limit_bytes, device)
+    if probe_config.limit_bytes:
+        limit_memory(probe_config.limit_bytes, device)
     training = load_training(entry, args, seed=seed)
-    return _Watch(watching, training, footprint, device).training()
+    return _Probe(probe_config, training, footprint, device).training()
 
 
-class _Watch:
-    """Notes the end of every step, and between the first and the last that count all that can be counted."""
+class _Probe:
+    """Records the end of every step; measures memory and device use from the first measured step to the last."""
 
     def __init__(
-        self, watching: ProbeConfig, training: Training, footprint: MemoryFootprint, device: torch.device
+        self, config: ProbeConfig, training: Training, footprint: MemoryFootprint, device: torch.device
     ) -> None:
-        self._watching = watching
+        self._config = config
         self._original = training
         self._footprint = footprint
         self._device = device
-        self._stamps: list[float] = []
+        self._step_ends: list[float] = []
         self._cpu_s = 0.0
         self._batch_bytes = 0
         self._start_s = 0.0
         self._meter: GpuMeter | None = None
 
     def training(self) -> Training:
-        """The training with the watch on it."""
-        original, watching = self._original, self._watching
+        original, config = self._original, self._config
         by_evaluation = original.schedule_every == "evaluation"
         return replace(
             original,
             loss=self._loss,
             after_update=self._after_update,
-            stop=Stop(steps=watching.warmup + watching.steps),
+            stop=Stop(steps=config.warmup + config.steps),
             evaluate=None,
             best="",
             schedule=None if by_evaluation else original.schedule,
@@ -80,7 +80,7 @@ class _Watch:
 
     def _loss(self, model: nn.Module, batch: Any) -> Any:
         if not self._batch_bytes:
-            self._batch_bytes = tensor_bytes(batch)
+            self._batch_bytes = sum(tensor.nbytes for tensor in nested_tensors(batch))
         return self._original.loss(model, batch)
 
     def _after_update(self, model: nn.Module, step: int) -> None:
@@ -88,34 +88,34 @@ class _Watch:
             self._original.after_update(model, step)
         if step == 1:
             self._start_s = process_age_s()
-        if step == self._watching.warmup:
+        if step == self._config.warmup:
             self._begin()
-        elif self._stamps:
-            self._stamps.append(time.perf_counter())
-            if step >= self._watching.warmup + self._watching.steps:
+        elif self._step_ends:
+            self._step_ends.append(time.perf_counter())
+            if step >= self._config.warmup + self._config.steps:
                 self._end()
 
     def _begin(self) -> None:
-        self._settle()
+        self._synchronize()
         self._footprint.reset_peak()
         self._meter = GpuMeter.start(self._device)
         self._cpu_s = time.process_time()
-        self._stamps.append(time.perf_counter())
+        self._step_ends.append(time.perf_counter())
 
     def _end(self) -> None:
-        self._settle()
+        self._synchronize()
         ended = time.perf_counter()
         cpu_s = time.process_time() - self._cpu_s
-        num_steps, seconds = len(self._stamps) - 1, ended - self._stamps[0]
+        num_steps, seconds = len(self._step_ends) - 1, ended - self._step_ends[0]
         cores = len(os.sched_getaffinity(0))
         use = self._meter.stop() if self._meter is not None else None
-        lengths = [later - sooner for sooner, later in zip(self._stamps, self._stamps[1:], strict=False)]
+        durations = [end - start for start, end in pairwise(self._step_ends)]
         traffic = None if use is None or use.received_bytes_per_s is None else use.received_bytes_per_s * seconds
-        seen = {
+        measured = {
             "steps": num_steps,
-            "step_s": statistics.median(lengths) if self._device.type == "cpu" else seconds / num_steps,
+            "step_s": statistics.median(durations) if self._device.type == "cpu" else seconds / num_steps,
             "mean_step_s": seconds / num_steps,
-            "step_spread_s": _spread(lengths),
+            "step_spread_s": _spread(durations),
             "peak_bytes": self._footprint.peak_bytes(),
             "reserved_bytes": self._footprint.reserved_bytes(),
             "device_use": min(1.0, cpu_s / seconds / cores) if use is None else use.device,
@@ -125,37 +125,37 @@ class _Watch:
             "start_s": self._start_s,
             "training": declared(self._original),
         }
-        _write(Path(self._watching.out), seen)
+        _write(Path(self._config.out), measured)
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
 
-def noise(entry: str, args: Mapping[str, Any], seed: int, how: Mapping[str, Any]) -> Training:
-    """Make steps of an entry's training in small parts, and compare the parts' gradients with the whole one's."""
-    watching = ProbeConfig(**how)
+def measure_noise(entry: str, args: Mapping[str, Any], seed: int, config: Mapping[str, Any]) -> Training:
+    """Measure the gradient noise of an entry's training: split steps into parts and compare their gradients."""
+    probe_config = ProbeConfig(**config)
     training = load_training(entry, args, seed=seed)
     parts = num_parts(training)
-    seen: dict[str, Any] = {"parts": parts, "scale": None, "spread": None, "steps": 0}
+    measured: dict[str, Any] = {"parts": parts, "scale": None, "spread": None, "steps": 0}
     if parts > 1:
-        trainer = Trainer(training, seed=seed, exact=True, shards=parts, device=_device(watching))
+        trainer = Trainer(training, seed=seed, exact=True, shards=parts, device=_device(probe_config))
         scale = NoiseScale()
-        for number in range(watching.warmup + watching.steps):
+        for number in range(probe_config.warmup + probe_config.steps):
             sizes, norms, total = _part_norms(trainer)
-            if number >= watching.warmup and total > 0.0:
+            if number >= probe_config.warmup and total > 0.0:
                 scale.partial_fit(sizes, norms, total)
-        found = scale.predict()
-        if isfinite(found.mean):  # else the noise drowns the gradient
-            seen["scale"] = found.mean
-            seen["spread"] = found.std if isfinite(found.std) else None
-        seen["steps"] = scale.num_steps_
-    _write(Path(watching.out), seen)
+        estimate = scale.predict()
+        if isfinite(estimate.mean):  # infinite if the noise exceeds the gradient
+            measured["scale"] = estimate.mean
+            measured["spread"] = estimate.std if isfinite(estimate.std) else None
+        measured["steps"] = scale.num_steps_
+    _write(Path(probe_config.out), measured)
     return replace(training, stop=Stop(steps=1), evaluate=None, best="", schedule=None, schedule_every="step")
 
 
 def declared(training: Training) -> dict[str, Any]:
-    """What a profile keeps of the declaration."""
+    """The fields of a training that its profile contains."""
     return {
         "batch_size": training.batch_size,
         "num_samples": training.num_samples,
@@ -165,67 +165,56 @@ def declared(training: Training) -> dict[str, Any]:
 
 
 def num_parts(training: Training) -> int:
-    """Into how many parts a batch can be cut so that each has two samples, which BatchNorm needs; a power of two."""
+    """The number of parts, a power of two, that leaves every part the two samples that BatchNorm needs."""
     least = min(batch_lengths(training.num_samples, training.batch_size, 0))
-    parts = _MOST_PARTS
+    parts = _MAX_PARTS
     while parts > 1 and 2 * parts > least:
         parts //= 2
     return parts
 
 
 def _part_norms(trainer: Trainer) -> tuple[list[int], list[float], float]:
-    """Make one step; the sizes of its parts, their squared gradient norms and that of the whole gradient."""
-    step = trainer.begin()
-    gathered, sizes, norms = [], [], []
+    """Run one step; returns the sizes of its parts, their squared gradient norms and that of the whole gradient."""
+    step = trainer.next_step()
+    contributions, sizes, norms = [], [], []
     for piece, (start, end) in enumerate(step.bounds):
         (made,) = trainer.contribute(step, range(piece, piece + 1))
-        gathered.append(made)
-        if made[1] is not None:  # it is g_i·b_i/B already
+        contributions.append(made)
+        if made[1] is not None:  # weighted by b_i/B already
             sizes.append(end - start)
-            norms.append(_squared(trainer, made[1].values) * (step.num_samples / (end - start)) ** 2)
-    total = trainer.combine(step, gathered)
-    whole = _squared(trainer, total.values)
+            norms.append(_squared_norm(trainer, made[1].values) * (step.num_samples / (end - start)) ** 2)
+    total = trainer.combine(step, contributions)
+    whole = _squared_norm(trainer, total.values)
     trainer.advance(step, trainer.apply(step, total))
-    trainer.progress.evaluation_due = False  # nobody asks for what it would tell
+    trainer.progress.evaluation_due = False
     return sizes, norms, whole
 
 
-def _squared(trainer: Trainer, values: Tensor) -> float:
+def _squared_norm(trainer: Trainer, values: Tensor) -> float:
     return sum(float(view.double().square().sum()) for view in trainer.layout.gradient_views(values))
 
 
 def process_age_s() -> float:
-    """Seconds since this process was made."""
+    """Seconds since this process was started."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     up_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-    return up_s - int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc(5): starttime is the 22nd, 20th behind the name
+    return up_s - int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc(5): starttime is field 22
 
 
-def tensor_bytes(batch: Any) -> int:
-    """Bytes of all tensors in a batch, however they are nested."""
-    if isinstance(batch, Tensor):
-        return batch.numel() * batch.element_size()
-    if isinstance(batch, Mapping):
-        return sum(map(tensor_bytes, batch.values()))
-    if isinstance(batch, list | tuple):
-        return sum(map(tensor_bytes, batch))
-    return 0
+def _device(config: ProbeConfig) -> torch.device:
+    """The worker's device: a worker sets its GPU before it calls an entry."""
+    return torch.device("cuda", torch.cuda.current_device()) if config.on_gpu else torch.device("cpu")
 
 
-def _device(watching: ProbeConfig) -> torch.device:
-    """Where this worker computes: it has set its GPU before it calls an entry, if it has one."""
-    return torch.device("cuda", torch.cuda.current_device()) if watching.on_gpu else torch.device("cpu")
-
-
-def _spread(lengths: list[float]) -> float:
-    """Half the distance between the 16th and the 84th of a hundred: the standard deviation, without the outliers."""
-    if len(lengths) < 2:
+def _spread(durations: list[float]) -> float:
+    """Half the distance between the 16th and 84th percentile: a standard deviation that ignores outliers."""
+    if len(durations) < 2:
         return 0.0
-    cuts = statistics.quantiles(lengths, n=100, method="inclusive")
+    cuts = statistics.quantiles(durations, n=100, method="inclusive")
     return (cuts[83] - cuts[15]) / 2
 
 
-def _write(folder: Path, seen: Mapping[str, Any]) -> None:
+def _write(folder: Path, measured: Mapping[str, Any]) -> None:
     draft = folder / f".{os.getpid()}.part"
-    draft.write_text(json.dumps(seen), encoding="ascii")
+    draft.write_text(json.dumps(measured), encoding="ascii")
     draft.replace(folder / f"{os.getpid()}.json")

@@ -33,51 +33,66 @@ from carpool.runtime.profiling.sweep import (
     settings,
 )
 
-_WARMUP, _LEAST, _MOST = 2, 4, 200  # steps
-_COUNTED = 2  # steps in which memory is counted block by block
+_WARMUP, _MIN_STEPS, _MAX_STEPS = 2, 4, 200
+_MEMORY_STEPS = 2  # for an exact measurement of memory
 _NOISE_STEPS = 20
-_FOR_EVER = 1 << 40  # steps of a neighbour
+_ENDLESS = 1 << 40  # steps of a neighbour
 _NEVER_S = 1e6
-_PORTION = 0.8  # of the memory there is, that a measured process may take
+_MEMORY_FRACTION = 0.8  # of available host memory that a measured process may use
+
+Tell = Callable[[int, int, str], None]  # settings done, settings in total, description of the next one
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementBudget:
-    """How long to measure."""
+    """Limits of time and memory for each setting."""
 
-    seconds: float = 2.0  # of steps that count, in each setting
-    timeout_s: float = 120.0  # after which a setting is given up
-    memory_bytes: int = 0  # that a measured process may take; 0: most of what there is
+    seconds: float = 2.0  # of measured steps
+    timeout_s: float = 120.0
+    memory_bytes: int = 0  # that a measured process may use; 0: most of what is available
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """What came back from one process or several: a note from each, or why there is none."""
+class ProfileRequest:
+    """What a profile covers."""
 
-    notes: tuple[dict[str, Any], ...] = ()
+    batches: tuple[int, ...] = ()  # empty: around the training's own
+    shares: tuple[float, ...] = (1.0,)
+    beside: Program | None = None  # a neighbour to measure with
+    exact: bool = True
+    noise: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _ProbeResult:
+    """The measurements of one or several processes, or why there are none."""
+
+    measured: tuple[dict[str, Any], ...] = ()
     error: str = ""
     out_of_memory: bool = False
 
 
 class Profiler:
-    """Runs settings one after another; what goes wrong in one is its result and does not end the others."""
+    """Measures settings one after another; a failed setting is recorded and does not end the others."""
+
+    _folder: Path
 
     def __init__(
         self,
         program: Program,
         devices: Sequence[LocalDevice],
-        patience: MeasurementBudget,
-        beside: Program | None = None,
+        budget: MeasurementBudget,
+        neighbour: Program | None = None,
     ) -> None:
         self._program = replace(program, retries=0, checkpoint_s=_NEVER_S)
-        self._beside = beside
+        self._neighbour = neighbour
         self._devices = tuple(devices)
-        self._patience = patience
-        self._link: ExecutorClient | None = None
+        self._budget = budget
+        self._client: ExecutorClient | None = None
         self._number = 0
-        self._sample_s: float | None = None  # of a sample, from what was measured last
-        self.declared: dict[str, Any] = {}  # what the training says of itself, once it was loaded
-        self.start_s: float | None = None  # from a new process to the end of its first step, when it was first seen
+        self._sample_s: float | None = None  # seconds per sample, from the last measurement
+        self.declared: dict[str, Any] = {}  # fields of the training, after it was first loaded
+        self.start_s: float | None = None  # from the start of the first process to the end of its first step
 
     @classmethod
     @asynccontextmanager
@@ -85,236 +100,224 @@ class Profiler:
         cls,
         program: Program,
         devices: Sequence[LocalDevice],
-        patience: MeasurementBudget,
-        beside: Program | None = None,
+        budget: MeasurementBudget,
+        neighbour: Program | None = None,
     ) -> AsyncIterator[Profiler]:
-        """With an executor, which ends with the context."""
-        profiler = cls(program, devices, patience, beside)
-        profiler._state = Path(tempfile.mkdtemp(prefix="carpool-profile-"))
+        """A profiler whose executor ends with the context."""
+        profiler = cls(program, devices, budget, neighbour)
+        profiler._folder = Path(tempfile.mkdtemp(prefix="carpool-profile-"))
         try:
             yield profiler
         finally:
-            await profiler._end()
-            shutil.rmtree(profiler._state, ignore_errors=True)
-
-    _state: Path
+            await profiler._stop_executor()
+            shutil.rmtree(profiler._folder, ignore_errors=True)
 
     async def first_look(self, device: LocalDevice) -> Measurement:
-        """A few steps at the training's own batch: how long they take, and what the training declares."""
+        """Measure a few steps at the training's own batch size and read what the training declares."""
         setting = SweepPoint((device,), self._program.batch_size)
-        seen = await self._watch(setting, _LEAST)
-        return self._measured(replace(setting, batch_size=self._own_batch()), seen, None)
+        result = await self._probe(setting, _MIN_STEPS)
+        own_batch = self._program.batch_size or int(self.declared.get("batch_size", 0))
+        return self._measurement(replace(setting, batch_size=own_batch), result, None)
 
     async def measure(self, setting: SweepPoint) -> Measurement:
-        """Time and use of the device, then memory."""
-        steps = self._num_steps(setting)
-        seen = await self._watch(setting, steps)
-        counted = None
+        """Measure time and device use of a setting, then its memory."""
+        result = await self._probe(setting, self._num_steps(setting))
+        memory = None
         is_plain = len(setting.devices) == 1 and setting.share == 1.0 and not setting.is_paired and not setting.exact
-        if is_plain and setting.devices[0].cuda is None and not seen.error:
-            counted = await self._watch(setting, _COUNTED, counts_blocks=True)
-        return self._measured(setting, seen, counted)
+        if is_plain and setting.devices[0].cuda is None and not result.error:
+            memory = await self._probe(setting, _MEMORY_STEPS, exact_memory=True)
+        return self._measurement(setting, result, memory)
 
     async def noise(self, device: LocalDevice) -> NoiseSeen | None:
-        """The gradient noise scale in the first steps; None where a batch cannot be cut."""
-        watching = self._watching(SweepPoint((device,), 0), _NOISE_STEPS)
-        program = self._wrapped(self._program, NOISE_ENTRY, replace(watching, warmup=0))
-        seen = await self._run(replace(program, batch_size=0), (device,), 1.0, Path(watching.out))
-        if not seen.notes or seen.notes[0]["parts"] < 2:
+        """Measure the gradient noise scale in the first steps; None if a batch cannot be split."""
+        config = self._new_config(SweepPoint((device,), 0), _NOISE_STEPS)
+        program = _wrap(self._program, NOISE_ENTRY, replace(config, warmup=0))
+        result = await self._run(replace(program, batch_size=0), (device,), 1.0, Path(config.out))
+        if not result.measured or result.measured[0]["parts"] < 2:
             return None
-        return NoiseSeen(**{name: seen.notes[0][name] for name in ("scale", "spread", "parts", "steps")})
+        return NoiseSeen(**{name: result.measured[0][name] for name in ("scale", "spread", "parts", "steps")})
 
-    # ---------------------------------------------------------------------------------------------------- one setting
-    async def _watch(self, setting: SweepPoint, steps: int, *, counts_blocks: bool = False) -> _Seen:
-        watching = replace(self._watching(setting, steps), counts_blocks=counts_blocks)
-        program = replace(
-            self._wrapped(self._program, PROBE_ENTRY, watching), batch_size=setting.batch_size, exact=setting.exact
-        )
-        seen = await self._run(program, setting.devices, setting.share, Path(watching.out), is_paired=setting.is_paired)
-        if seen.notes:
-            self.declared = seen.notes[0]["training"]
-            self.start_s = self.start_s or seen.notes[0]["start_s"]
-        return seen
+    # -- one setting --------------------------------------------------------------------------------------------------
 
-    def _watching(self, setting: SweepPoint, steps: int) -> ProbeConfig:
+    async def _probe(self, setting: SweepPoint, steps: int, *, exact_memory: bool = False) -> _ProbeResult:
+        config = replace(self._new_config(setting, steps), exact_memory=exact_memory)
+        program = replace(_wrap(self._program, PROBE_ENTRY, config), batch_size=setting.batch_size, exact=setting.exact)
+        result = await self._run(program, setting.devices, setting.share, Path(config.out), is_paired=setting.is_paired)
+        if result.measured:
+            self.declared = result.measured[0]["training"]
+            self.start_s = self.start_s or result.measured[0]["start_s"]
+        return result
+
+    def _new_config(self, setting: SweepPoint, steps: int) -> ProbeConfig:
         self._number += 1
-        out = self._state / f"seen-{self._number}"
+        out = self._folder / f"seen-{self._number}"
         out.mkdir()
         on_gpu = setting.devices[0].cuda is not None
-        limit = self._patience.memory_bytes
+        limit = self._budget.memory_bytes
         if not limit and not on_gpu:
-            limit = int(_PORTION * available_bytes() / len(setting.devices))
+            limit = int(_MEMORY_FRACTION * available_bytes() / len(setting.devices))
         return ProbeConfig(str(out), _WARMUP, steps, limit, on_gpu)
-
-    def _wrapped(self, program: Program, entry: str, watching: ProbeConfig) -> Program:
-        args = {"entry": program.entry, "args": program.args, "seed": program.seed, "how": asdict(watching)}
-        return replace(program, entry=entry, args=args)
 
     def _num_steps(self, setting: SweepPoint) -> int:
         if self._sample_s is None:
-            return _LEAST
-        return max(_LEAST, min(_MOST, round(self._patience.seconds / (self._sample_s * setting.batch_size))))
+            return _MIN_STEPS
+        fitting = round(self._budget.seconds / (self._sample_s * setting.batch_size))
+        return max(_MIN_STEPS, min(_MAX_STEPS, fitting))
 
-    def _own_batch(self) -> int:
-        return self._program.batch_size or int(self.declared.get("batch_size", 0))
-
-    def _measured(self, setting: SweepPoint, seen: _Seen, counted: _Seen | None) -> Measurement:
-        beside = short_entry(self._beside.entry) if setting.is_paired and self._beside is not None else ""
-        made = Measurement(
+    def _measurement(self, setting: SweepPoint, result: _ProbeResult, memory: _ProbeResult | None) -> Measurement:
+        beside = short_entry(self._neighbour.entry) if setting.is_paired and self._neighbour is not None else ""
+        measurement = Measurement(
             setting.devices[0].kind, len(setting.devices), setting.batch_size, setting.share, setting.exact, beside
         )
-        if not seen.notes:
-            return replace(made, error=seen.error, out_of_memory=seen.out_of_memory)
-        notes = seen.notes
-        # Who takes turns makes some steps in a row and then waits: only the mean has both in it.
+        if not result.measured:
+            return replace(measurement, error=result.error, out_of_memory=result.out_of_memory)
+        measured = result.measured
+        # With time slices some steps run back to back and then wait: only the mean covers both.
         by = "mean_step_s" if setting.is_paired or setting.share < 1.0 else "step_s"
-        slowest = max(notes, key=lambda note: note[by])
-        held = max(note["reserved_bytes"] for note in notes)
-        in_use = counted.notes if counted is not None and counted.notes else notes
-        uses = [note["device_use"] for note in notes if note["device_use"] is not None]
+        slowest = max(measured, key=lambda each: each[by])
+        in_use = memory.measured if memory is not None and memory.measured else measured
+        uses = [each["device_use"] for each in measured if each["device_use"] is not None]
         self._sample_s = slowest[by] / setting.batch_size
         return replace(
-            made,
+            measurement,
             steps=slowest["steps"],
             step_s=slowest[by],
             step_spread_s=slowest["step_spread_s"],
-            peak_bytes=max(note["peak_bytes"] for note in in_use),
-            held_bytes=held,
+            peak_bytes=max(each["peak_bytes"] for each in in_use),
+            held_bytes=max(each["reserved_bytes"] for each in measured),
             device_use=sum(uses) / len(uses) if uses else None,
             bandwidth_use=slowest["bandwidth_use"],
-            batch_bytes=sum(note["batch_bytes"] for note in notes),
+            batch_bytes=sum(each["batch_bytes"] for each in measured),
             host_to_device_bytes=slowest["host_to_device_bytes"],
         )
 
-    # ------------------------------------------------------------------------------------------------------- one run
+    # -- one run ------------------------------------------------------------------------------------------------------
+
     async def _run(
         self, program: Program, devices: Sequence[LocalDevice], share: float, out: Path, *, is_paired: bool = False
-    ) -> _Seen:
-        """Run a program to its end, beside the other one if asked to, and read what its processes wrote."""
-        if self._link is None:
+    ) -> _ProbeResult:
+        """Run a program to its end, perhaps with the neighbour, and read what its processes wrote."""
+        if self._client is None:
             options = ExecutorOptions(mirror_s=_NEVER_S, splits=False, warm=0)
-            self._link = await ExecutorClient.start(self._devices, self._state, options=options)
-        run = self._to_the_end(self._link, program, Allocation.of(*(device.id for device in devices), fraction=share))
+            self._client = await ExecutorClient.start(self._devices, self._folder, options=options)
+        allocation = Allocation.of(*(device.id for device in devices), fraction=share)
+        run = self._run_job(self._client, program, allocation)
         if is_paired:
-            run = self._with_neighbour(self._link, run, devices[0], 1.0 - share if share < 1.0 else 1.0)
+            run = self._with_neighbour(self._client, run, devices[0], 1.0 - share if share < 1.0 else 1.0)
         try:
-            error = await asyncio.wait_for(run, self._patience.timeout_s)
+            error = await asyncio.wait_for(run, self._budget.timeout_s)
         except TimeoutError:
-            error = f"took longer than {self._patience.timeout_s:g} s"
-            self._link.kill()  # a step that does not end hears nothing
-            await self._end()
-        notes = _read(out)
-        if error or not notes:
-            return _Seen(error=error or "nothing was measured", out_of_memory="memory" in error)
-        return _Seen(notes)
+            error = f"took longer than {self._budget.timeout_s:g} s"
+            self._client.kill()  # a step that hangs handles no messages
+            await self._stop_executor()
+        measured = _read(out)
+        if error or not measured:
+            return _ProbeResult(error=error or "nothing was measured", out_of_memory="memory" in error)
+        return _ProbeResult(measured)
 
-    async def _to_the_end(self, link: ExecutorClient, program: Program, allocation: Allocation) -> str:
-        """Why it failed; empty when it finished."""
+    async def _run_job(self, client: ExecutorClient, program: Program, allocation: Allocation) -> str:
+        """Run a job to its end; returns why it failed, or ""."""
         job = JobId(f"measured-{self._number}")
-        link.introduce(job, program)
-        link.carry([Assign(job, allocation, 1)])
-        return await _heard(link, job, JobFinished)
+        client.introduce(job, program)
+        client.carry([Assign(job, allocation, 1)])
+        return await _await_fact(client, job, JobFinished)
 
     async def _with_neighbour(
-        self, link: ExecutorClient, run: Coroutine[Any, Any, str], device: LocalDevice, share: float
+        self, client: ExecutorClient, run: Coroutine[Any, Any, str], device: LocalDevice, share: float
     ) -> str:
-        """The same while the other training makes steps on the device."""
-        assert self._beside is not None, "pairs are measured only where there is another training"
+        """Run a job while the neighbour trains on the same device."""
+        assert self._neighbour is not None, "pairs are measured only with a neighbour"
         neighbour = JobId(f"beside-{self._number}")
-        link.introduce(neighbour, self._wrapped(self._beside, PROBE_ENTRY, ProbeConfig("", 0, _FOR_EVER)))
-        link.carry([Assign(neighbour, Allocation.of(device.id, fraction=share), 1)])
-        if error := await _heard(link, neighbour, ProgressReported):
+        client.introduce(neighbour, _wrap(self._neighbour, PROBE_ENTRY, ProbeConfig("", 0, _ENDLESS)))
+        client.carry([Assign(neighbour, Allocation.of(device.id, fraction=share), 1)])
+        if error := await _await_fact(client, neighbour, ProgressReported):
             run.close()
             return f"the neighbour failed: {error}"
         error = await run
-        link.carry([Release(neighbour, 2)])
-        await _heard(link, neighbour, ReleaseApplied)
+        client.carry([Release(neighbour, 2)])
+        await _await_fact(client, neighbour, ReleaseApplied)
         return error
 
-    async def _end(self) -> None:
-        """End the executor and all it started; the next setting gets a new one."""
-        if self._link is not None:
-            link, self._link = self._link, None
-            await link.stop(checkpoint=False)
-            while not isinstance(await link.receive(), Gone):
-                pass  # last words of nobody's interest
+    async def _stop_executor(self) -> None:
+        """Stop the executor and its workers; the next setting starts a new one."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.stop(checkpoint=False)
+            while not isinstance(await client.receive(), Gone):
+                pass
+
+
+def _wrap(program: Program, entry: str, config: ProbeConfig) -> Program:
+    """The program with a probe entry that loads its training."""
+    args = {"entry": program.entry, "args": program.args, "seed": program.seed, "config": asdict(config)}
+    return replace(program, entry=entry, args=args)
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], ...]:
     return tuple(json.loads(path.read_text(encoding="ascii")) for path in sorted(folder.glob("*.json")))
 
 
-async def _heard(link: ExecutorClient, job: JobId, awaited: type[Fact]) -> str:
-    """Wait for a fact about a job; why it failed before that, or nothing."""
-    told = ""
+async def _await_fact(client: ExecutorClient, job: JobId, awaited: type[Fact]) -> str:
+    """Wait for a fact about a job; returns why the job failed before it, or ""."""
+    memory_note = ""
     while True:
-        match await link.receive():
+        match await client.receive():
             case Gone(reason=reason):
-                return f"the executor has gone: {reason}"
-            case Told(job=who, words=words) if who == job and "memory" in words:
-                told = words
+                return f"the executor exited: {reason}"
+            case Told(job=other, words=words) if other == job and "memory" in words:
+                memory_note = words
             case Facts(facts=facts):
                 for fact in facts:
                     if getattr(fact, "job", None) != job:
                         continue
                     if isinstance(fact, JobFailed):
-                        return f"{fact.error}; {told}" if told and "memory" not in fact.error else fact.error
+                        has_more = memory_note and "memory" not in fact.error
+                        return f"{fact.error}; {memory_note}" if has_more else fact.error
                     if isinstance(fact, awaited):
                         return ""
-
-
-Tell = Callable[[int, int, str], None]  # settings done, settings in all, the next one in words
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileRequest:
-    """What a profile is to cover."""
-
-    batches: tuple[int, ...] = ()  # empty: around the training's own
-    shares: tuple[float, ...] = (1.0,)
-    beside: Program | None = None
-    exact: bool = True
-    noise: bool = True
 
 
 async def make_profile(
     program: Program,
     devices: Sequence[LocalDevice],
-    wanted: ProfileRequest,
-    patience: MeasurementBudget,
+    request: ProfileRequest,
+    budget: MeasurementBudget,
     version: str,
-    tell: Tell = lambda done, total, words: None,
+    tell: Tell = lambda done, total, text: None,
 ) -> Profile:
-    """Measure a training on these devices; InputError where not even its own batch can be run."""
-    async with Profiler.start(program, devices, patience, wanted.beside) as profiler:
+    """Measure a training on these devices; `InputError` if it fails even at its own batch size."""
+    async with Profiler.start(program, devices, budget, request.beside) as profiler:
         tell(0, 1, "a first look")
-        first = await profiler.first_look(devices[0])
-        if not profiler.declared:
-            raise InputError(first.error, where=program.entry, way_out="Mend it, or see whether it runs alone.")
-        declared = profiler.declared
-        own = program.batch_size or declared["batch_size"]
-        batches = (
-            check_batches(wanted.batches, declared["num_samples"])
-            if wanted.batches
-            else default_batches(own, declared["num_samples"])
-        )
-        paired = wanted.beside is not None
-        todo = settings(devices, own, batches, wanted.shares, exact=wanted.exact, paired=paired)
-        measurements = await _measure_all(profiler, todo, tell, len(todo) + wanted.noise)
+        await _first_look(profiler, program, devices[0])
+        num_samples, own = profiler.declared["num_samples"], _own_batch(program, profiler)
+        requested = request.batches
+        batches = check_batches(requested, num_samples) if requested else default_batches(own, num_samples)
+        paired = request.beside is not None
+        points = settings(devices, own, batches, request.shares, exact=request.exact, paired=paired)
+        measurements = await _measure_all(profiler, points, tell, len(points) + request.noise)
         noise = None
-        if wanted.noise:
-            tell(len(todo), len(todo) + 1, "gradient noise")
+        if request.noise:
+            tell(len(points), len(points) + 1, "gradient noise")
             noise = await profiler.noise(devices[0])
     return _profile(program, profiler, measurements, noise, version)
 
 
-async def make_probe(program: Program, device: LocalDevice, patience: MeasurementBudget, version: str) -> Profile:
-    """The least that can be measured: a few steps at the training's own batch on one device."""
-    async with Profiler.start(program, [device], patience) as profiler:
-        first = await profiler.first_look(device)
-        if not profiler.declared:
-            raise InputError(first.error, where=program.entry, way_out="Mend it, or see whether it runs alone.")
+async def make_probe(program: Program, device: LocalDevice, budget: MeasurementBudget, version: str) -> Profile:
+    """Measure the minimum: a few steps at the training's own batch size on one device."""
+    async with Profiler.start(program, [device], budget) as profiler:
+        first = await _first_look(profiler, program, device)
         return _profile(program, profiler, [first], None, version)
+
+
+async def _first_look(profiler: Profiler, program: Program, device: LocalDevice) -> Measurement:
+    first = await profiler.first_look(device)
+    if not profiler.declared:
+        raise InputError(first.error, where=program.entry, way_out="Fix the entry; try it alone with carpool run.")
+    return first
+
+
+def _own_batch(program: Program, profiler: Profiler) -> int:
+    return program.batch_size or int(profiler.declared["batch_size"])
 
 
 def _profile(
@@ -328,7 +331,7 @@ def _profile(
         short_entry(program.entry),
         program.args,
         source_digest(program.entry, Path(program.folder)),
-        **{**profiler.declared, "batch_size": program.batch_size or profiler.declared["batch_size"]},
+        **{**profiler.declared, "batch_size": _own_batch(program, profiler)},
         measurements=tuple(measurements),
         noise=noise,
         start_s=profiler.start_s,
@@ -337,16 +340,17 @@ def _profile(
     )
 
 
-async def _measure_all(profiler: Profiler, todo: Sequence[SweepPoint], tell: Tell, total: int) -> list[Measurement]:
+async def _measure_all(profiler: Profiler, points: Sequence[SweepPoint], tell: Tell, total: int) -> list[Measurement]:
     measurements: list[Measurement] = []
-    full: dict[str, int] = {}  # kind to the smallest batch that does not fit
-    for number, setting in enumerate(todo):
-        tell(number, total, str(setting))
-        kind = setting.devices[0].kind
-        if len(setting.devices) == 1 and setting.batch_size >= full.get(kind, setting.batch_size + 1):
+    too_large: dict[str, int] = {}  # the smallest batch that does not fit, by device type
+    for number, point in enumerate(points):
+        tell(number, total, str(point))
+        kind = point.devices[0].kind
+        if len(point.devices) == 1 and point.batch_size >= too_large.get(kind, point.batch_size + 1):
             continue
-        made = await profiler.measure(setting)
-        if made.out_of_memory and setting == SweepPoint(setting.devices, setting.batch_size):
-            full[kind] = setting.batch_size
-        measurements.append(replace(made, error=made.error.splitlines()[0] if made.error else ""))
+        measurement = await profiler.measure(point)
+        if measurement.out_of_memory and point == SweepPoint(point.devices, point.batch_size):
+            too_large[kind] = point.batch_size
+        error = measurement.error.splitlines()[0] if measurement.error else ""
+        measurements.append(replace(measurement, error=error))
     return measurements

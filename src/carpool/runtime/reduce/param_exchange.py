@@ -1,10 +1,11 @@
-"""Parameter exchange: ranks share their updated parameters through shared memory.
+"""Parameter exchange: ranks that each update some of the parameters share them through shared memory.
 
-With a weight goes what the optimizer remembers of it, so that at every step boundary every rank has the whole state: it
-can be published, saved or gone on with by any of them. What the optimizer does not remember yet (before a parameter's
-first gradient) cannot be laid out, so such a parameter is updated by every rank. All ranks know alike which these are.
+A parameter travels with its optimizer state, so that every rank has the whole state at every step boundary and can
+publish or save it. A parameter without optimizer state (before its first gradient) has no layout yet, so every rank
+updates it; all ranks agree on which these are.
 
-One area is enough: whoever writes for step k + 1 has seen all contribute to it, hence take what was there for step k.
+One area is enough: a rank writes for step k + 1 after all have contributed to it, that is, after all have read what was
+written for step k.
 """
 
 from __future__ import annotations
@@ -24,64 +25,66 @@ from carpool.runtime.reduce.shm_layout import aligned
 
 
 def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer treats each parameter by itself: all of torch's but one do; of others we cannot know."""
+    """Whether an optimizer is known to update each parameter independently: all of torch's except LBFGS."""
     kind = type(optimizer)
     return kind.__module__.startswith("torch.optim.") and kind is not torch.optim.LBFGS
 
 
 class ParamExchange:
-    """The area behind the slots of a segment where updated parameters lie."""
+    """The area for updated parameters, after the slots of a segment."""
 
     def __init__(self, fd: int, offset: int, layout: FlatLayout, optimizer: torch.optim.Optimizer) -> None:
         self._fd, self._offset = os.dup(fd), offset
         weakref.finalize(self, os.close, self._fd)
         self._layout, self._optimizer = layout, optimizer
-        self._places: dict[int, list[Tensor]] = {}
-        self.known: frozenset[int] = frozenset()
-        self.lay_out()
+        self._slots: dict[int, list[Tensor]] = {}
+        self.shared: frozenset[int] = frozenset()  # parameters with a slot
+        self.update_layout()
 
-    def lay_out(self) -> None:
-        """Find a place for every parameter that the optimizer remembers something of; the same in every rank."""
+    def update_layout(self) -> None:
+        """Lay out a slot for every parameter that has optimizer state; the same in every rank."""
         contents = {index: self._contents(index) for index in range(len(self._layout.parameters))}
-        known = frozenset(index for index, tensors in contents.items() if len(tensors) > 1)
-        if known == self.known:
+        shared = frozenset(index for index, tensors in contents.items() if len(tensors) > 1)
+        if shared == self.shared:
             return
-        end = self._offset + sum(aligned(t.nbytes) for index in known for t in contents[index])
+        end = self._offset + sum(aligned(t.nbytes) for index in shared for t in contents[index])
         if os.fstat(self._fd).st_size < end:
-            os.ftruncate(self._fd, end)  # each rank may: it only ever grows
+            os.ftruncate(self._fd, end)  # any rank may do this: the file only grows
         memory = mmap.mmap(self._fd, end)
-        at = self._offset
-        self._places = {}
-        for index in sorted(known):
+        offset = self._offset
+        self._slots = {}
+        for index in sorted(shared):
             views = []
             for tensor in contents[index]:
-                flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=at)
+                flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
                 views.append(flat.as_strided(tensor.shape, tensor.stride()))
-                at += aligned(tensor.nbytes)
-            self._places[index] = views
-        self.known = known
+                offset += aligned(tensor.nbytes)
+            self._slots[index] = views
+        self.shared = shared
 
     @torch.no_grad()
-    def give(self, parameters: Sequence[int]) -> None:
-        """Put these parameters where the others find them."""
-        theirs = [place for index in parameters for place in self._places[index]]
-        ours = [tensor for index in parameters for tensor in self._contents(index)]
-        if theirs:
-            foreach_copy_(theirs, ours)
+    def write(self, parameters: Sequence[int]) -> None:
+        """Copy these parameters, which this rank has updated, into the segment."""
+        slots, own = self._pairs(parameters)
+        if slots:
+            foreach_copy_(slots, own)
 
     @torch.no_grad()
-    def take(self, parameters: Sequence[int]) -> None:
-        """Take these parameters, which others have updated."""
-        theirs = [place for index in parameters for place in self._places[index]]
-        ours = [tensor for index in parameters for tensor in self._contents(index)]
-        if theirs:
-            foreach_copy_(ours, theirs)
+    def read(self, parameters: Sequence[int]) -> None:
+        """Copy these parameters, which other ranks have updated, from the segment."""
+        slots, own = self._pairs(parameters)
+        if slots:
+            foreach_copy_(own, slots)
+
+    def _pairs(self, parameters: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+        slots = [slot for index in parameters for slot in self._slots[index]]
+        return slots, [tensor for index in parameters for tensor in self._contents(index)]
 
     def _contents(self, index: int) -> list[Tensor]:
-        """A parameter and all that is remembered of it; only the parameter where that cannot be copied."""
+        """A parameter and its optimizer state; only the parameter if the state cannot be copied."""
         parameter = self._layout.parameters[index]
-        remembered = self._optimizer.state.get(parameter, {})
-        tensors = [remembered[key] for key in sorted(remembered) if remembered[key] is not None]
+        state = self._optimizer.state.get(parameter, {})
+        tensors = [state[key] for key in sorted(state) if state[key] is not None]
         is_plain = all(isinstance(t, Tensor) and t.device.type == "cpu" and _is_dense(t) for t in tensors)
         return [parameter.detach(), *tensors] if is_plain and _is_dense(parameter) else [parameter.detach()]
 
@@ -91,13 +94,13 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 @torch.no_grad()
-def copying_s(layout: FlatLayout, optimizer: torch.optim.Optimizer) -> float:
-    """Seconds per element that copying a parameter with all that is remembered of it takes here; measured."""
+def measure_copy_s(layout: FlatLayout, optimizer: torch.optim.Optimizer) -> float:
+    """Measure the seconds per element to copy a parameter with its optimizer state."""
     largest = max(layout.parameters, key=lambda parameter: parameter.numel()).detach()
-    remembered = [t for t in optimizer.state.get(largest, {}).values() if isinstance(t, Tensor)]
+    state = [t for t in optimizer.state.get(largest, {}).values() if isinstance(t, Tensor)]
     copy = torch.empty_like(largest)
-    copy.copy_(largest)  # pages are touched for the first time
+    copy.copy_(largest)  # the first touch of the pages is not measured
     began = time.perf_counter()
     copy.copy_(largest)
-    taken_s = time.perf_counter() - began
-    return taken_s / largest.numel() * (1 + sum(t.shape == largest.shape for t in remembered))
+    seconds = time.perf_counter() - began
+    return seconds / largest.numel() * (1 + sum(t.shape == largest.shape for t in state))

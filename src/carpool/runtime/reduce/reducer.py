@@ -1,7 +1,6 @@
 """Reducer interface: sums the contributions of all ranks of a step.
 
-`segment.SegmentReducer` is the one on a node, through shared memory; `group.GroupReducer` the one between nodes, by
-messages.
+`ShmReducer` works through shared memory on one node, `ProcessGroupReducer` by messages between nodes.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from carpool.runtime.engine.forward_backward import Contributions, ContributionS
 
 
 class StepAborted(CarpoolError):
-    """A step will not be completed in this formation: somebody is gone, or orders have come."""
+    """A step cannot be completed in this process group: a rank is lost, or new orders have arrived."""
 
 
 class Reducer(Protocol):
-    """Lives as long as a formation."""
+    """Sums contributions for the lifetime of a process group."""
 
-    def places(self, step: Step, rank: int) -> ContributionSlots:
-        """Where a rank may add up its subtrees so that they need not be copied; empty: nowhere."""
+    def slots(self, step: Step, rank: int) -> ContributionSlots:
+        """Memory into which a rank can sum its subtrees without a copy; empty if there is none."""
         ...
 
-    def write(self, step: Step, gathered: Contributions) -> None:
-        """Give this rank's subtrees to the others."""
+    def write(self, step: Step, contributions: Contributions) -> None:
+        """Publish this rank's subtrees to the other ranks."""
         ...
 
     def total(self, step: Step) -> Contribution:
-        """The sum of all ranks' subtrees, once all have given theirs; to be read only, and until the next call."""
+        """Sum the subtrees of all ranks after all have written; read-only, and valid until the next call."""
         ...

@@ -2,10 +2,10 @@
 
     buffer 0: a slot for each maximal subtree of each rank's pieces, in rank order
     buffer 1: the same
-    behind them, where ranks update a range of the parameters each: what they hand over (exchange.py)
+    then, if each rank updates a part of the parameters: the updated parameters (param_exchange.py)
 
-Steps take the buffers by turns. That makes one barrier a step enough: whoever writes for step k + 1 has seen that all
-have contributed to step k, hence have read what lies in the buffer of step k - 1.
+Steps alternate between the buffers, so that one barrier per step is enough: a rank writes for step k + 1 after all have
+contributed to step k, that is, after all have read the buffer of step k - 1.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
-from carpool.runtime.reduce.shards import Subtree, maximal_nodes
+from carpool.runtime.reduce.shards import Subtree, maximal_subtrees
 
 _ALIGN = 64  # bytes
-Owners = tuple[tuple[int, int], ...]  # for every rank, its first piece and the one after its last
+Owners = tuple[tuple[int, int], ...]  # for every rank: first piece, and the one after its last
 
 
 @dataclass(frozen=True)
 class ShmLayout:
-    """The plan of a segment; executor and workers work it out alike from the owners."""
+    """The layout of a segment, which executor and workers derive from the same owners."""
 
     owners: Owners
     slot_bytes: int  # `Ready.segment_bytes`
@@ -30,25 +30,23 @@ class ShmLayout:
     @cached_property
     def nodes(self) -> tuple[Subtree, ...]:
         """The subtree of each slot."""
-        return tuple(itertools.chain.from_iterable(maximal_nodes(range(*pieces)) for pieces in self.owners))
+        return tuple(itertools.chain.from_iterable(maximal_subtrees(range(*pieces)) for pieces in self.owners))
 
     @property
     def num_slots(self) -> int:
-        """Slots of each buffer."""
+        """Slots of one buffer."""
         return len(self.nodes)
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole segment."""
         return 2 * self.num_slots * self.slot_bytes
 
     def offset(self, step: int, slot: int) -> int:
-        """Where a slot begins."""
         return ((step % 2) * self.num_slots + slot) * self.slot_bytes
 
 
 def piece_owners(owners: Owners, size: int, shards: int | None) -> Owners:
-    """Who takes which pieces: as said, else a piece each, or in exact mode (``shards``) all for rank 0."""
+    """The owners of the pieces; by default one piece per rank, or in exact mode (``shards``) all for rank 0."""
     if owners:
         return owners
     if shards is None:
@@ -57,5 +55,5 @@ def piece_owners(owners: Owners, size: int, shards: int | None) -> Owners:
 
 
 def aligned(num_bytes: int) -> int:
-    """Up to where the next tensor may begin."""
+    """Round up to the alignment of tensors in a segment."""
     return -(-num_bytes // _ALIGN) * _ALIGN

@@ -1,9 +1,9 @@
-"""Turn token: a worker's grants to compute on a time-sliced device, and the handoff to the next.
+"""Turn token: a worker's grants to compute on a time-sliced device, and the handoff to the next worker.
 
-`begins` before a step; `starts` before what must not stand queued of it; `is_queued` when its kernels are on their way;
-`is_made` when the last of them is; `done` when the host is through with it. With a baton, the next ones are chosen
-while the last step runs and take over without the executor; without one, or in company, every grant is asked for and
-ends with the next question.
+Calls in a step: `try_begin`; `before_launch` before anything that must not be queued early; `after_launch` when forward
+and backward are launched; `after_update_launch` when the update is; `step_done`. With a `DeviceHandoff` the executor
+grants the next turn while the last step runs, and workers pass the device among themselves; without one, or with
+several ranks, every grant is requested from the executor.
 """
 
 from __future__ import annotations
@@ -19,150 +19,147 @@ import torch
 from carpool.runtime.process.protocol import Grant, Message, TurnEnded, TurnEnding, TurnRequested
 from carpool.runtime.sharing.device_handoff import DeviceHandoff, HandoffSignal, signal_of
 
-_NAP_S = 50e-6  # between looks at the baton, while the device waits for it
+_POLL_S = 50e-6
 
 
 class TurnToken:
-    """The grants of one worker in one formation."""
+    """The grants of one worker in one process group."""
 
     def __init__(
-        self, say: Callable[[Message], None], baton: DeviceHandoff | None, signal: HandoffSignal | None
+        self, send: Callable[[Message], None], handoff: DeviceHandoff | None, signal: HandoffSignal | None
     ) -> None:
-        self._say = say
-        self._baton = baton
+        self._send = send
+        self._handoff = handoff
         self._signal = signal
         self._grants: deque[Grant] = deque()
-        self._number = 0  # of the grant that holds
-        self.left = 0  # steps of it
-        self._has_asked = False
-        self._behind = 0  # the device may still be waiting for the end of the grant of this number
-        self._on_its_way = 0  # the grant whose end the device will say itself
-        self._awaited = 0  # the host waits for its end before it tells the device more than the head of a step
+        self._number = 0  # of the current grant
+        self.steps_left = 0  # of the current grant
+        self._is_requested = False
+        self._queued_after = 0  # the device may still wait for the end of this grant
+        self._signaled = 0  # the device will signal the end of this grant
+        self._awaited = 0  # the host waits for the end of this grant before it launches more than a step's head
 
-    def take(self, grant: Grant) -> None:
-        """Something was granted."""
-        if self.left and self._number and grant.after == self._number:  # it comes after itself
-            self.left += grant.steps
-            self._number, self._has_asked = grant.number, False
+    def add_grant(self, grant: Grant) -> None:
+        if self.steps_left and self._number and grant.after == self._number:  # follows the current one
+            self.steps_left += grant.steps
+            self._number, self._is_requested = grant.number, False
         else:
             self._grants.append(grant)
 
     @property
-    def is_spent(self) -> bool:
-        """Whether a grant has to be handed on before anything else, once the device is through with its steps."""
-        return bool(self._number) and not self.left
+    def is_used_up(self) -> bool:
+        """Whether the current grant must be handed off once the device has finished its steps."""
+        return bool(self._number) and not self.steps_left
 
     @property
     def has_turn(self) -> bool:
-        """Whether it computes, or may begin to without being told again."""
-        return bool(self.left or self._number or self._grants)
+        """Whether the worker computes, or may start without another grant."""
+        return bool(self.steps_left or self._number or self._grants)
 
-    def hand_on(self, *, is_last: bool = False) -> None:
-        """The device is through."""
-        assert self._baton is not None
-        self._baton.reach(self._number)
-        self._say(TurnEnded(self._number, is_last))
+    def hand_off(self, *, is_last: bool = False) -> None:
+        """Pass the device on; it must have finished."""
+        assert self._handoff is not None
+        self._handoff.reach(self._number)
+        self._send(TurnEnded(self._number, is_last))
         self._number = 0
 
-    def end(self) -> None:
-        """The training is over and the device through: what is left of the grant is not needed."""
-        self.left = 0
-        if self.is_spent:
-            self.hand_on(is_last=True)
+    def finish(self) -> None:
+        """End the current grant, because the training is over and the device has finished."""
+        self.steps_left = 0
+        if self.is_used_up:
+            self.hand_off(is_last=True)
 
-    def begins(self, step: int, *, queues: bool = True) -> bool:
-        """Whether a step may begin now; asks for it if that has not been done.
+    def try_begin(self, step: int, *, can_queue: bool = True) -> bool:
+        """Whether a step may begin now; requests a grant if there is none.
 
-        Not ``queues``: only the head of the step may be said to the device before it is free; `starts` waits for that.
+        Without ``can_queue``, only the head of the step may be launched before the device is free, and `before_launch`
+        waits for that.
         """
-        if not self.left and self._grants and self._is_next(self._grants[0], queues):
+        if not self.steps_left and self._grants and self._is_next(self._grants[0], can_queue):
             grant = self._grants.popleft()
-            self.left, self._has_asked = grant.steps, False
-            if self._baton is not None:
+            self.steps_left, self._is_requested = grant.steps, False
+            if self._handoff is not None:
                 self._number = grant.number
-        if not self.left and not self._grants and not self._has_asked:
-            self._say(TurnRequested(step))
-            self._has_asked = True
-        return self.left > 0
+        if not self.steps_left and not self._grants and not self._is_requested:
+            self._send(TurnRequested(step))
+            self._is_requested = True
+        return self.steps_left > 0
 
-    def starts(self) -> None:
-        """No more than its head has been said to the device of the step: return when the rest may be.
+    def before_launch(self) -> None:
+        """Wait for the device after the head of a step was launched.
 
-        Whoever comes next stays awake, and the device is its own a few microseconds after the last kernel in front.
+        The next in line spins, so that it starts microseconds after the last kernel before it; others sleep.
         """
-        while self._baton is not None and not self._baton.has_reached(self._awaited):
-            os.sched_yield() if self._baton.has_reached(self._awaited - 1) else time.sleep(_NAP_S)
+        while self._handoff is not None and not self._handoff.has_reached(self._awaited):
+            os.sched_yield() if self._handoff.has_reached(self._awaited - 1) else time.sleep(_POLL_S)
 
-    def is_queued(self) -> None:
-        """Most of a step's work has been said to the device: once it has begun, others may make ready for the next.
+    def after_launch(self) -> None:
+        """Announce the end of the turn during its last step, so that the next worker can prepare.
 
-        The host sleeps until then: what would wait for the device instead, waits with all the power of a core.
+        The host sleeps until the device has started: a CUDA synchronization would spin on a core instead.
         """
-        while self._baton is not None and not self._baton.has_reached(self._behind):
-            time.sleep(_NAP_S)
-        if self._number and self.left == 1 and not self._grants and not self._has_asked:
-            self._say(TurnEnding(self._number))
-            self._has_asked = True
+        while self._handoff is not None and not self._handoff.has_reached(self._queued_after):
+            time.sleep(_POLL_S)
+        if self._number and self.steps_left == 1 and not self._grants and not self._is_requested:
+            self._send(TurnEnding(self._number))
+            self._is_requested = True
 
-    def is_made(self) -> None:
-        """All of a step has been said to the device, and nothing but another step follows: it can hand itself on.
+    def after_update_launch(self) -> None:
+        """Let the device itself signal the end of the turn: the whole step is launched and no user code follows."""
+        if self._number and self.steps_left == 1:
+            self._signal_end()
 
-        As soon as that can be said: where the host is behind its device, this is what the next one waits for.
-        """
-        if self._number and self.left == 1:
-            self._hand_itself_on()
+    def step_done(self, *, is_idle: bool) -> None:
+        """Count a step; ``is_idle``: no evaluation or halt follows it."""
+        self.steps_left -= 1
+        if self.is_used_up and is_idle:
+            self._signal_end()
 
-    def done(self, *, is_idle: bool) -> None:
-        """A step was made; ``is_idle``: nothing but another step follows."""
-        self.left -= 1
-        if self.is_spent and is_idle:
-            self._hand_itself_on()
-
-    def _hand_itself_on(self) -> None:
-        """Once for each grant: the next one may be through by then, and the number never goes back."""
-        if self._signal is not None and self._on_its_way != self._number:
+    def _signal_end(self) -> None:
+        # Once per grant: later the next worker may have written a higher number, which must not decrease.
+        if self._signal is not None and self._signaled != self._number:
             self._signal.reach(self._number)
-            self._on_its_way = self._number
+            self._signaled = self._number
 
-    def wait(self, ear: int) -> None:
-        """Wait until the baton may have moved, or something can be heard at a descriptor."""
+    def wait(self, fd: int) -> None:
+        """Wait until the device may have been handed over, or ``fd`` is readable."""
         poll = select.poll()
-        poll.register(ear, select.POLLIN)
-        if self._grants and self._baton is not None:
-            poll.register(self._baton.bell, select.POLLIN)
-        if any(fd != ear for fd, _ in poll.poll()) and self._baton is not None:
-            self._baton.hush()
+        poll.register(fd, select.POLLIN)
+        if self._grants and self._handoff is not None:
+            poll.register(self._handoff.bell, select.POLLIN)
+        if any(ready != fd for ready, _ in poll.poll()) and self._handoff is not None:
+            self._handoff.hush()
 
-    def _is_next(self, grant: Grant, queues: bool) -> bool:
-        if self._baton is None or self._baton.has_reached(grant.after):
+    def _is_next(self, grant: Grant, can_queue: bool) -> bool:
+        if self._handoff is None or self._handoff.has_reached(grant.after):
             return True
         if self._signal is None:
             return False
         self._signal.hold_until(grant.after)
-        self._behind = grant.after
-        if not queues:
+        self._queued_after = grant.after
+        if not can_queue:
             self._awaited = grant.after
         return True
 
 
 class TurnTokens:
-    """What a worker takes turns with, in one formation after another."""
+    """Creates the token of each process group that a worker joins."""
 
     def __init__(
         self,
-        say: Callable[[Message], None],
+        send: Callable[[Message], None],
         device: torch.device,
-        baton: DeviceHandoff | None = None,
+        handoff: DeviceHandoff | None = None,
         grants: Iterable[Grant] = (),
     ) -> None:
-        self._say = say
-        self._baton = baton
-        self._signal = None if baton is None else signal_of(baton, device)
-        self._grants = list(grants)  # that came before the first formation
+        self._send = send
+        self._handoff = handoff
+        self._signal = None if handoff is None else signal_of(handoff, device)
+        self._grants = list(grants)  # received before the first process group
 
-    def token(self, size: int) -> TurnToken:
-        """The token of a place in a formation of so many; in company the executor hands every turn on."""
-        token = TurnToken(self._say, self._baton if size == 1 else None, self._signal)
+    def new_token(self, size: int) -> TurnToken:
+        """The token for a process group of this size; with several ranks the executor hands every turn on."""
+        token = TurnToken(self._send, self._handoff if size == 1 else None, self._signal)
         while self._grants:
-            token.take(self._grants.pop())
+            token.add_grant(self._grants.pop())
         return token

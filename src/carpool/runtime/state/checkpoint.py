@@ -17,12 +17,12 @@ from carpool.runtime.errors import CheckpointError
 from carpool.runtime.state.tensor_file import pack, unpack
 
 _NAME = re.compile(r"step-(\d+)\.ckpt")
-_DRAFT = re.compile(r"\..+\.ckpt\.(\d+)\.part")  # by the process that writes it
+_DRAFT = re.compile(r"\..+\.ckpt\.(\d+)\.part")  # with the id of the process that writes it
 _BEST = "best.ckpt"
 
 
 def save(path: Path, state: Any) -> None:
-    """Write a checkpoint atomically: a temporary file, flushed to the disk, then renamed."""
+    """Write a checkpoint atomically: a temporary file, synced to disk, then renamed."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,23 +34,23 @@ def save(path: Path, state: Any) -> None:
         draft.replace(path)
         _flush_folder(path.parent)
     except OSError as error:
-        raise CheckpointError(f"{path}: the checkpoint was not written: {_words(error, path.parent)}") from error
+        raise CheckpointError(f"{path}: cannot write the checkpoint: {_describe(error, path.parent)}") from error
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
 
 
 def load(path: Path) -> Any:
-    """Read a checkpoint and check that it is whole."""
+    """Read a checkpoint and verify its checksum."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path}: the checkpoint cannot be read: {error.strerror}") from error
+        raise CheckpointError(f"{path}: cannot read the checkpoint: {error.strerror}") from error
     return unpack(content, str(path))
 
 
 class FoundCheckpoint(NamedTuple):
-    """The newest checkpoint that is whole, and what is wrong with newer ones."""
+    """The newest valid checkpoint, and the errors of newer ones."""
 
     path: Path
     state: Any
@@ -58,16 +58,16 @@ class FoundCheckpoint(NamedTuple):
 
 
 class Checkpoints:
-    """A job's folder of checkpoints: the last ``keep`` by step, and the best."""
+    """A job's checkpoint folder: the last ``keep`` checkpoints, and the best."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         if keep < 1:
-            raise InputError(f"keep is {keep}; at least 1 checkpoint must be kept")
+            raise InputError(f"keep is {keep}; it must be at least 1")
         self.folder = folder
         self.keep = keep
 
     def save(self, step: int, state: Any, *, is_best: bool = False) -> Path:
-        """Write the checkpoint of a step, mark it best if it is, and let old ones go."""
+        """Write the checkpoint of a step, mark it as the best if it is, and delete old ones."""
         path = self.folder / f"step-{step:09d}.ckpt"
         save(path, state)
         if is_best:
@@ -77,14 +77,14 @@ class Checkpoints:
         return path
 
     def paths(self) -> list[Path]:
-        """The checkpoints by step, oldest first; the best has a name of its own and is not among them."""
+        """The checkpoints by step, oldest first, without the separate file of the best."""
         if not self.folder.is_dir():
             return []
         found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         return [path for _, path in sorted(found)]
 
     def latest(self) -> FoundCheckpoint | None:
-        """The newest checkpoint that is whole; an error if there are some but all are damaged."""
+        """The newest valid checkpoint; `CheckpointError` if there are some but all are damaged."""
         damaged: list[str] = []
         for path in reversed(self.paths()):
             try:
@@ -92,22 +92,21 @@ class Checkpoints:
             except CheckpointError as error:
                 damaged.append(str(error))
         if damaged:
-            raise CheckpointError("no checkpoint is whole: " + "; ".join(damaged))
+            raise CheckpointError("all checkpoints are damaged: " + "; ".join(damaged))
         return None
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint of the best evaluation."""
         path = self.folder / _BEST
         return path if path.exists() else None
 
     def _abandoned(self) -> list[Path]:
-        """What was begun by processes that ended in the middle of it."""
+        """Temporary files of processes that died while writing."""
         drafts = [(path, _DRAFT.fullmatch(path.name)) for path in self.folder.iterdir()]
         return [path for path, found in drafts if found and not Path("/proc", found[1]).exists()]
 
     def _mark_best(self, path: Path) -> None:
-        """Give the file a second name; where links are not possible, copy it."""
+        """Hard-link the file to its second name, or copy it where links are not supported."""
         draft = self.folder / f".{_BEST}.{os.getpid()}.part"
         draft.unlink(missing_ok=True)
         try:
@@ -118,13 +117,15 @@ class Checkpoints:
             draft.replace(self.folder / _BEST)
             _flush_folder(self.folder)
         except OSError as error:
-            raise CheckpointError(f"{draft}: the best checkpoint was not kept: {_words(error, self.folder)}") from error
+            raise CheckpointError(
+                f"{draft}: cannot keep the best checkpoint: {_describe(error, self.folder)}"
+            ) from error
         finally:
             draft.unlink(missing_ok=True)
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make a rename outlast a power cut."""
+    """Sync a folder, so that a rename survives a power loss."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -132,12 +133,12 @@ def _flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _words(error: OSError, folder: Path) -> str:
+def _describe(error: OSError, folder: Path) -> str:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         free = shutil.disk_usage(folder).free if folder.is_dir() else 0
         return (
-            f"the disk is full ({free / 2**20:.0f} MiB free). Free some space, or keep fewer checkpoints; earlier ones "
-            "still stand."
+            f"the disk is full ({free / 2**20:.0f} MiB free). Free some space or lower keep; earlier checkpoints are "
+            "unaffected."
         )
     return error.strerror or str(error)
 
@@ -147,7 +148,7 @@ def export_weights(checkpoint: Path, target: Path) -> None:
     try:
         state = load(checkpoint)
     except CheckpointError as error:
-        raise InputError(str(error), way_out="Another checkpoint may be whole: see the job's folder.") from None
+        raise InputError(str(error), way_out="Try another checkpoint in the job's folder.") from None
     draft = target.with_name(f".{target.name}.part")
     try:
         torch.save(state["model"], draft)

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from carpool.core.errors import InputError
 
-_SMALL_BYTES = 1 << 20  # that are taken as they are
+_SMALL_BYTES = 1 << 20  # hashed directly
 _COLUMNS = 4096
 
 
 def digest(model: nn.Module) -> str:
-    """Sha256 over ``state_dict()`` sorted by key; buffers count, the optimizer does not.
+    """Sha256 over ``state_dict()`` sorted by key: buffers included, the optimizer not.
 
-    Each entry is its name, a zero byte, dtype (``float32``), shape (``(10, 64)``) and its bytes, contiguous and
-    little-endian.
+    Each entry is its name, a zero byte, dtype (``float32``), shape (``(10, 64)``) and its contiguous little-endian
+    bytes.
     """
     total = hashlib.sha256()
     for name, value in _entries(model):
@@ -30,11 +30,10 @@ def digest(model: nn.Module) -> str:
 
 @torch.no_grad()
 def fingerprint(model: nn.Module) -> str:
-    """Like `digest`, but of sums where tensors are large: several times as fast, and on a GPU nothing is brought over.
+    """Like `digest`, but over sums of large tensors: several times faster, and without a copy from the GPU.
 
-    The bytes of a tensor are laid out as 64-bit numbers in rows of 4096; the sums of all rows and of all columns,
-    modulo 2⁶⁴, do not depend on who adds in which order, and differ where elements have changed or changed places. It
-    tells apart what chance makes unlike; it is no proof against intent.
+    The bytes of a tensor are laid out as 64-bit integers in rows of 4096; the sums of rows and columns modulo 2⁶⁴ do
+    not depend on the order of addition, and change if elements change or swap places. Not cryptographic.
     """
     total = hashlib.sha256()
     for name, value in _entries(model):
@@ -57,7 +56,7 @@ def _header(name: str, value: Tensor) -> bytes:
 
 
 def _sums(value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of columns and of rows, and what is left over of the bytes."""
+    """Column sums, row sums and the remaining bytes."""
     raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.storage_offset() % 8:
         raw = raw.clone()
@@ -65,12 +64,12 @@ def _sums(value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     table = raw[:end].view(torch.int64).view(-1, _COLUMNS)
     if table.is_cuda:
         return table.sum(0), table.sum(1), raw[end:]
-    numbers = table.numpy()  # one thread of NumPy's is as quick as several of torch's that wait for each other
+    numbers = table.numpy()  # one NumPy thread is as fast as several torch threads here
     return torch.from_numpy(numbers.sum(0)), torch.from_numpy(numbers.sum(1)), raw[end:]
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The elements of a tensor, contiguous and little-endian."""
+    """The bytes of a tensor, contiguous and little-endian."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     raw = flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
     if sys.byteorder == "big":

@@ -1,13 +1,13 @@
-"""Tensor file: plain values and tensors, checksummed, versioned and free of code.
+"""Tensor file: plain values and tensors, checksummed, versioned and without code.
 
-    "CARPOOL1"  8 bytes
+    "CARPOOL1", 8 bytes
     length of the header, 8 bytes, little-endian
     header: JSON {"schema", "tree", "tensors": [[dtype, shape, offset], …]}
     tensors: little-endian bytes, each at a multiple of 64
     sha256 of all before it, 32 bytes
 
-Values that JSON has no word for are lists whose first item names them: ``["tensor", 3]``, ``["tuple", […]]``.
-Pickle is not used, because loading a pickle runs whatever code it names.
+Values without a JSON type are lists that start with their type: ``["tensor", 3]``, ``["tuple", […]]``. Pickle is not
+used, because loading one can run any code.
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ _HEAD = struct.Struct("<8sQ")
 _ALIGN = 64
 _DIGEST_BYTES = 32
 _MAPPINGS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
-_ROWS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
+_SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
 
 
 class StateParts(NamedTuple):
-    """A value taken apart: its header, and the tensors whose bytes follow it. Nothing but the tensors is live."""
+    """A value split into its header and the tensors whose bytes follow; only the tensors are live."""
 
     header: bytes
     tensors: list[Tensor]
 
     @classmethod
     def of(cls, value: Any) -> StateParts:
-        """The parts of a value."""
         tensors: list[Tensor] = []
         tree = _encode(value, "", tensors)
         rows, offset = [], 0
@@ -54,20 +53,20 @@ class StateParts(NamedTuple):
         header = json.dumps({"schema": SCHEMA, "tree": tree, "tensors": rows}).encode()
         return cls(header + b" " * (_padded(len(header) + _HEAD.size) - len(header) - _HEAD.size), tensors)
 
-    def unchecked(self) -> Iterator[bytes | memoryview]:
-        """The file, chunk by chunk, with zeros for its checksum."""
-        yield from self._chunks()
+    def chunks_without_checksum(self) -> Iterator[bytes | memoryview]:
+        """The file in chunks, with zeros for its checksum."""
+        yield from self._body()
         yield bytes(_DIGEST_BYTES)
 
-    def checked(self) -> Iterator[bytes | memoryview]:
-        """The file, chunk by chunk."""
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The file in chunks."""
         total = hashlib.sha256()
-        for chunk in self._chunks():
+        for chunk in self._body():
             total.update(chunk)
             yield chunk
         yield total.digest()
 
-    def _chunks(self) -> Iterator[bytes | memoryview]:
+    def _body(self) -> Iterator[bytes | memoryview]:
         yield _HEAD.pack(_MAGIC, len(self.header))
         yield self.header
         for tensor in self.tensors:
@@ -77,21 +76,21 @@ class StateParts(NamedTuple):
 
 
 def pack(value: Any) -> Iterator[bytes | memoryview]:
-    """The file that holds a value, chunk by chunk."""
-    return StateParts.of(value).checked()
+    """Encode a value as a file, in chunks."""
+    return StateParts.of(value).chunks()
 
 
 def unpack(content: bytes | bytearray | memoryview, where: str, *, checked: bool = True) -> Any:
-    """The value that a file holds; ``where`` names the file in errors."""
+    """Decode a file; ``where`` names it in errors."""
     if len(content) < _HEAD.size + _DIGEST_BYTES:
-        raise CheckpointError(f"{where}: {len(content)} bytes are no checkpoint; it was cut off")
+        raise CheckpointError(f"{where}: {len(content)} bytes, too short for a checkpoint; the file was truncated")
     view = memoryview(content)
     magic, length = _HEAD.unpack_from(view)
     if magic != _MAGIC:
-        raise CheckpointError(f"{where}: not a checkpoint of carpool; it begins with {magic!r}")
+        raise CheckpointError(f"{where}: not a carpool checkpoint: starts with {magic!r}")
     body = view[:-_DIGEST_BYTES]
     if checked and hashlib.sha256(body).digest() != view[-_DIGEST_BYTES:]:
-        raise CheckpointError(f"{where}: the checksum does not match; the file is damaged or was cut off")
+        raise CheckpointError(f"{where}: checksum mismatch; the file is damaged or truncated")
     header = json.loads(bytes(body[_HEAD.size : _HEAD.size + length]))
     if header["schema"] != SCHEMA:
         raise CheckpointError(
@@ -135,11 +134,11 @@ def _encode(value: Any, path: str, tensors: list[Tensor]) -> Any:
         return [kind if kind in _MAPPINGS else "dict", items]
     if isinstance(value, list | tuple | set | frozenset | deque):
         kind = type(value).__name__
-        rows = [_encode(item, f"{path}[{index}]", tensors) for index, item in enumerate(value)]
-        return [kind if kind in _ROWS else "tuple" if isinstance(value, tuple) else "list", rows]
+        items = [_encode(item, f"{path}[{index}]", tensors) for index, item in enumerate(value)]
+        return [kind if kind in _SEQUENCES else "tuple" if isinstance(value, tuple) else "list", items]
     raise CheckpointError(
         f"{path.removeprefix('.') or 'the state'} is a {type(value).__name__}; checkpoints hold tensors, numbers, "
-        "strings, lists and dicts. Let its state_dict() return only those."
+        "strings, lists and dicts. Return only those from state_dict()."
     )
 
 
@@ -157,4 +156,4 @@ def _decode(value: Any, tensors: list[Tensor]) -> Any:
         return bytes.fromhex(content)
     if kind in _MAPPINGS:
         return _MAPPINGS[kind]({_decode(key, tensors): _decode(item, tensors) for key, item in content})
-    return _ROWS[kind]([_decode(item, tensors) for item in content])
+    return _SEQUENCES[kind]([_decode(item, tensors) for item in content])

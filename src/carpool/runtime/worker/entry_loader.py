@@ -20,10 +20,10 @@ from carpool.runtime.engine.training import Training
 def load_training(
     entry: str, args: Mapping[str, Any] | None = None, *, seed: int = 0, folder: Path | None = None
 ) -> Training:
-    """Call an entry, ``file.py:function`` or ``package.module:function``; files are looked for from ``folder``.
+    """Call an entry, ``file.py:function`` or ``package.module:function``; files are relative to ``folder``.
 
-    Seeds are set before the file is imported and again before the function is called, so that it does not matter
-    whether the process had imported it before.
+    Generators are seeded before the import and again before the call, so that the result does not depend on whether the
+    module was imported before.
     """
     args = args or {}
     seed_entry(seed)
@@ -35,19 +35,19 @@ def load_training(
     except CarpoolError as error:
         raise InputError(str(error), where=entry) from error
     except Exception as error:
-        raise InputError(f"raised {_told(error, entry.rpartition(':')[0])}", where=entry) from error
+        raise InputError(f"raised {_describe(error, entry.rpartition(':')[0])}", where=entry) from error
     if not isinstance(training, Training):
-        kind = "nothing" if training is None else f"a {type(training).__name__}"
+        kind = "None" if training is None else f"a {type(training).__name__}"
         raise InputError(f"returned {kind}; it must return a carpool.Training", where=entry)
     return training
 
 
 def find_entry(entry: str, folder: Path | None = None) -> Callable[..., Any]:
-    """The function that an entry names."""
+    """Import the function of an entry."""
     source, colon, name = entry.rpartition(":")
     if not colon or not source or not name:
         raise InputError(
-            f"entry {entry!r} names no function", way_out="Write file.py:function, for example digits.py:mlp."
+            f"entry {entry!r} has no function", way_out="Write file.py:function, for example digits.py:mlp."
         )
     module = _import_file(entry, (folder or Path()) / source) if source.endswith(".py") else _import_name(entry, source)
     function = getattr(module, name, None)
@@ -65,7 +65,7 @@ def _import_file(entry: str, path: Path) -> ModuleType:
     if not path.is_file():
         near = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
         raise UnknownName("file", path.name, near, where=str(path.parent))
-    # The folder stands in the name, so that two files of one name stay apart; the file's neighbours can be imported.
+    # The name contains a hash of the path, because files in different folders may have equal names.
     name = f"carpool_entry_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
@@ -80,7 +80,7 @@ def _import_file(entry: str, path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise InputError(f"importing {path.name} raised {_told(error, path.name)}", where=entry) from error
+        raise InputError(f"importing {path.name} raised {_describe(error, path.name)}", where=entry) from error
     return module
 
 
@@ -88,7 +88,7 @@ def _import_name(entry: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise InputError(f"importing {name} raised {_told(error, name)}", where=entry) from error
+        raise InputError(f"importing {name} raised {_describe(error, name)}", where=entry) from error
 
 
 def _check_args(entry: str, function: Callable[..., Any], args: Mapping[str, Any]) -> None:
@@ -101,12 +101,14 @@ def _check_args(entry: str, function: Callable[..., Any], args: Mapping[str, Any
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in args:
             raise InputError(
-                f"argument {name!r} is missing", where=entry, way_out=f"Give it in args, or a default in {entry}."
+                f"argument {name!r} is missing",
+                where=entry,
+                way_out=f"Set it in args, or give it a default in {entry}.",
             )
 
 
-def _told(error: BaseException, source: str) -> str:
-    """Type and message of an error, and the last line of the user's own file it came through."""
+def _describe(error: BaseException, source: str) -> str:
+    """Type and message of an error, and the last line of the user's file in its traceback."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} (line {error.lineno})"
     own = place_of(error, lambda file: Path(file).name == Path(source).name)

@@ -14,23 +14,23 @@ from carpool.core.errors import CarpoolError, InputError
 from carpool.runtime.errors import CheckpointError, Diverged, LaneMismatch
 from carpool.runtime.process.protocol import WorkerFailed
 
-_WAY_TO_AN_ENTRY = (str(Path(carpool.__file__).parent), "<frozen importlib")
-_NOT_THE_USERS = (
-    *_WAY_TO_AN_ENTRY,
+_ENTRY_CALLERS = (str(Path(carpool.__file__).parent), "<frozen importlib")
+_LIBRARY_FILES = (
+    *_ENTRY_CALLERS,
     *[sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")],
     "<frozen",
 )
-# How torch words them, in a step and while CUDA starts.
+# Torch's messages, in a step and during CUDA initialization.
 _GPU_FAULTS = (
     *("CUDA error: ", "cuDNN error: ", "CUDA driver error: "),
     *("CUDA unknown error", "CUDA driver initialization failed", "cudaGetDeviceCount()", "No CUDA GPUs are available"),
 )
-# How torch words it on CPU, where it has no class of its own for it.
-_NO_MEMORY = ("can't allocate memory", "not enough memory")
+# Torch's messages on a CPU, where it has no class for this error.
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
 
 
-def broke_message(error: BaseException, step: int) -> WorkerFailed:
-    """The message for an error that came up after so many steps."""
+def failure_message(error: BaseException, step: int) -> WorkerFailed:
+    """Classify an error raised after so many steps."""
     if isinstance(error, Diverged):
         return WorkerFailed("diverged", str(error), step)
     if is_out_of_memory(error):
@@ -44,42 +44,41 @@ def broke_message(error: BaseException, step: int) -> WorkerFailed:
     return WorkerFailed("user", describe_error(error), step)
 
 
-def root_cause(error: BaseException, ask_gpu: Callable[[], object] | None = None) -> BaseException:
-    """What went wrong, whatever the error says: what the process lost beneath it, or the GPU if it does not answer.
+def root_cause(error: BaseException, synchronize: Callable[[], object] | None = None) -> BaseException:
+    """Find a lost device or exhausted memory behind an error; else the error itself, which is the user's.
 
-    A fault of one client of MPS ends all of them, and a victim meets it wherever it happens to be: in the user's entry,
-    in a state that is loaded, in a library that turns it into words of its own. Only an error with none of it is the
-    user's.
+    A fault of one MPS client ends all of them, and can surface anywhere: in the user's entry, while a state is loaded,
+    or inside a library that raises its own error. So the GPU is synchronized to see whether it still works.
     """
     for each in _chain(error):
         if is_process_lost(each):
             return each
     try:
-        (ask_gpu or _ask_gpu)()
+        (synchronize or _synchronize)()
     except RuntimeError as lost:
         return lost if is_device_fault(lost) else error
     return error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out."""
+    """Whether host or device memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Whether the GPU failed, or what stands between it and this process: the process is of no use any more."""
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _GPU_FAULTS)
+    """Whether the GPU, driver or MPS failed: this process has lost the device."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _GPU_FAULTS)
 
 
 def is_process_lost(error: BaseException) -> bool:
-    """Whether another process might get further than this one, which cannot go on."""
+    """Whether this process cannot continue, but another one may succeed."""
     return is_out_of_memory(error) or is_device_fault(error) or isinstance(error, LaneMismatch)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what led to it; an error that was raised again may have led to itself."""
+    """An error and its causes; a re-raised error may be among its own."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         yield error
@@ -87,32 +86,32 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _ask_gpu() -> None:
-    """Wait for the GPU, if this process uses one: after a fault every answer is an error."""
+def _synchronize() -> None:
+    """Wait for the GPU, if this process uses one: after a fault every call fails."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and message of an error, and the line of the user's own file it came through last."""
+    """Type and message of an error, and the last line of the user's code in its traceback."""
     if isinstance(error, CarpoolError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)] or frames
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_FILES)] or frames
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"
 
 
 def format_for_log(error: BaseException) -> str:
-    """An error as its job's log shows it: from the user's own code on; a bug of ours whole."""
+    """Format an error for the job's log: the traceback starts at the user's code, a bug of carpool's is complete."""
     raised = error
     if isinstance(error, InputError):
-        if error.__cause__ is None:  # nothing of the user's has raised anything
+        if error.__cause__ is None:  # carpool's own check, without a traceback of user code
             return f"carpool: {error}\n"
         raised = error.__cause__
-    way = raised.__traceback__
-    while way is not None and way.tb_frame.f_code.co_filename.startswith(_WAY_TO_AN_ENTRY):
-        way = way.tb_next
-    if way is None and raised is error:
-        way = raised.__traceback__
-    return "".join(traceback.format_exception(type(raised), raised, way))
+    frame = raised.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_ENTRY_CALLERS):
+        frame = frame.tb_next
+    if frame is None and raised is error:
+        frame = raised.__traceback__
+    return "".join(traceback.format_exception(type(raised), raised, frame))

@@ -1,4 +1,13 @@
-"""Fault injection for tests and benchmarks: breaks a worker as CARPOOL_FAULTS specifies."""
+"""Fault injection for tests and benchmarks: breaks a worker as CARPOOL_FAULTS specifies.
+
+    CARPOOL_FAULTS='[{"job": "a", "step": 5, "kind": "kill", "once": "/some/folder/mark"}]'
+
+``step``: steps done before the fault. ``kind``: ``kill`` and ``stop`` (signals during the step), ``memory`` and
+``raise`` (exceptions), ``disk`` (checkpoints fail from that step on), on a GPU also ``kernel`` (killed while a kernel
+runs) and ``illegal`` (a write to an invalid address). ``rank`` restricts the fault to one rank. ``above`` makes
+``memory`` strike in every step from that one on whose largest micro-batch has more samples. ``once`` is a file created
+by the fault that prevents it from striking again, in any process.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +25,20 @@ from carpool.runtime.compat.torch_api import occupy_gpu
 from carpool.runtime.compat.vmm import CudaRegion
 from carpool.runtime.engine.forward_backward import Step
 
+VARIABLE = "CARPOOL_FAULTS"
 _BUSY_CYCLES = 4_000_000_000  # two seconds of one kernel, at 2 GHz
-_UNDER_WAY_S = 0.05
+_KERNEL_STARTED_S = 0.05
 
 
 def die_in_kernel() -> None:
-    """Be killed while a kernel of ours runs."""
+    """Kill this process while its kernel runs."""
     occupy_gpu(_BUSY_CYCLES)
-    time.sleep(_UNDER_WAY_S)
+    time.sleep(_KERNEL_STARTED_S)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write_invalid_address() -> None:
-    """Write to an address whose memory was unmapped: the GPU reports an illegal access."""
+    """Write to an address whose memory was unmapped; the GPU reports an illegal access."""
     region = CudaRegion(torch.device("cuda", torch.cuda.current_device()), 1)
     region.grow(1)
     unmapped = region.bytes()
@@ -37,21 +47,9 @@ def write_invalid_address() -> None:
     torch.cuda.synchronize()
 
 
-# CARPOOL_FAULTS='[{"job": "a", "step": 5, "kind": "kill", "once": "/some/folder/mark"}]'
-#
-# ``step`` counts steps done before it; kinds are ``kill`` and ``stop`` (signals, in the middle of the step), ``memory``
-# and ``raise`` (exceptions there), ``disk`` (no checkpoint can be written from that step on); on a GPU also ``kernel`` (a
-# kill while a kernel runs) and ``illegal`` (a write to memory that is not there). ``rank`` narrows it to one rank,
-# ``above`` makes ``memory`` strike at every step from that one on whose longest pass holds more samples than that,
-# ``once`` names a file that is made when the fault strikes and keeps it from striking again, in whatever process.
-
-
-VARIABLE = "CARPOOL_FAULTS"
-
-
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong."""
+    """One fault; the module's docstring describes the fields."""
 
     job: str
     step: int
@@ -62,26 +60,26 @@ class Fault:
 
 
 class FaultInjector:
-    """The faults that await a job."""
+    """The faults of one job."""
 
-    def __init__(self, awaiting: tuple[Fault, ...]) -> None:
-        self._awaiting = awaiting
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        self._faults = faults
 
     @classmethod
     def of(cls, job: str) -> FaultInjector:
-        """Those that the environment names for the job; usually none."""
+        """Read the faults of a job from the environment; usually none."""
         named = json.loads(os.environ.get(VARIABLE, "[]"))
         return cls(tuple(fault for fault in (Fault(**each) for each in named) if fault.job == job))
 
-    def strike(self, step: Step, rank: int, pieces: range) -> None:
-        """In the middle of a step: in company after the pass and before anybody hears of it, alone before the pass."""
-        for fault in self._awaiting:
+    def inject(self, step: Step, rank: int, pieces: range) -> None:
+        """Inject the faults due in this step: before its pass, or with several ranks between pass and reduction."""
+        for fault in self._faults:
             if fault.rank not in {None, rank} or fault.kind == "disk":
                 continue
             if fault.above is None:
                 is_due = fault.step == step.number
             else:
-                is_due = fault.step <= step.number and step.longest(pieces) > fault.above
+                is_due = fault.step <= step.number and step.largest_micro_batch(pieces) > fault.above
             if not is_due or not _first_time(fault):
                 continue
             if fault.kind in {"kill", "stop"}:
@@ -91,13 +89,13 @@ class FaultInjector:
             elif fault.kind == "illegal":
                 write_invalid_address()
             elif fault.kind == "memory":
-                raise MemoryError("a fault on purpose")
+                raise MemoryError("an injected fault")
             else:
-                raise RuntimeError("a fault on purpose")
+                raise RuntimeError("an injected fault")
 
-    def strike_disk(self, step: int) -> None:
-        """Before a checkpoint is written."""
-        for fault in self._awaiting:
+    def inject_disk(self, step: int) -> None:
+        """Inject disk faults before a checkpoint is written."""
+        for fault in self._faults:
             if fault.kind == "disk" and step >= fault.step and _first_time(fault):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from carpool.runtime.compat.torch_api import file_store
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.process.protocol import Proceed
-from carpool.runtime.reduce.param_exchange import ParamExchange, copying_s
+from carpool.runtime.reduce.param_exchange import ParamExchange, measure_copy_s
 from carpool.runtime.reduce.process_group_reducer import ProcessGroupReducer, open_group
 from carpool.runtime.reduce.reducer import Reducer
 from carpool.runtime.reduce.shm_layout import Owners, ShmLayout, piece_owners
@@ -19,124 +19,124 @@ from carpool.runtime.reduce.sync_batchnorm import ShmAllGather, SyncBatchNorms, 
 from carpool.runtime.sharing.turn_token import TurnToken
 from carpool.runtime.worker.rate_meter import RateMeter
 
+GROUP_TIMEOUT_S = 20.0  # for all ranks to join a process group; they are ordered to at the same moment
+
 
 @dataclass(slots=True, eq=False)
 class RankContext:
-    """A worker's place in a formation."""
+    """A worker's rank in a process group, from one `Proceed` to the next."""
 
-    said: Proceed
+    proceed: Proceed
     owners: Owners
     parts: tuple[int, ...]
-    reducer: Reducer | None  # None: it is alone
-    speedometer: RateMeter
-    exchange: ParamExchange | None = None  # None: everybody updates everything
-    meeting: ShmAllGather | None = None  # None: nothing is shown in the middle of a pass
-    update_s: float = 0.0  # per element, of the last update
-    copy_s: float = 0.0  # per element, of what an exchange copies
-    token: TurnToken | None = None  # where steps are made by token
-    halting: bool = False  # at the next boundary, once its evaluation is made
+    reducer: Reducer | None  # None: the only rank
+    rate_meter: RateMeter
+    param_exchange: ParamExchange | None = None  # None: every rank updates all parameters
+    all_gather: ShmAllGather | None = None  # for synchronized BatchNorm
+    update_s: float = 0.0  # of the last update, per element
+    copy_s: float = 0.0  # to exchange an updated parameter, per element
+    token: TurnToken | None = None  # None: the device is not time-sliced
+    halt_requested: bool = False  # at the next step boundary, after its evaluation
 
     @property
     def pieces(self) -> range:
-        """The pieces of every step that are its own."""
-        return range(*self.owners[self.said.rank])
+        """The pieces of every step that this rank computes."""
+        return range(*self.owners[self.proceed.rank])
 
     @property
     def updates(self) -> range:
-        """The parameters that it updates, and hands over to the others."""
-        return range(*self.said.updates[self.said.rank])
+        """The parameters that this rank updates for all."""
+        return range(*self.proceed.updates[self.proceed.rank])
 
     @property
-    def threads(self) -> int | None:
-        """As many as every other rank has, for what follows the pass: their number may change the bits; None: alone."""
-        return self.said.update_threads or None
+    def update_threads(self) -> int | None:
+        """Intra-op threads for the update, equal in all ranks because they may change bits; None: the only rank."""
+        return self.proceed.update_threads or None
 
-    def starts(self) -> None:
-        """Nothing of a step has been said to the device yet: return when it may be."""
+    def before_launch(self) -> None:
+        """Block until kernels of the step may be launched."""
         if self.token is not None:
-            self.token.starts()
+            self.token.before_launch()
 
-    def is_queued(self) -> None:
-        """Most of a step has been said to the device; if it is the last for now, another may make itself ready."""
+    def after_launch(self) -> None:
+        """Forward and backward are launched: the next worker may prepare if this is the last step of the turn."""
         if self.token is not None:
-            self.token.is_queued()
+            self.token.after_launch()
 
-    def is_made(self) -> None:
-        """All of a step has been said to the device, its update too, and nothing but another step follows."""
-        if self.token is not None and not self.halting:
-            self.token.is_made()
+    def after_update_launch(self) -> None:
+        """The whole step is launched and no user code follows."""
+        if self.token is not None and not self.halt_requested:
+            self.token.after_update_launch()
 
-    def end(self, trainer: Trainer) -> None:
-        """The training is over: the device is the next one's while the weights are saved."""
+    def finish(self, trainer: Trainer) -> None:
+        """Hand the device on at the end of the training, before the weights are saved."""
         if self.token is not None:
-            trainer.await_device()
-            self.token.end()
+            trainer.synchronize()
+            self.token.finish()
 
-    def measure(self, trainer: Trainer, updated: Sequence[int]) -> None:
-        """Note how long updating these parameters took, and how long copying what would be exchanged takes."""
+    def measure_update(self, trainer: Trainer, updated: Sequence[int]) -> None:
+        """Record the time of updating these parameters, and of copying what would be exchanged."""
         elements = sum(trainer.layout.parameters[index].numel() for index in updated)
         self.update_s = trainer.update.step_s / elements if elements else 0.0
         if not self.copy_s:
-            self.copy_s = copying_s(trainer.layout, trainer.training.optimizer)
-
-
-# Beside `Proceed` comes one memory file. With the shared reducer it holds everything; with the group reducer it is only
-# the store in which the ranks of a process group find each other.
-
-
-GROUP_TIMEOUT_S = 20.0  # that ranks wait for each other to make a group; all have been told to at the same moment
+            self.copy_s = measure_copy_s(trainer.layout, trainer.training.optimizer)
 
 
 class GroupJoiner:
-    """Takes a worker's place in one formation after another."""
+    """Joins one process group after another.
 
-    def __init__(self, trainer: Trainer, norms: SyncBatchNorms | None, is_given_up: Callable[[], bool]) -> None:
+    `Proceed` brings one memory file: the segment of the shared-memory reducer, or the store in which the ranks of a
+    torch process group find each other.
+    """
+
+    def __init__(self, trainer: Trainer, norms: SyncBatchNorms | None, is_aborted: Callable[[], bool]) -> None:
         self._trainer = trainer
         self._norms = norms
-        self._is_given_up = is_given_up
-        self.slot_bytes = slot_bytes(trainer, norms)
+        self._is_aborted = is_aborted
+        self.slot_bytes = contribution_bytes(trainer.layout)
+        if norms is not None:
+            self.slot_bytes += all_gather_bytes(norms.vector_size)
 
-    def join(self, said: Proceed, fds: tuple[int, ...]) -> RankContext:
-        """A place in a formation. Raises `StepAborted` where the others do not come."""
+    def join(self, proceed: Proceed, fds: tuple[int, ...]) -> RankContext:
+        """Join a process group; `StepAborted` if other ranks do not."""
         trainer = self._trainer
-        owners = piece_owners(said.owners, said.size, trainer.shards)
-        parts = said.parts or tuple(1 for _ in range(said.size))
-        place = RankContext(said, owners, parts, None, RateMeter(said.probe))
+        owners = piece_owners(proceed.owners, proceed.size, trainer.shards)
+        parts = proceed.parts or tuple(1 for _ in range(proceed.size))
+        context = RankContext(proceed, owners, parts, None, RateMeter(proceed.probe))
         if self._norms is not None:
-            self._norms.meeting = None
-        trainer.update.threads = place.threads if said.size > 1 and trainer.shards is None else None
-        if said.size == 1:
-            return place
-        if said.reducer == "group":
-            place.reducer = self._group(said, fds[0], place)
-            return place
-        slots = ShmLayout(owners, self.slot_bytes)
-        segment = ShmReducer(fds[0], slots, trainer.layout)
-        segment.clear(said.rank)
-        place.reducer = segment
-        if said.updates:
-            place.exchange = ParamExchange(fds[0], slots.num_bytes, trainer.layout, trainer.training.optimizer)
-        if self._norms is not None:
-            room = self._norms.room
-            place.meeting = ShmAllGather(fds[0], slots, said.rank, said.formation, room, self._is_given_up)
-            self._norms.meeting = place.meeting
-        return place
+            self._norms.all_gather = None
+        is_split = proceed.size > 1 and trainer.shards is None
+        trainer.update.threads = context.update_threads if is_split else None
+        if proceed.size > 1 and proceed.reducer == "group":
+            context.reducer = self._process_group_reducer(proceed, fds[0], owners)
+        elif proceed.size > 1:
+            self._use_shared_memory(context, fds[0])
+        return context
 
-    def _group(self, said: Proceed, fd: int, place: RankContext) -> Reducer:
+    def _use_shared_memory(self, context: RankContext, fd: int) -> None:
+        proceed, trainer = context.proceed, self._trainer
+        layout = ShmLayout(context.owners, self.slot_bytes)
+        reducer = ShmReducer(fd, layout, trainer.layout)
+        reducer.clear(proceed.rank)
+        context.reducer = reducer
+        if proceed.updates:
+            optimizer = trainer.training.optimizer
+            context.param_exchange = ParamExchange(fd, layout.num_bytes, trainer.layout, optimizer)
+        if self._norms is not None:
+            size = self._norms.vector_size
+            context.all_gather = ShmAllGather(fd, layout, proceed.rank, proceed.formation, size, self._is_aborted)
+            self._norms.all_gather = context.all_gather
+
+    def _process_group_reducer(self, proceed: Proceed, fd: int, owners: Owners) -> Reducer:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this node
         kept = os.dup(fd)  # the store opens its file by this number
         try:
             store = file_store(f"/proc/self/fd/{kept}")
-            group = open_group(store, said.formation, said.rank, said.size, timeout_s=GROUP_TIMEOUT_S)
+            group = open_group(store, proceed.formation, proceed.rank, proceed.size, timeout_s=GROUP_TIMEOUT_S)
         except BaseException:
             os.close(kept)
             raise
         exact, layout = self._trainer.shards is not None, self._trainer.layout
-        made = ProcessGroupReducer(group, said.rank, place.owners, layout, exact=exact, interrupted=self._is_given_up)
-        weakref.finalize(made, os.close, kept)
-        return made
-
-
-def slot_bytes(trainer: Trainer, norms: SyncBatchNorms | None) -> int:
-    """What one contribution takes in a segment, with the vectors that are shown before it."""
-    return contribution_bytes(trainer.layout) + (all_gather_bytes(norms.room) if norms is not None else 0)
+        reducer = ProcessGroupReducer(group, proceed.rank, owners, layout, exact=exact, is_aborted=self._is_aborted)
+        weakref.finalize(reducer, os.close, kept)
+        return reducer

@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from carpool.runtime.engine.trainer import StepDone
 from carpool.runtime.process.protocol import Stepped
 
-_EVERY_S = 0.2
+_REPORT_EVERY_S = 0.2
 
 
 class RateMeter:
-    """Counts steps; due at the first of a formation, then after every fifth of a second.
+    """Counts steps and samples; reports the first step, then five times a second.
 
-    A probe is silent while as many steps warm up, then reports on exactly the steps asked for; from then on it is as
-    ever.
+    With ``probe``, the first report covers exactly that many steps, after as many warm-up steps.
     """
 
     def __init__(self, probe: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -24,17 +23,17 @@ class RateMeter:
         self._due = 0.0
         self._steps = 0
         self._samples = 0
-        self._warming = self._probe = probe
+        self._warmup_left = self._probe = probe
 
     def count(self, done: StepDone, metrics: Mapping[str, float]) -> Stepped | None:
-        """Take a step into account; a report if one is due."""
+        """Count a step; returns a report if one is due."""
         self._steps += 1
         self._samples += done.num_samples
         now = self._clock()
-        if self._warming:
-            self._warming -= 1
-            if not self._warming:
-                self._begin(now)
+        if self._warmup_left:
+            self._warmup_left -= 1
+            if not self._warmup_left:
+                self._restart(now)
             return None
         if self._steps < self._probe or (not self._probe and now < self._due):
             return None
@@ -49,9 +48,9 @@ class RateMeter:
             probed=self._probe > 0,
         )
         self._probe = 0
-        self._begin(now)
+        self._restart(now)
         return report
 
-    def _begin(self, now: float) -> None:
-        self._since, self._due = now, now + _EVERY_S
+    def _restart(self, now: float) -> None:
+        self._since, self._due = now, now + _REPORT_EVERY_S
         self._steps = self._samples = 0

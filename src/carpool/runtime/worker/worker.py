@@ -1,9 +1,9 @@
 """Worker: trains one rank of one job on one device as the executor's messages direct.
 
-What it does next depends on two things only: its place in a formation (none: it waits to be told), and where its
-trainer stands. `_go_on` makes one move; between moves it hears what has been said. Every moment in which it hears
-something is a step boundary, because contributing to a step leaves the trainer as it was: so orders are carried out at
-once. The one exception is the exchange of updated weights, which defers what it can.
+`_act` does one action, which depends only on the rank context (None: wait for orders) and the trainer's state; orders
+are handled between actions. Every such moment is a step boundary, because contributing to a step leaves the trainer
+unchanged, so orders are carried out at once. The only exception is the exchange of updated parameters, which defers
+what it can.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from carpool.runtime.sharing.turn_token import TurnToken, TurnTokens
 from carpool.runtime.state.checkpoint import Checkpoints
 from carpool.runtime.state.mirror import MirrorWriter
 from carpool.runtime.state.state_io import StateIO
-from carpool.runtime.worker.error_classifier import broke_message, is_device_fault, is_out_of_memory, root_cause
+from carpool.runtime.worker.error_classifier import failure_message, is_device_fault, is_out_of_memory, root_cause
 from carpool.runtime.worker.fault_injection import FaultInjector
 from carpool.runtime.worker.rank_context import GroupJoiner, RankContext
 
 
 class Worker:
-    """A trainer under orders."""
+    """Runs a trainer under the executor's orders."""
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class Worker:
         counter: StepCounter,
         norms: SyncBatchNorms | None = None,
         tokens: TurnTokens | None = None,
-        residence: DeviceState | None = None,
+        device_state: DeviceState | None = None,
     ) -> None:
         self._channel = channel
         self._tokens = tokens or TurnTokens(channel.send, trainer.device)
-        self._lodger = SwapClient(residence, channel.send)
+        self._swap = SwapClient(device_state, channel.send)
         self._trainer = trainer
         self._counter = counter
         self._program = program
@@ -91,304 +91,311 @@ class Worker:
         self._noise = GradientNoiseMeter(trainer.layout.parameters) if program.tune else None
         self._faults = FaultInjector.of(begin.job)
         checkpoints = Checkpoints(Path(begin.checkpoints), program.keep) if begin.checkpoints else None
-        self._keeper = StateIO(trainer, self._lodger, channel.send, checkpoints, self._faults)
-        self._publisher = MirrorWriter(trainer, self._lodger, channel.send)
-        self._joiner = GroupJoiner(trainer, norms, self._is_given_up)
-        self._place: RankContext | None = None
-        self._formation = -1  # the newest
-        self._torn = False
+        self._state_io = StateIO(trainer, self._swap, channel.send, checkpoints, self._faults)
+        self._mirror_writer = MirrorWriter(trainer, self._swap, channel.send)
+        self._joiner = GroupJoiner(trainer, norms, self._is_step_aborted)
+        self._context: RankContext | None = None  # None: waiting for orders
+        self._newest_epoch = -1
+        self._is_torn = False  # an update is incomplete: the state belongs to no step
         self._deferred: list[Received] = []
 
     def run(self) -> None:
-        """Do as told until told to leave."""
+        """Train and carry out orders until `Leave` or the end of the channel."""
         self._channel.send(ready_message(self._trainer, self._program, self._joiner.slot_bytes))
-        with self._trainer.caveats.watching():
+        with self._trainer.nondeterministic_ops.collect():
             try:
                 while True:
-                    self._turn()
+                    self._run_once()
             finally:
-                self._publisher.finish()
+                self._mirror_writer.finish()
 
-    # -- moves --------------------------------------------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _turn(self) -> None:
-        """Make a move and hear what was said meanwhile; what goes wrong is told, and orders are awaited."""
+    def _run_once(self) -> None:
+        """Do one action, then handle the orders that have arrived; an error is reported, and orders are awaited."""
         try:
-            if self._place is None:
-                self._hear()
+            if self._context is None:
+                self._handle_next()
             else:
-                self._go_on(self._place)
+                self._act(self._context)
             while self._deferred or self._channel.poll():
-                self._hear()
+                self._handle_next()
             return
         except (Closed, LeaveRequested, StateLost, ProtocolError):
             raise
-        except (Exception, SystemExit) as raised:
-            traceback.print_exc()  # for the log; the story gets one line
-            error = root_cause(raised)
-            said = broke_message(error, self._trainer.cursor.step)
-            if (
-                is_out_of_memory(error)
-                and self._place is not None
-                and not self._torn
-                and not self._trainer.evaluation_due
-            ):
-                said = replace(said, samples=self._trainer.begin(self._place.parts).samples_in(self._place.pieces))
-            self._place = None
-            self._channel.send(said)
-            if is_device_fault(error) or (is_out_of_memory(error) and self._torn):
-                raise StateLost from raised
-        release_memory(self._trainer)  # now that the failed step's tensors do not hang on its traceback any more
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - user code may raise anything
+            traceback.print_exc()  # to the job's log; its story gets one line
+            self._report_failure(raised)
+        release_memory(self._trainer)  # here the traceback no longer holds the failed step's tensors
 
-    def _go_on(self, place: RankContext) -> None:
+    def _report_failure(self, raised: BaseException) -> None:
+        error, context = root_cause(raised), self._context
+        message = failure_message(error, self._trainer.cursor.step)
+        out_of_memory = is_out_of_memory(error)
+        if out_of_memory and context is not None and not self._is_torn and not self._trainer.evaluation_due:
+            message = replace(message, samples=self._trainer.next_step(context.parts).samples_in(context.pieces))
+        self._context = None
+        self._channel.send(message)
+        if is_device_fault(error) or (out_of_memory and self._is_torn):
+            raise StateLost from raised
+
+    def _act(self, context: RankContext) -> None:
+        """Do what is due: evaluate, finish, halt, make a step, or wait for the device."""
         trainer = self._trainer
         if trainer.evaluation_due:
-            self._evaluate(place)
-        elif reason := trainer.stopped:
-            self._finish(place, reason)
-        elif place.halting:
+            self._evaluate(context)
+        elif reason := trainer.stop_reason:
+            self._finish(context, reason)
+        elif context.halt_requested:
             self._halt()
-        elif place.token is None or self._has_turn(place.token):
-            self._make_step(place)
+        elif context.token is None or self._has_turn(context.token):
+            self._make_step(context)
         else:
-            place.token.wait(self._channel.fileno())
+            context.token.wait(self._channel.fileno())
 
     def _has_turn(self, token: TurnToken) -> bool:
-        """Whether the device is this worker's for the next step; who comes after this one gets it as soon as it can."""
-        if not token.left:
-            self._trainer.await_device()  # the next one shall have it for itself
-            self._lodger.tell_measures()
-        if token.is_spent:
-            token.hand_on()
+        """Whether this worker may start the next step; hands the device on if its turn is used up."""
+        if not token.steps_left:
+            self._trainer.synchronize()  # the next worker gets an idle device
+            self._swap.report_usage()
+        if token.is_used_up:
+            token.hand_off()
         if not token.has_turn:
-            self._lodger.make_way()
+            self._swap.swap_out_if_ordered()
         graphs = self._trainer.graphs
-        return token.begins(self._trainer.cursor.step, queues=graphs is None or graphs.may_queue)
+        return token.try_begin(self._trainer.cursor.step, can_queue=graphs is None or graphs.can_queue_step)
 
-    def _make_step(self, place: RankContext) -> None:
+    def _make_step(self, context: RankContext) -> None:
         trainer = self._trainer
-        self._lodger.enter()
-        step = trainer.begin(place.parts)
-        sums = self._alone(step, place) if place.reducer is None else self._in_company(step, place, place.reducer)
+        self._swap.await_weights()
+        step = trainer.next_step(context.parts)
+        if context.reducer is None:
+            sums: StepSums | None = self._local_step(step, context)
+        else:
+            sums = self._shared_step(step, context, context.reducer)
         if sums is None:
             return
-        with intra_op_threads(place.threads):
+        with intra_op_threads(context.update_threads):
             done = trainer.advance(step, sums)
-        self._lodger.settle()
+        self._swap.enter_region()
         self._counter.set(done.step)
-        self._torn = False
-        if place.token is not None:
-            place.token.done(is_idle=not (trainer.evaluation_due or place.halting))
-        if place.said.rank == 0 and (report := place.speedometer.count(done, trainer.progress.metrics)):
+        self._is_torn = False
+        if context.token is not None:
+            context.token.step_done(is_idle=not (trainer.evaluation_due or context.halt_requested))
+        if context.proceed.rank == 0 and (report := context.rate_meter.count(done, trainer.progress.metrics)):
             noise = None if self._noise is None else self._noise.scale
             self._channel.send(replace(report, noise=noise, memory_bytes=peak_memory(trainer.device)))
-        for words in trainer.take_news():
-            self._channel.send(Noted(words))
+        for note in trainer.take_notes():
+            self._channel.send(Noted(note))
 
-    def _alone(self, step: Step, place: RankContext) -> StepSums:
-        """New weights from all pieces of a step."""
+    def _local_step(self, step: Step, context: RankContext) -> StepSums:
+        """Compute all pieces of a step in this process and update the weights."""
         trainer = self._trainer
-        self._faults.strike(step, place.said.rank, place.pieces)
-        if trainer.is_whole(step):
-            loss = trainer.pass_whole(step, place)
-            self._lodger.enter_wholly()
+        self._faults.inject(step, context.proceed.rank, context.pieces)
+        if trainer.is_single_pass(step):
+            loss = trainer.single_pass(step, context)
+            self._swap.await_state()
             if self._noise is not None:
-                self._noise.see(step.num_samples)
-            self._torn = True
-            return trainer.apply_whole(step, loss, place.is_made if self._lodger.stays else None)
-        self._tell_unrecorded(f"each of them is {len(step.bounds)} passes" if len(step.bounds) > 1 else "")
-        self._lodger.enter_wholly()
-        place.starts()
+                self._noise.observe(step.num_samples)
+            self._is_torn = True
+            return trainer.apply_single_pass(
+                step, loss, context.after_update_launch if self._swap.is_disabled else None
+            )
+        if len(step.bounds) > 1:
+            self._note_eager(f"each step has {len(step.bounds)} passes")
+        self._swap.await_state()
+        context.before_launch()
         contributions = trainer.contribute(step, range(len(step.bounds)))
-        place.is_queued()
+        context.after_launch()
         total = trainer.combine(step, contributions)
-        self._torn = True
+        self._is_torn = True
         return trainer.apply(step, total)
 
-    def _in_company(self, step: Step, place: RankContext, reducer: Reducer) -> StepSums | None:
-        """New weights of all ranks' contributions to a step; None: the step was given up, and there are new orders."""
+    def _shared_step(self, step: Step, context: RankContext, reducer: Reducer) -> StepSums | None:
+        """Make a step together with other ranks; None: it was aborted by new orders, which are handled."""
         try:
-            return self._with_others(step, place, reducer)
+            return self._reduced_step(step, context, reducer)
         except StepAborted:
-            while self._place is place:
-                self._hear()
+            while self._context is context:
+                self._handle_next()
             return None
 
-    def _with_others(self, step: Step, place: RankContext, reducer: Reducer) -> StepSums | None:
-        """Contribute to a step, wait for the others, and make new weights of the sum; None: the step was given up."""
+    def _reduced_step(self, step: Step, context: RankContext, reducer: Reducer) -> StepSums | None:
+        """Contribute to a step, wait for `Apply`, and update the weights; None: new orders ended the step."""
+        proceed = context.proceed
         began = time.perf_counter()
-        self._tell_unrecorded("several devices share them")
-        places = reducer.places(step, place.said.rank)
-        if place.meeting is not None:
-            place.meeting.attend(step)
-        reducer.write(step, self._trainer.contribute(step, place.pieces, places))
-        self._faults.strike(step, place.said.rank, place.pieces)
+        self._note_eager("several devices share each step")
+        if context.all_gather is not None:
+            context.all_gather.begin_step(step)
+        slots = reducer.slots(step, proceed.rank)
+        reducer.write(step, self._trainer.contribute(step, context.pieces, slots))
+        self._faults.inject(step, proceed.rank, context.pieces)
         seconds = time.perf_counter() - began
-        samples = step.samples_in(place.pieces)
+        samples = step.samples_in(context.pieces)
         self._channel.send(
-            Contributed(place.said.formation, step.number, seconds, samples, place.update_s, place.copy_s)
+            Contributed(proceed.formation, step.number, seconds, samples, context.update_s, context.copy_s)
         )
-        while self._place is place:
-            match self._hear():
-                case Apply(formation, number, halt) if (formation, number) == (place.said.formation, step.number):
-                    place.halting = halt
-                    return self._update(step, place, reducer)
+        while self._context is context:
+            match self._handle_next():
+                case Apply(epoch, number, halt) if (epoch, number) == (proceed.formation, step.number):
+                    context.halt_requested = halt
+                    return self._update(step, context, reducer)
         return None
 
-    def _tell_unrecorded(self, why: str) -> None:
-        if why and self._trainer.graphs is not None:
-            self._trainer.graphs.pass_by(why)
+    def _note_eager(self, reason: str) -> None:
+        if self._trainer.graphs is not None:
+            self._trainer.graphs.note_eager(reason)
 
-    def _update(self, step: Step, place: RankContext, reducer: Reducer) -> StepSums | None:
-        """New weights of the sum of all contributions; None if the step was given up while they were exchanged."""
-        self._lodger.enter_wholly()
+    def _update(self, step: Step, context: RankContext, reducer: Reducer) -> StepSums | None:
+        """Update the weights from the sum of all contributions; None: aborted during the parameter exchange."""
+        self._swap.await_state()
         total = reducer.total(step)
-        self._torn = True
-        if place.exchange is None:
+        self._is_torn = True
+        if context.param_exchange is None:
             sums = self._trainer.apply(step, total)
-            place.measure(self._trainer, range(len(self._trainer.layout.parameters)))
+            context.measure_update(self._trainer, range(len(self._trainer.layout.parameters)))
             return sums
-        return self._update_and_exchange(step, place, total, place.exchange)
+        return self._update_and_exchange(step, context, total, context.param_exchange)
 
     def _update_and_exchange(
-        self, step: Step, place: RankContext, total: Contribution, exchange: ParamExchange
+        self, step: Step, context: RankContext, total: Contribution, exchange: ParamExchange
     ) -> StepSums | None:
-        """Update this rank's parameters, and take those that others have updated."""
-        exchange.lay_out()
+        """Update this rank's parameters, and read those of the other ranks."""
+        proceed = context.proceed
+        exchange.update_layout()
         count = len(self._trainer.layout.parameters)
-        mine = [index for index in range(count) if index in place.updates or index not in exchange.known]
-        sums = self._trainer.apply(step, total, mine)
-        place.measure(self._trainer, mine)
-        exchange.give([index for index in place.updates if index in exchange.known])
-        self._channel.send(Updated(place.said.formation, step.number))
-        while self._place is place:
-            received = self._next()
+        own = [index for index in range(count) if index in context.updates or index not in exchange.shared]
+        sums = self._trainer.apply(step, total, own)
+        context.measure_update(self._trainer, own)
+        exchange.write([index for index in context.updates if index in exchange.shared])
+        self._channel.send(Updated(proceed.formation, step.number))
+        while self._context is context:
+            received = self._receive()
             match received.message:
-                case Gather(formation, number) if (formation, number) == (place.said.formation, step.number):
-                    exchange.take(sorted(exchange.known - set(place.updates)))
+                case Gather(epoch, number) if (epoch, number) == (proceed.formation, step.number):
+                    exchange.read(sorted(exchange.shared - set(context.updates)))
                     return sums
                 case Publish() | Save():
                     self._deferred.append(received)
                 case _:
-                    self._carry_out(received)
+                    self._handle(received)
         return None
 
-    def _evaluate(self, place: RankContext) -> None:
-        """Rank 0 evaluates for all; the others wait for what it found."""
-        if place.said.rank:
-            self._hear()
+    def _evaluate(self, context: RankContext) -> None:
+        """Evaluate on rank 0; the other ranks wait for its metrics."""
+        if context.proceed.rank:
+            self._handle_next()
             return
-        self._lodger.enter_wholly()
+        self._swap.await_state()
         metrics = self._trainer.evaluate()
-        is_best = self._trainer.record(metrics)
+        is_best = self._trainer.record_metrics(metrics)
         self._channel.send(Evaluated(self._trainer.cursor.step, metrics))
         if is_best:
-            self._keeper.save(is_best=True)
+            self._state_io.save(is_best=True)
 
-    def _finish(self, place: RankContext, reason: str) -> None:
-        self._place = None
-        place.end(self._trainer)
-        self._lodger.part()
-        if place.said.rank == 0:
-            self._keeper.save()
-        with self._lodger.readable():
-            self._channel.send(done_message(self._trainer, reason, self._lodger.story()))
+    def _finish(self, context: RankContext, reason: str) -> None:
+        self._context = None
+        context.finish(self._trainer)
+        self._swap.swap_out()
+        if context.proceed.rank == 0:
+            self._state_io.save()
+        with self._swap.readable():
+            self._channel.send(done_message(self._trainer, reason, self._swap.notes()))
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
-    def _hear(self) -> Message:
+    def _handle_next(self) -> Message:
         """Wait for the next order and carry it out."""
-        received = self._deferred.pop(0) if self._deferred else self._next()
-        self._carry_out(received)
+        received = self._deferred.pop(0) if self._deferred else self._receive()
+        self._handle(received)
         return received.message
 
-    def _is_given_up(self) -> bool:
-        """Whether orders have come that end the present step; what has been said is put aside."""
+    def _is_step_aborted(self) -> bool:
+        """Whether an order that ends the current step has arrived; received orders are deferred."""
         while self._channel.poll():
-            self._deferred.append(self._next())
+            self._deferred.append(self._receive())
         return any(isinstance(received.message, Proceed | Halt | Load | Leave) for received in self._deferred)
 
-    def _next(self) -> Received:
+    def _receive(self) -> Received:
         received = self._channel.receive()
-        assert received is not None, "without a timeout there is a message or an end"
+        assert received is not None, "without a timeout receive() returns a message or raises"
         return received
 
-    def _carry_out(self, received: Received) -> None:
+    def _handle(self, received: Received) -> None:
         match received.message:
-            case Proceed() as said:
-                self._proceed(said, received.fds)
+            case Proceed() as proceed:
+                self._proceed(proceed, received.fds)
             case Halt():
-                self._refuse_if_torn()
-                if self._place is not None and (reason := self._trainer.stopped):
-                    self._finish(self._place, reason)
+                self._check_not_torn()
+                if self._context is not None and (reason := self._trainer.stop_reason):
+                    self._finish(self._context, reason)
                 else:
                     self._halt()
-            case Load() as said:
-                self._load(said, received.fds)
+            case Load() as order:
+                self._load(order, received.fds)
             case ReleaseMemory():
                 release_memory(self._trainer)
                 self._channel.send(MemoryReleased())
             case Publish():
-                self._publisher.publish(received.fds[0])
+                self._mirror_writer.publish(received.fds[0])
             case Save():
-                if (saved := self._keeper.save()) is not None:
-                    self._channel.send(Saved(self._trainer.cursor.step, saved))
+                if (path := self._state_io.save()) is not None:
+                    self._channel.send(Saved(self._trainer.cursor.step, path))
             case MetricsMeasured(step, metrics):
                 if self._trainer.evaluation_due and step == self._trainer.cursor.step:
-                    self._trainer.record(metrics)
+                    self._trainer.record_metrics(metrics)
             case Grant() as grant:
-                if self._place is not None and self._place.token is not None:
-                    self._place.token.take(grant)
-                    self._lodger.come()
+                if self._context is not None and self._context.token is not None:
+                    self._context.token.add_grant(grant)
+                    self._swap.swap_in()
             case SwapOut() | SwapIn() as order:
-                self._lodger.hear(order)
-                if self._place is None or self._place.token is None or not self._place.token.has_turn:
-                    self._lodger.make_way()
+                self._swap.handle(order)
+                if self._context is None or self._context.token is None or not self._context.token.has_turn:
+                    self._swap.swap_out_if_ordered()
             case Leave():
                 raise LeaveRequested
         close_all(received.fds)
 
-    def _proceed(self, said: Proceed, fds: tuple[int, ...]) -> None:
-        if said.formation < self._formation:
+    def _proceed(self, proceed: Proceed, fds: tuple[int, ...]) -> None:
+        if proceed.formation < self._newest_epoch:
             return
-        self._refuse_if_torn()
+        self._check_not_torn()
         trainer = self._trainer
-        self._formation, self._place = said.formation, None
+        self._newest_epoch, self._context = proceed.formation, None
         try:
-            apply_batch_size(self._trainer, said, self._batch_size, per_device=self._program.batch_per_device)
+            apply_batch_size(trainer, proceed, self._batch_size, per_device=self._program.batch_per_device)
         except CarpoolError as error:
             self._channel.send(WorkerFailed("input", str(error), trainer.cursor.step))
             return
-        if said.threads:
-            torch.set_num_threads(said.threads)
-        trainer.limits = said.limits
+        if proceed.threads:
+            torch.set_num_threads(proceed.threads)
+        trainer.limits = proceed.limits
         try:
-            place = self._joiner.join(said, fds)
+            context = self._joiner.join(proceed, fds)
         except StepAborted as error:
-            if not self._is_given_up():
+            if not self._is_step_aborted():
                 raise StateLost from error
             return
-        if said.by_token:
-            place.token = self._tokens.token(said.size)
-        self._place = place
+        if proceed.by_token:
+            context.token = self._tokens.new_token(proceed.size)
+        self._context = context
 
-    def _refuse_if_torn(self) -> None:
-        """The last update was given up half-way: what is here belongs to no step."""
-        if self._torn:
+    def _check_not_torn(self) -> None:
+        if self._is_torn:
             raise StateLost
 
     def _halt(self) -> None:
-        self._place = None
-        self._trainer.await_device()
+        self._context = None
+        self._trainer.synchronize()
         self._channel.send(Halted(self._trainer.cursor.step))
 
-    def _load(self, said: Load, fds: tuple[int, ...]) -> None:
-        self._place = None
+    def _load(self, order: Load, fds: tuple[int, ...]) -> None:
+        self._context = None
         try:
-            self._keeper.take_over(said, fds, self._channel.poll)
+            self._state_io.load(order, fds, self._channel.poll)
         except CheckpointError as error:
             self._channel.send(WorkerFailed("input", str(error), self._trainer.cursor.step))
             return
-        self._torn = False
+        self._is_torn = False
         self._counter.set(self._trainer.cursor.step)
         self._channel.send(Loaded(self._trainer.cursor.step))

@@ -1,4 +1,4 @@
-"""Every reason for which a step, or its update, is left to the code, and the words in which that is told."""
+"""Every reason for which a step, or its update, falls back to eager execution."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from carpool.runtime.engine.stop_criteria import Stop
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.graphs.verification import copies
-from tests.runtime.echo import REPLAYED, Echo, recorded
+from tests.runtime.fake_capture import REPLAYED, FakeCapture, with_graphs
 
 
 class Running(nn.Module):
-    """Keeps a mean of what it sees, in a new tensor every time."""
+    """Keeps a running mean of its inputs, in a new tensor every time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Running(nn.Module):
 
 
 class Called(nn.Module):
-    """Remembers in Python how often it was called: a recording would not."""
+    """Counts its calls in Python, which a graph does not."""
 
     def __init__(self, change: str) -> None:
         super().__init__()
@@ -49,49 +49,49 @@ class Called(nn.Module):
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (Running, "the pass replaces a weight or a buffer of the model by another tensor"),
-        (lambda: Called("buffers"), "recorded, it leaves other buffers"),
+        (Running, "replaces a weight or a buffer"),
+        (lambda: Called("buffers"), "buffers differ"),
     ],
 )
-def test_a_pass_with_side_effects_is_made_by_the_code(make_training: Any, model: Any, why: str) -> None:
-    trainer, _, graphs = recorded(make_training(model=model(), batch_size=50, stop=Stop(epochs=9)))
+def test_a_pass_with_side_effects_runs_eagerly(make_training: Any, model: Any, why: str) -> None:
+    trainer, _, graphs = with_graphs(make_training(model=model(), batch_size=50, stop=Stop(epochs=9)))
     for _ in range(12):
         trainer.step()
-    assert graphs.refusal == why
+    assert why in graphs.eager_reason
 
 
-def test_a_recording_with_another_loss_is_found(make_training: Any) -> None:
-    trainer, _, graphs = recorded(make_training(model=Called("loss")))
+def test_a_graph_with_another_loss_is_detected(make_training: Any) -> None:
+    trainer, _, graphs = with_graphs(make_training(model=Called("loss")))
     for _ in range(4):
         trainer.step()
-    assert graphs.refusal.startswith("recorded, it gives another loss: ")
+    assert "loss" in graphs.eager_reason
 
 
-def test_a_batch_with_other_things_than_tensors_is_not_recorded(make_training: Any) -> None:
+def test_a_batch_with_an_object_is_not_captured(make_training: Any) -> None:
     def boxed(items: Any) -> Any:
         return items[0], items[1], object()
 
     training = make_training(batch_size=50)
-    trainer, echo, graphs = recorded(training)
-    fetch = trainer._passes.fetch
-    trainer._passes.fetch = lambda step: boxed(fetch(step))  # type: ignore[method-assign]
+    trainer, capture, graphs = with_graphs(training)
+    fetch = trainer._passes.fetch_batch
+    trainer._passes.fetch_batch = lambda step: boxed(fetch(step))  # type: ignore[method-assign]
     trainer.step()
-    assert graphs.refusal == "a batch holds a object"
-    assert echo.records == 0
+    assert "object" in graphs.eager_reason
+    assert capture.captures == 0
 
 
-def test_only_so_many_shapes_of_batches_are_recorded(make_training: Any) -> None:
-    trainer, _, graphs = recorded(make_training(stop=Stop(epochs=40), batch_norm=False))
+def test_only_four_batch_shapes_are_captured(make_training: Any) -> None:
+    trainer, _, graphs = with_graphs(make_training(stop=Stop(epochs=40), batch_norm=False))
     for size in (50, 25, 20, 10, 5):
         trainer.resize_batch(size)
         for _ in range(3):
             trainer.step()
-    assert any(words.startswith("batches of more than 4 shapes") for words in graphs.news)
-    assert not graphs.refusal
+    assert any("more than 4 batch shapes" in note for note in graphs.notes)
+    assert not graphs.eager_reason
 
 
 class Odd(torch.optim.SGD):
-    """An optimizer with a fault of one kind."""
+    """An optimizer that cannot be captured, for one of several reasons."""
 
     def __init__(self, parameters: Any, kind: str) -> None:
         super().__init__(parameters, lr=0.01, momentum=0.5)
@@ -106,7 +106,7 @@ class Odd(torch.optim.SGD):
             for group in self.param_groups:
                 for parameter in group["params"]:
                     parameter.data.add_(1e-3 * self.count)
-        elif self.kind == "raises" and self.count == 4:  # by the code three times, then while recording
+        elif self.kind == "raises" and self.count == 4:  # after three eager steps, in the capture
             raise RuntimeError("no\nmore")
         return super().step(closure)
 
@@ -114,27 +114,27 @@ class Odd(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("host", "Odd counts on the host"),
-        ("python", "recorded, it gives other weights"),
-        ("raises", "it cannot be recorded: RuntimeError: no"),
+        ("host", "Odd keeps state on the host"),
+        ("python", "weights or optimizer state differ"),
+        ("raises", "RuntimeError: no"),
     ],
 )
-def test_an_odd_optimizer_is_left_to_the_code(make_training: Any, kind: str, why: str) -> None:
-    trainer, echo, graphs = recorded(
+def test_an_odd_optimizer_runs_eagerly(make_training: Any, kind: str, why: str) -> None:
+    trainer, capture, graphs = with_graphs(
         make_training(batch_size=50, optimizer=lambda p: Odd(p, kind), stop=Stop(epochs=5))
     )
     for _ in range(6):
         trainer.step()
-    assert graphs.update_refusal == why
-    assert graphs.news[-1] == REPLAYED or graphs.news[-1] == f"updates are made without a CUDA graph: {why}"
-    assert not graphs.refusal
-    assert echo.replays > 0  # passes are
+    assert why in graphs.eager_update_reason
+    assert graphs.notes[-1] == REPLAYED or why in graphs.notes[-1]
+    assert not graphs.eager_reason
+    assert capture.replays > 0  # of passes
 
 
-def test_where_there_is_no_memory_to_check_it_the_update_is_left_to_the_code(
+def test_an_update_runs_eagerly_without_memory_to_verify_it(
     make_training: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer, _, graphs = recorded(make_training(batch_size=50))
+    trainer, _, graphs = with_graphs(make_training(batch_size=50))
     trainer.step()
 
     def copies_of(tensors: Any) -> Any:
@@ -145,26 +145,26 @@ def test_where_there_is_no_memory_to_check_it_the_update_is_left_to_the_code(
     monkeypatch.setattr("carpool.runtime.graphs.step_graphs.copies", copies_of)
     for _ in range(2):
         trainer.step()
-    assert graphs.update_refusal == "there is no memory to check it in"
+    assert "memory" in graphs.eager_update_reason
 
 
-def test_settings_that_change_again_and_again_are_left_to_the_code(make_training: Any) -> None:
+def test_an_update_whose_options_keep_changing_runs_eagerly(make_training: Any) -> None:
     training = make_training(
         batch_size=50, stop=Stop(epochs=100), optimizer=lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9)
     )
-    trainer, _, graphs = recorded(training)
+    trainer, _, graphs = with_graphs(training)
     for step in range(150):
         training.optimizer.param_groups[0]["lr"] = 0.01 / (1 + step // 4)
         trainer.step()
-    assert graphs.update_refusal == "it cannot be recorded: RuntimeError: the optimizer's settings change too often"
+    assert "options changed more than 32 times" in graphs.eager_update_reason
 
 
-def test_steps_of_several_passes_are_not_recorded(make_training: Any) -> None:
+def test_steps_of_several_passes_are_not_captured(make_training: Any) -> None:
     training = make_training()
     trainer = Trainer(training, exact=True, shards=4)
-    echo = Echo(training)
-    trainer.graphs = trainer.recorded_by(echo)
+    capture = FakeCapture(training)
+    trainer.graphs = trainer.new_graphs(capture)
     trainer.step()
-    assert echo.records == 0
-    trainer.graphs.pass_by("each of them is 4 passes")
-    assert trainer.graphs.news == ["steps are made without CUDA graphs: each of them is 4 passes"]
+    assert capture.captures == 0
+    trainer.graphs.note_eager("each step has 4 passes")
+    assert "each step has 4 passes" in trainer.graphs.notes[0]
