@@ -313,19 +313,12 @@ class StepGraphs:
         """Run the update eagerly, then by the graph from the same state; the eager result stands."""
         optimizer = self._optimizer
         optimizer_state, scalars = optimizer_tensors(optimizer), optimizer_scalars(optimizer)
-        state = [*self._layout.parameters, *optimizer_state]
-        gradients = _not_none(captured.gradients)
-        if any(tensor.device != self._layout.device for tensor in optimizer_state):
-            self._disable_update(f"{type(optimizer).__name__} keeps state on the host")
+        state, gradients = [*self._layout.parameters, *optimizer_state], _not_none(captured.gradients)
+        copied = self._copy_for_check(optimizer_state, state, gradients)
+        if copied is None:
             self._eager_update(captured)
             return
-        try:
-            # All copies are allocated before weights change: running out of memory later would lose the step.
-            before, gradients_before, eager = copies(state), copies(gradients), copies(state)
-        except torch.OutOfMemoryError:
-            self._disable_update("not enough memory to verify it")
-            self._eager_update(captured)
-            return
+        before, gradients_before, eager = copied
         with self._capture.side_stream():
             self._eager_update(captured)
         now = optimizer_tensors(optimizer)
@@ -342,6 +335,19 @@ class StepGraphs:
             self._disable_update(problem)
         elif captured.update is not None:
             captured.update.checks_passed += 1
+
+    def _copy_for_check(
+        self, optimizer_state: list[Tensor], state: list[Tensor], gradients: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]] | None:
+        """Allocate all copies before weights change: running out of memory later would lose the step."""
+        if any(tensor.device != self._layout.device for tensor in optimizer_state):
+            self._disable_update(f"{type(self._optimizer).__name__} keeps state on the host")
+            return None
+        try:
+            return copies(state), copies(gradients), copies(state)
+        except torch.OutOfMemoryError:
+            self._disable_update("not enough memory to verify it")
+            return None
 
     def _check_update(
         self, captured: CapturedStep, options: OptimizerOptions, optimizer_state: list[Tensor], eager: list[Tensor]
