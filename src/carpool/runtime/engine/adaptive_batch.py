@@ -79,7 +79,7 @@ def apply_batch_size(trainer: Trainer, said: Proceed, own: int, *, per_device: b
     batch_size = said.batch_size or (min(own * said.size, most) if per_device else 0)
     if batch_size and batch_size != trainer.batch_size:
         trainer.resize_batch(batch_size)
-    scale_learning_rate(trainer.training, said.gain)
+    scale_learning_rate(trainer.training, said.lr_gain)
 
 
 def scale_learning_rate(training: Training, gain: float) -> None:

@@ -129,9 +129,9 @@ class TurnToken:
         poll = select.poll()
         poll.register(ear, select.POLLIN)
         if self._grants and self._baton is not None:
-            poll.register(self._baton.bell, select.POLLIN)
+            poll.register(self._baton.event, select.POLLIN)
         if any(fd != ear for fd, _ in poll.poll()) and self._baton is not None:
-            self._baton.hush()
+            self._baton.clear_event()
 
     def _is_next(self, grant: Grant, queues: bool) -> bool:
         if self._baton is None or self._baton.has_reached(grant.after):

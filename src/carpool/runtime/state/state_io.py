@@ -89,7 +89,7 @@ class StateIO:
         """Go on from a state, after a rehearsal with it where that was said and memory allows it."""
         self._lodger.unsettle()
         _take_over(self._trainer, fds, said.path)
-        if said.rehearses and self._lodger.stays and has_free_memory(self._trainer.device, said.rehearses):
+        if said.warmup_bytes and self._lodger.stays and has_free_memory(self._trainer.device, said.warmup_bytes):
             self._say(Noted(run_warmup_steps(self._trainer, is_called)))
             _take_over(self._trainer, fds, said.path)
 

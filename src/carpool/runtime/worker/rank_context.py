@@ -45,7 +45,7 @@ class RankContext:
     @property
     def updates(self) -> range:
         """The parameters that it updates, and hands over to the others."""
-        return range(*self.said.updates[self.said.rank])
+        return range(*self.said.update_ranges[self.said.rank])
 
     @property
     def threads(self) -> int | None:
@@ -115,11 +115,11 @@ class GroupJoiner:
         segment = ShmReducer(fds[0], slots, trainer.layout)
         segment.clear(said.rank)
         place.reducer = segment
-        if said.updates:
+        if said.update_ranges:
             place.exchange = ParamExchange(fds[0], slots.num_bytes, trainer.layout, trainer.training.optimizer)
         if self._norms is not None:
             room = self._norms.room
-            place.meeting = ShmAllGather(fds[0], slots, said.rank, said.formation, room, self._is_given_up)
+            place.meeting = ShmAllGather(fds[0], slots, said.rank, said.epoch, room, self._is_given_up)
             self._norms.meeting = place.meeting
         return place
 
@@ -128,7 +128,7 @@ class GroupJoiner:
         kept = os.dup(fd)  # the store opens its file by this number
         try:
             store = FileStore(f"/proc/self/fd/{kept}", -1)
-            group = open_group(store, said.formation, said.rank, said.size, timeout_s=GROUP_TIMEOUT_S)
+            group = open_group(store, said.epoch, said.rank, said.size, timeout_s=GROUP_TIMEOUT_S)
         except BaseException:
             os.close(kept)
             raise

@@ -273,7 +273,7 @@ class Session:
         if received is None:
             return None
         match received.message:
-            case Proceed(by_token=by_token):
+            case Proceed(time_sliced=by_token):
                 self._by_token = by_token
             case Grant(steps):
                 self._granted = steps

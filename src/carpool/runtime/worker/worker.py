@@ -225,12 +225,10 @@ class Worker:
         self._faults.strike(step, place.said.rank, place.pieces)
         seconds = time.perf_counter() - began
         samples = step.samples_in(place.pieces)
-        self._channel.send(
-            Contributed(place.said.formation, step.number, seconds, samples, place.update_s, place.copy_s)
-        )
+        self._channel.send(Contributed(place.said.epoch, step.number, seconds, samples, place.update_s, place.copy_s))
         while self._place is place:
             match self._hear():
-                case Apply(formation, number, halt) if (formation, number) == (place.said.formation, step.number):
+                case Apply(formation, number, halt) if (formation, number) == (place.said.epoch, step.number):
                     place.halting = halt
                     return self._update(step, place, reducer)
         return None
@@ -260,11 +258,11 @@ class Worker:
         sums = self._trainer.apply(step, total, mine)
         place.measure(self._trainer, mine)
         exchange.give([index for index in place.updates if index in exchange.known])
-        self._channel.send(Updated(place.said.formation, step.number))
+        self._channel.send(Updated(place.said.epoch, step.number))
         while self._place is place:
             received = self._next()
             match received.message:
-                case Gather(formation, number) if (formation, number) == (place.said.formation, step.number):
+                case Gather(formation, number) if (formation, number) == (place.said.epoch, step.number):
                     exchange.take(sorted(exchange.known - set(place.updates)))
                     return sums
                 case Publish() | Save():
@@ -349,11 +347,11 @@ class Worker:
         close_all(received.fds)
 
     def _proceed(self, said: Proceed, fds: tuple[int, ...]) -> None:
-        if said.formation < self._formation:
+        if said.epoch < self._formation:
             return
         self._refuse_if_torn()
         trainer = self._trainer
-        self._formation, self._place = said.formation, None
+        self._formation, self._place = said.epoch, None
         try:
             apply_batch_size(self._trainer, said, self._batch_size, per_device=self._program.batch_per_device)
         except CarpoolError as error:
@@ -368,7 +366,7 @@ class Worker:
             if not self._is_given_up():
                 raise StateLost from error
             return
-        if said.by_token:
+        if said.time_sliced:
             place.token = self._tokens.token(said.size)
         self._place = place
 
