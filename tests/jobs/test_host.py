@@ -33,7 +33,7 @@ def test_cores_are_kept_apart_until_there_are_too_few() -> None:
     assert cores.claim("a", 2) == (0, 1)
     assert cores.claim("b", 2) == (2, 3)
     assert cores.claim("c", 1) == (0,)
-    cores.let_go("a")
+    cores.release("a")
     assert cores.claim("d", 2) == (0, 1), "the one that nobody has, and the lowest of the others"
     assert cores.claim("free", 0) == ()
 

@@ -70,11 +70,11 @@ def test_a_schedule_goes_on_from_there() -> None:
 def test_a_formation_brings_batch_and_rate_and_the_own_ones_back() -> None:
     trainer = Trainer(made())
     trainer.step()
-    apply_batch_size(trainer, Proceed(1, batch_size=64, gain=2.0), 16, per_device=False)
+    apply_batch_size(trainer, Proceed(1, batch_size=64, lr_gain=2.0), 16, per_device=False)
     assert trainer.batch_size == 64
     assert rate(trainer.training) == pytest.approx(0.2)
     trainer.step()
-    apply_batch_size(trainer, Proceed(2, gain=0.0), 16, per_device=False)  # nothing is said of either
+    apply_batch_size(trainer, Proceed(2, lr_gain=0.0), 16, per_device=False)  # nothing is said of either
     assert trainer.batch_size == 64
     assert rate(trainer.training) == pytest.approx(0.2)
     apply_batch_size(trainer, Proceed(3, size=2), 16, per_device=True)
