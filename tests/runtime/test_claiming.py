@@ -155,7 +155,7 @@ def test_one_that_is_silent_is_ended_and_one_that_works_at_a_long_step_is_not(
         await caller.finished(job)
         os.kill(caller.link.pid, signal.SIGSTOP)
         async with asyncio.timeout(PATIENCE_S):
-            assert await caller.link.receive() == Gone("nothing was heard of it for 3 s; it was killed")
+            assert await caller.link.receive() == Gone("it sent no heartbeat for 3 s and was killed")
         place.process.wait()
         assert place.door.connect() is None
 

@@ -228,8 +228,8 @@ def test_killed_it_goes_on_from_its_checkpoint(
     assert outcome.digest == undisturbed[3]
     assert (outcome.steps, outcome.epochs, outcome.reason) == (12, 3, "its loop ended after 12 steps")
     assert [told.words for told in desk.of(Told, "struck")] == [
-        "the command was killed by signal 9 and is begun again from its checkpoint",
-        "goes on from its checkpoint of step 6",
+        "the command was killed by signal 9; restarting it from its checkpoint",
+        "resumes from its checkpoint of step 6",
     ]
     assert desk.of(Sized, "struck")[0].total_steps == 12
     assert desk.of(Evaluation, "struck")[-1].metrics["half"] == pytest.approx(outcome.loss / 2)
@@ -243,7 +243,7 @@ def test_taken_off_it_goes_on_later(desk: Desk, loop: asyncio.AbstractEventLoop,
     desk.assign("moved")
     loop.run_until_complete(desk.hear(JobFinished, "moved"))
     assert desk.of(Outcome, "moved")[0].digest == undisturbed[60]
-    assert "goes on from its checkpoint" in desk.of(Told, "moved")[-1].words
+    assert "from its checkpoint" in desk.of(Told, "moved")[-1].words
 
 
 def test_two_on_one_core_take_turns_step_by_step(

@@ -43,8 +43,8 @@ def name_of(pid: int) -> str:
 
 def test_a_worker_inherits_only_its_channel(bench: Any, run: Any) -> None:
     async def work() -> dict[str, str]:
-        await bench.worker()
-        worker = await bench.worker()
+        await bench.fork()
+        worker = await bench.fork()
         worker.send(Begin("job", {"entry": "no.py:none"}, "cpu"))
         await worker.receive(WorkerFailed)
         return open_files(worker.pid)
@@ -121,7 +121,7 @@ def test_no_zombie_and_no_descriptor_is_left(bench: Any, run: Any, program: Make
 
 def test_a_signal_to_an_exited_worker_is_ignored(bench: Any, run: Any) -> None:
     async def work() -> int:
-        worker = await bench.worker()
+        worker = await bench.fork()
         bench.forkserver.kill(os.getpid(), signal.SIGKILL)  # not the fork server's child
         bench.forkserver.kill(worker.pid)
         code: int = await bench.exits[worker.pid]

@@ -31,7 +31,7 @@ def test_a_warm_process_learns_what_a_new_one_learns(bench: Any, run: Any, progr
     core = min(os.sched_getaffinity(0))
 
     async def work() -> tuple[Prewarmed, Done, set[int], str, str]:
-        worker = await bench.worker()
+        worker = await bench.fork()
         worker.send(Prewarm("cpu", (core,), environment={"LANE": "40"}))
         warmed = await worker.receive(Prewarmed)
         log = os.open(bench.folder / "warm", os.O_CREAT | os.O_WRONLY)
@@ -52,7 +52,7 @@ def test_a_warm_process_learns_what_a_new_one_learns(bench: Any, run: Any, progr
 
 def test_a_prewarmed_process_exits_on_request(bench: Any, run: Any) -> None:
     async def work() -> int:
-        worker = await bench.worker()
+        worker = await bench.fork()
         worker.send(Prewarm("cpu"))
         await worker.receive(Prewarmed)
         worker.send(Leave())

@@ -197,7 +197,7 @@ def test_mistakes_are_told_as_problems(tmp_path: Path) -> None:
         assert "Did you mean weight?" in unknown_key.json()["way_out"]
         assert "secret" not in wrong_kind.text
         assert next(each["where"] for each in wrong_kind.json()["errors"]) == "body.job.0.environment.KEY.str"
-        assert too_wide.json()["detail"].startswith("job 'a' asks 9 devices; there are 2")
+        assert too_wide.json()["detail"].startswith("job 'a' needs 9 devices; there are 2")
         assert answers[405][0].headers["allow"]
         assert answers[401][0].headers["www-authenticate"].startswith("Bearer")
         assert (await ada.get("/v1/jobs")).json()["total"] == 0

@@ -124,6 +124,7 @@ class CommandProcess:
                     facts.append(fact)
                 case Ended() as end:
                     reports.append(end.outcome(job))
+                    log_event(_log, "job_ended", job=job, steps=end.steps, reason=end.reason)
                 case Stopped():
                     pass
         self._listener.on_command(self, facts, reports)

@@ -108,7 +108,7 @@ class Executor:
         parts = (jobs, pool, self._mps, self._arbiter, self._report, clock, outside.list_processes)
         self._launcher = Launcher(self._devices, options, *parts)
         self._ticked_at = clock()
-        self._is_stopping = False
+        self.is_stopping = False
         self._is_suspended = False  # no client decides about the jobs
         self.stopped = asyncio.Event()
 
@@ -186,7 +186,7 @@ class Executor:
     def stop(self, *, checkpoint: bool) -> None:
         """Stop all jobs at a step boundary; `stopped` is set when their processes have exited."""
         at = self._clock()
-        self._is_stopping = True
+        self.is_stopping = True
         for training in list(self._trainings.values()):
             self._run(training, training.machine.stop(at, checkpoint=checkpoint))
         for command in list(self._commands.values()):
@@ -370,7 +370,7 @@ class Executor:
     def _flush(self) -> None:
         """End the handling of one event: send the facts of this instant."""
         self._batcher.flush()
-        if self._is_stopping and self.jobs.is_over:
+        if self.is_stopping and self.jobs.is_over:
             self.stopped.set()
 
     # -- time slicing -------------------------------------------------------------------------------------------------

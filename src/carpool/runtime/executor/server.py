@@ -176,10 +176,10 @@ class ExecutorServer:
         self._alone_since = self._clock()
         if not self._outlives_clients or self._executor is None:
             return
-        if self._expects_client:
-            log_event(_log, "client_left", epoch=self._epoch)
-        else:
-            log_event(_log, "client_lost", level=logging.WARNING, epoch=self._epoch)
+        is_announced = self._expects_client or self._executor.is_stopping
+        level = logging.INFO if is_announced else logging.WARNING
+        log_event(_log, "client_left" if is_announced else "client_lost", level=level, epoch=self._epoch)
+        if not self._expects_client:
             self._executor.suspend(suspended=True)
 
     @property
