@@ -1,4 +1,4 @@
-"""Job files: every key arrives where it belongs, and every mistake is told with file, job, key, value and way out."""
+"""Job files: every key is read, and errors name file, job, key, value and way out."""
 
 import subprocess
 import sys
@@ -39,13 +39,13 @@ def one(home: Path, *lines: str) -> tuple[JobSpec, Program]:
     return spec, program
 
 
-def test_the_least_a_job_needs(home: Path) -> None:
+def test_a_minimal_job(home: Path) -> None:
     spec, program = one(home)
     assert (spec.id, spec.devices, spec.narrowest, spec.widest, spec.work) == ("a", 1, 1, 1, None)
     assert program == Program(entry="train.py:mlp", folder=str(home))
 
 
-def test_every_key_arrives(home: Path) -> None:
+def test_every_key_is_read(home: Path) -> None:
     spec, program = one(
         home,
         "args = { lr = 0.5 }",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import threading
@@ -14,8 +15,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.runtime.process.channel import AsyncChannel, Channel, Closed, ProtocolError, close_all, encode, pair
-from carpool.runtime.process.protocol import Alive, Contributed, Grant, Message, WorkerFailed
+from carpool.runtime.process.channel import (
+    AsyncChannel,
+    Channel,
+    Closed,
+    ProtocolError,
+    close_all,
+    decode,
+    encode,
+    pair,
+)
+from carpool.runtime.process.protocol import (
+    Alive,
+    Begin,
+    Contributed,
+    Done,
+    Evaluated,
+    Grant,
+    Message,
+    Proceed,
+    Ready,
+    WorkerFailed,
+)
 from carpool.runtime.process.shared_memory import new_memory_file
 
 TIMEOUT_S = 30.0
@@ -230,3 +251,28 @@ def test_unread_descriptors_are_closed(make: Callable[[socket.socket], Any]) -> 
     one.close()
     assert os.read(reader, 1) == b"", "somebody still holds the other end of the pipe"
     os.close(reader)
+
+
+MESSAGES: list[Message] = [
+    Alive(),
+    Begin("job", {"entry": "a.py:b", "args": {"lr": 0.1}, "folder": "/ü"}, "cuda:0", cores=(0, 2), threads=2),
+    Proceed(3, 1, 2, owners=((0, 3), (3, 8)), update_ranges=((0, 1), (1, 6)), time_sliced=True, batch_size=64),
+    Ready("d" * 64, 4096, 32, None, 1797, sizes=(640, 10), notes=("one", "two"), target_loss=0.05),
+    Evaluated(7, {"accuracy": 0.1 + 0.2, "loss": math.inf}),
+    Done(12, 4, 1e-30, "d" * 64, "reached 12 steps", {"loss": 5e-324}),
+    WorkerFailed("user", 'ValueError: "\n{}" (a.py, line 3)', 5),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_message_is_one_line_and_round_trips(message: Message) -> None:
+    line = encode(message)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert decode(line) == message
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b"{}", b'{"say":"Sing"}', b'{"say":"Loaded"}', b"\xff", b'"say"'])
+def test_decode_refuses_other_lines(line: bytes) -> None:
+    with pytest.raises(ProtocolError, match="is not a message"):
+        decode(line)

@@ -96,7 +96,7 @@ class Executor:
         self._pool = pool = outside.make_pool(self, clock)
         self.jobs = jobs = JobTable(state, self._devices, options.grace_s)
         self._trainings, self._commands = jobs.trainings, jobs.commands
-        self._arbiter = DeviceArbiter(devices, options, self._send_to_client)
+        self._arbiter = DeviceArbiter(devices, options, self._send_to_sharer)
         self._exclusive = ExclusiveAccess(self._trainings, self._run, clock)
         self._mps = MpsAdmission(
             devices,
@@ -105,8 +105,9 @@ class Executor:
             note=self._note_on_gpus,
             make_daemon=outside.make_mps,
         )
-        parts = (jobs, pool, self._mps, self._arbiter, self._report, clock, outside.list_processes)
-        self._launcher = Launcher(self._devices, options, *parts)
+        self._launcher = Launcher(
+            self._devices, options, jobs, pool, self._mps, self._arbiter, self._report, clock, outside.list_processes
+        )
         self._ticked_at = clock()
         self.is_stopping = False
         self._is_suspended = False  # no client decides about the jobs
@@ -406,7 +407,8 @@ class Executor:
         solo = epoch.is_solo
         self._arbiter.request_turn(at, key, training.slot_on(device), multi_step=solo, can_queue=solo)
 
-    def _send_to_client(self, key: WorkerKey, message: Message) -> None:
+    def _send_to_sharer(self, key: WorkerKey, message: Message) -> None:
+        """Send a message about turns or memory to a worker or to a command's session."""
         job = JobId(key[0])
         if job in self._commands:
             self._commands[job].send(message)
