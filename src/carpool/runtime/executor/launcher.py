@@ -73,16 +73,9 @@ class Launcher:
             key, note = prewarmed
             self._pool.assign(key, worker.key, begin, *fds)
             self._report(Told(training.job, note))
-        log_event(
-            _log,
-            "worker_launched",
-            job=training.job,
-            worker=worker.key[1],
-            device=self._devices[worker.device].name,
-            lane=worker.lane,
-            prewarmed=prewarmed is not None,
-            restarts=training.state.lost_workers,
-        )
+        where = {"device": self._devices[worker.device].name, "lane": worker.lane, "prewarmed": prewarmed is not None}
+        restarts = training.state.lost_workers
+        log_event(_log, "worker_launched", job=training.job, worker=worker.key[1], **where, restarts=restarts)
 
     def _begin(self, training: TrainingJob, worker: PendingWorker) -> Begin:
         device, program = self._devices[worker.device], training.program

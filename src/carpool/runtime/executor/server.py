@@ -153,14 +153,8 @@ class ExecutorServer:
             self._outbox.acknowledge(claim["after"])
         inventory = Inventory(os.getpid(), self._life, tuple(self._devices), self._executor.jobs.statuses())
         self._beat_s = claim.get("beat_s", 0.0)  # an older version would not understand heartbeats
-        log_event(
-            _log,
-            "claimed",
-            epoch=self._epoch,
-            first=self._epoch == self._life,
-            jobs=len(inventory.jobs),
-            unacknowledged_reports=len(self._outbox),
-        )
+        is_first, jobs = self._epoch == self._life, len(inventory.jobs)
+        log_event(_log, "claimed", epoch=self._epoch, first=is_first, jobs=jobs, unsent_reports=len(self._outbox))
         self._send({"report": "Claimed", "beat_s": self._beat_s, **asdict(inventory)})
         self._is_claim_answered = True
         for numbered in self._outbox:
