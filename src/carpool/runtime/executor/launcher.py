@@ -73,9 +73,9 @@ class Launcher:
             key, note = prewarmed
             self._pool.assign(key, worker.key, begin, *fds)
             self._report(Told(training.job, note))
-        where = {"device": self._devices[worker.device].name, "lane": worker.lane, "prewarmed": prewarmed is not None}
-        restarts = training.state.lost_workers
-        log_event(_log, "worker_launched", job=training.job, worker=worker.key[1], **where, restarts=restarts)
+        job, number = worker.key
+        device, lane, restarts = self._devices[worker.device].name, worker.lane, training.state.lost_workers
+        log_event(_log, "worker_launched", job=job, worker=number, device=device, lane=lane, restarts=restarts)
 
     def _begin(self, training: TrainingJob, worker: PendingWorker) -> Begin:
         device, program = self._devices[worker.device], training.program
