@@ -137,7 +137,7 @@ async def run(desk: Desk, row: Row, devices: str) -> dict[str, Any]:
     turns, hits = 0, 0
     for story in desk.stories.values():
         for words in story:
-            if found := re.search(r"came to (\d+) turns under the memory cap, (\d+)", words):
+            if found := re.search(r"had (\d+) turns under the memory cap, (\d+)", words):
                 turns, hits = turns + int(found[1]), hits + int(found[2])
     gaps = gaps_ms({model: read(folder / model) for model in models if (folder / model).exists()}, _WARM)
     return {

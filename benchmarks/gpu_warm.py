@@ -34,7 +34,7 @@ from carpool.runtime.executor.client import ExecutorClient
 
 CHOSEN = "resnet18,vgg16,mobilenet_v3,resnet50,transformer,examples/digits.py:cnn,examples/cifar10_cnn.py:cnn"
 LIMIT_S = 120.0
-_TELLING = "ready after|started in|somebody else|no process is kept warm"  # words of a story that explain a start
+_TELLING = "ready after|started in|another program|no prewarmed processes"  # words of a story that explain a start
 GOAL_S = 1.0
 
 
@@ -80,7 +80,7 @@ def one_after_another(
             code = carpool_run([*words, "--json"])
         digests = {job["name"]: job["digest"] for job in json.loads(said.getvalue())["jobs"]}
         for name, model in jobs.items():
-            told = [words for words in story(state, name) if "kept warm" in words]
+            told = [words for words in story(state, name) if "prewarmed" in words]
             row: dict[str, Any] = {"model": model, "start": "warm seat" if told else "forked", "code": code}
             row["digest"] = digests[name]
             row["story"] = story(state, name)

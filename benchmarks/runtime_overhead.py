@@ -104,7 +104,7 @@ async def forked(forkserver: ForkServer, entry: str, core: int, device: str = "c
     worker.channel.send(begin)
     await worker.hear(Ready)
     ready = time.perf_counter()
-    worker.channel.send(Proceed(1, by_token=True))
+    worker.channel.send(Proceed(1, time_sliced=True))
     await worker.hear(TurnRequested)
     return worker, {"fork_ms": (born - began) * 1e3, "begin_to_ready_ms": (ready - born) * 1e3}
 
@@ -295,7 +295,7 @@ async def small_things(forkserver: ForkServer, core: int) -> dict[str, float]:
     trips = []
     for number in range(200):
         began = time.perf_counter()
-        worker.channel.send(Proceed(2 + number, by_token=True))
+        worker.channel.send(Proceed(2 + number, time_sliced=True))
         await worker.hear(TurnRequested)
         trips.append(time.perf_counter() - began)
     worker.channel.close()

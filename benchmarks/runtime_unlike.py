@@ -139,7 +139,7 @@ class Contest:
     def cuts(self) -> list[list[int]]:
         """What was dealt to the devices, each with the step from which it was; of shards that is not known."""
         if not self.options.exact:
-            known = JobFolder(self.folder / "state", self.name).cuts()
+            known = JobFolder(self.folder / "state", self.name).batch_splits()
             return [[cut.step, *cut.parts] for cut in known]
         told = [words for words in self.desk.stories.get(self.name, ()) if "shards" in words]
         return [[int(number) for number in re.findall(r"cpu:\d+ (\d+)", words)] for words in told]

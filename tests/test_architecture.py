@@ -216,6 +216,13 @@ def test_testing_is_light() -> None:
     assert loaded == [], "`import carpool.testing` must not load these; whoever needs no torch must not wait for it"
 
 
+def test_the_executor_starts_without_heavy_packages() -> None:
+    heavy = {"numpy", "scipy", "sklearn", "torch"}
+    program = f"import sys, carpool.runtime.executor.server; print(*sorted({heavy!r} & sys.modules.keys()))"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert loaded == [], "the executor must not load these: its fork server and workers do"
+
+
 def test_public_names_are_found_when_used() -> None:
     program = (
         "import carpool; listed = set(carpool.__all__) <= set(dir(carpool)); "

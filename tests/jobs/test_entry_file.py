@@ -1,4 +1,4 @@
-"""Entries that are looked at by several threads at once, as a daemon does with what is submitted."""
+"""Entry checks in several threads, as in the daemon."""
 
 import gc
 import sys
@@ -13,7 +13,7 @@ from carpool.jobs.entry_file import check_entry
 
 @pytest.fixture
 def threads_in_turn() -> Iterator[None]:
-    """Threads alternate as often as they can, in the middle of a parse too: a collection calls Python there."""
+    """Switch threads as often as possible, also in the middle of a parse: a garbage collection calls Python there."""
 
     def called(phase: str, told: dict[str, int]) -> None:
         pass
@@ -28,7 +28,7 @@ def threads_in_turn() -> Iterator[None]:
     gc.callbacks.remove(called)
 
 
-def test_many_may_be_looked_at_at_once(tmp_path: Path, threads_in_turn: None) -> None:
+def test_entries_can_be_checked_concurrently(tmp_path: Path, threads_in_turn: None) -> None:
     function = "def train{}(a, b=1):\n    return [x for x in range(a) if x > b]\n"
     (tmp_path / "train.py").write_text("".join(map(function.format, range(20))))
     with ThreadPoolExecutor(4) as pool:

@@ -84,11 +84,11 @@ class Place:
         self._options = ExecutorOptions(**chosen)
 
     async def start(self) -> Caller:
-        end, self.process = self.door.open({})
+        end, self.process = self.door.start_executor({})
         return Caller(await ExecutorClient.claim(end, self._claim(self.epoch + 1), self.process))
 
     async def claim(self, epoch: int | None = None, silence_s: float = 0.0) -> Caller:
-        end = self.door.knock()
+        end = self.door.connect()
         assert end is not None
         return Caller(await ExecutorClient.claim(end, self._claim(epoch or self.epoch + 1, silence_s)))
 
@@ -136,7 +136,7 @@ def place(loop: asyncio.AbstractEventLoop, tmp_path_factory: pytest.TempPathFact
         await caller.link.stop(checkpoint=False)
         while not isinstance(await caller.link.receive(), Gone):
             pass
-        assert made.door.knock() is None
+        assert made.door.connect() is None
         made.process.wait()
 
     loop.run_until_complete(end())
@@ -155,9 +155,9 @@ def test_one_that_is_silent_is_ended_and_one_that_works_at_a_long_step_is_not(
         await caller.finished(job)
         os.kill(caller.link.pid, signal.SIGSTOP)
         async with asyncio.timeout(PATIENCE_S):
-            assert await caller.link.receive() == Gone("nothing was heard of it for 3 s; it was killed")
+            assert await caller.link.receive() == Gone("it sent no heartbeat for 3 s and was killed")
         place.process.wait()
-        assert place.door.knock() is None
+        assert place.door.connect() is None
 
     loop.run_until_complete(go())
 

@@ -14,7 +14,7 @@ import pytest
 
 from carpool.jobs.devices import LocalDevice
 from carpool.runtime.process.worker_setup import VisibleGpu, lane_problem
-from carpool.runtime.sharing.foreign_processes import EVERY_S, ForeignProcessMonitor, process_lister
+from carpool.runtime.sharing.foreign_processes import INTERVAL_S, ForeignProcessMonitor, process_lister
 from carpool.runtime.sharing.mps_daemon import MpsDaemon
 
 pytestmark = pytest.mark.gpu
@@ -47,14 +47,14 @@ def test_a_lane_is_seen_and_a_missing_daemon_is_noticed(tmp_path: Path) -> None:
             await mps.quit()
 
     given = asyncio.run(with_daemon())
-    assert given.whole is not None
-    assert given.is_client is True
+    assert given.total is not None
+    assert given.is_mps_client is True
     assert lane_problem(40, given) == ""
     nobody = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40"}
     alone = seen_in(nobody)
-    assert alone.is_client is False
+    assert alone.is_mps_client is False
     assert lane_problem(40, alone)
-    assert lane_problem(40, alone._replace(whole=None))
+    assert lane_problem(40, alone._replace(total=None))
 
 
 def test_a_foreign_process_on_a_gpu_is_found() -> None:
@@ -66,11 +66,11 @@ def test_a_foreign_process_on_a_gpu_is_found() -> None:
         assert other.stdout is not None
         other.stdout.readline()
         assert other.pid in [row.pid for row in process_lister()(0) or ()]
-        now += EVERY_S
+        now += INTERVAL_S
         ((_, words),) = lookout.tick([])
         assert f"process {other.pid}" in words
-        now += EVERY_S
+        now += INTERVAL_S
         assert lookout.tick([]) == []
-        assert lookout.has_outsiders(0)
+        assert lookout.has_foreign_processes(0)
     finally:
         other.communicate("")

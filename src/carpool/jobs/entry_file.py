@@ -11,19 +11,21 @@ from pathlib import Path
 
 from carpool.core.errors import InputError, UnknownName, cause
 
-# CPython 3.11 counts the depth of a tree for all threads together: two that parse at once may end in a SystemError.
+# CPython 3.11 counts the depth of a tree for all threads together: parsing in two at once may raise a SystemError.
 _PARSING = threading.Lock()
 
 
 def check_entry(entry: str, args: Iterable[str], folder: Path, where: str) -> None:
-    """InputError unless the entry's file is there, has the function, and the function takes the arguments.
+    """InputError unless the entry's file exists and has the function, and the function takes the arguments.
 
-    What cannot be known without running the file (a function made by an expression, a star import) is let through.
+    What only running the file can tell (a function made by an expression, a star import) is not checked.
     """
     source, colon, name = entry.rpartition(":")
     if not colon or not source or not name.isidentifier():
         raise InputError(
-            f"entry is {entry!r}, which names no function", where=where, way_out='Write "digits.py:mlp": file:function.'
+            f"entry {entry!r} does not name a function",
+            where=where,
+            way_out='Write file:function, for example "digits.py:mlp".',
         )
     path = folder / source if source.endswith(".py") else module_file(source, folder, where)
     if path is None:
@@ -33,7 +35,7 @@ def check_entry(entry: str, args: Iterable[str], folder: Path, where: str) -> No
 
 
 def check_script(command: Sequence[str], folder: Path, where: str) -> None:
-    """InputError where a command runs a Python file that is not there."""
+    """InputError if a command runs a Python file that does not exist."""
     if Path(command[0]).name.startswith("python") and len(command) > 1 and command[1].endswith(".py"):
         _check_file("script", command[1], folder / command[1], where)
 
@@ -45,14 +47,14 @@ def _check_file(what: str, name: str, path: Path, where: str) -> None:
 
 
 def source_digest(entry: str, folder: Path) -> str:
-    """A digest of the file that holds an entry; empty where only an import can tell which it is."""
+    """A digest of an entry's file; empty if only an import can find it."""
     source = entry.rpartition(":")[0]
     path = folder / source if source.endswith(".py") else module_file(source, folder, entry)
     return "" if path is None or not path.is_file() else hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def module_file(name: str, folder: Path, where: str) -> Path | None:
-    """The file of ``package.module``, found without importing it; None where only an import can tell."""
+    """The file of ``package.module``, found without importing it; None if only an import can find it."""
     top, *rest = name.split(".")
     for base in (folder / top, *_package_folders(top, where)):
         path = base.joinpath(*rest)
@@ -69,7 +71,7 @@ def _package_folders(top: str, where: str) -> list[Path]:
         found = None
     if found is None:
         raise InputError(
-            f"entry names module {top!r}, which is not installed",
+            f"the entry's module {top!r} is not installed",
             where=where,
             way_out="Install it, or name a file: file.py:function.",
         )
@@ -104,7 +106,7 @@ def _check_args(function: ast.FunctionDef | ast.AsyncFunctionDef, args: Iterable
 
 
 def _other_names(tree: ast.Module) -> set[str]:
-    """Every name a module may come to hold other than by a plain ``def``."""
+    """Names that a module may define other than by a top-level ``def``."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -14,39 +14,39 @@ from carpool.jobs.job_file import ListedJob
 
 
 def check_fit(jobs: Sequence[ListedJob], cluster: Cluster) -> list[str]:
-    """InputError where a job can never run on these devices; notes where it cannot have all it may use."""
+    """InputError if a job can never run on these devices; notes about jobs that cannot use all they ask for."""
     notes = []
     for spec, _ in jobs:
         unknown = next((kind for kind in spec.kinds if kind not in cluster.capacity), None)
         if unknown is not None:
-            raise UnknownName("device kind", unknown, cluster.capacity, where=f"job {spec.id!r}: kinds")
+            raise UnknownName("device type", unknown, cluster.capacity, where=f"job {spec.id!r}: kinds")
         of_each = [count for kind, count in cluster.capacity.items() if not spec.kinds or kind in spec.kinds]
         there = sum(of_each)
         if spec.narrowest > there:
             of_kind = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
             raise InputError(
-                f"job {spec.id!r} asks {spec.narrowest} devices{of_kind}; there are {there}",
-                way_out="Lower devices or min_devices, or give more with --devices.",
+                f"job {spec.id!r} needs {spec.narrowest} devices{of_kind}; there are {there}",
+                way_out="Lower devices or min_devices, or add devices with --devices.",
             )
         if spec.narrowest > max(of_each):
             notes.append(
-                f"job {spec.id!r} asks {spec.narrowest} devices, and no kind has so many: it will run only under a "
-                "policy that mixes kinds (carpool, elastic, hare, or one of your own)"
+                f"job {spec.id!r} needs {spec.narrowest} devices, more than there are of any device type: it runs only "
+                "under a policy that mixes device types (carpool, elastic, hare, or your own)"
             )
         if spec.widest > there:
             notes.append(f"job {spec.id!r} could use {spec.widest} devices; there are {there}")
         sizes = [cluster.least_memory[kind] for kind in cluster.kinds if not spec.kinds or kind in spec.kinds]
         if sizes and all(0 < size < spec.memory_bytes for size in sizes):
             raise InputError(
-                f"job {spec.id!r} asks {spec.memory_bytes} bytes of memory on a device; the largest has {max(sizes)}",
-                way_out="Lower memory, or leave it out.",
+                f"job {spec.id!r} needs {spec.memory_bytes} bytes of device memory; the largest has {max(sizes)}",
+                way_out="Lower memory, or remove it.",
             )
         _check_supplies(spec, cluster)
     return notes
 
 
 def _check_supplies(spec: JobSpec, cluster: Cluster) -> None:
-    """InputError where even idle nodes lack the cores, RAM or disk that a job asks for."""
+    """InputError if even idle nodes lack the cores, RAM or disk that a job needs."""
     nodes = [node for node in cluster.nodes if not spec.kinds or any(bank.kind in spec.kinds for bank in node.banks)]
     idle = Occupancy(cluster)
     shorts = [
@@ -54,14 +54,14 @@ def _check_supplies(spec: JobSpec, cluster: Cluster) -> None:
     ]
     if spec.asks_supplies and len(shorts) == len(nodes):
         raise InputError(
-            f"job {spec.id!r} asks {describe_resources(spec.supplies_for(1))} for a device; the largest node has "
+            f"job {spec.id!r} needs {describe_resources(spec.supplies_for(1))} per device; the largest node has "
             f"{describe_resources(max(node.supplies for node in nodes))}",
-            way_out="Lower cpus, ram or disk, or leave them out.",
+            way_out="Lower cpus, ram or disk, or remove them.",
         )
     most = sum(supported_devices(idle, spec))
     if most < spec.narrowest:
         raise InputError(
-            f"job {spec.id!r} asks {spec.narrowest} devices with {describe_resources(spec.supplies_for(1))} for each; there are "
-            f"supplies for {most}",
+            f"job {spec.id!r} needs {spec.narrowest} devices with {describe_resources(spec.supplies_for(1))} each; the "
+            f"nodes have enough for {most}",
             way_out="Lower cpus or ram, or devices or min_devices.",
         )

@@ -14,9 +14,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def host_supplies(folder: Path, *, cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> HostResources:
-    """Cores that may be used, RAM there is, and what is left of the disk that `folder` is or will be on.
+    """Usable cores, RAM, and free space of the disk that holds `folder`.
 
-    A container's limits count where they are lower (cgroup v2: ``cpu.max``, ``memory.max``).
+    Lower limits of a container apply (cgroup v2: ``cpu.max``, ``memory.max``).
     """
     cores = len(os.sched_getaffinity(0))
     quota, _, period = _first_line(cgroup / "cpu.max").partition(" ")
@@ -28,7 +28,7 @@ def host_supplies(folder: Path, *, cgroup: Path = _CGROUP, meminfo: Path = Path(
 
 
 def _total(meminfo: Path) -> int:
-    """Bytes of RAM; 0 where nobody says."""
+    """Bytes of RAM; 0: unknown."""
     words = _first_line(meminfo).split()  # MemTotal: 16384 kB
     return int(words[1]) << 10 if len(words) > 1 and words[0] == "MemTotal:" else 0
 
@@ -41,28 +41,27 @@ def _first_line(path: Path) -> str:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """The folder, or its nearest ancestor that exists."""
     folder = folder.absolute()
     return next(each for each in (folder, *folder.parents) if each.exists())
 
 
 class CoreAllocator:
-    """Cores of this machine, given out to processes that asked for a number of them."""
+    """Assigns cores of this machine to processes that ask for a number of them."""
 
     def __init__(self, cores: Sequence[int] | None = None) -> None:
         self._cores = sorted(os.sched_getaffinity(0)) if cores is None else list(cores)
-        self._given: dict[Hashable, tuple[int, ...]] = {}
+        self._claimed: dict[Hashable, tuple[int, ...]] = {}
 
-    def claim(self, who: Hashable, count: int) -> tuple[int, ...]:
-        """As many cores, those with the fewest claims first; none where none were asked for: then all may be used."""
-        self.let_go(who)
+    def claim(self, process: Hashable, count: int) -> tuple[int, ...]:
+        """So many cores, those with the fewest claims first; none for a count of 0, which means any core."""
+        self.release(process)
         if not count:
             return ()
-        claims = [core for given in self._given.values() for core in given]
+        claims = [core for cores in self._claimed.values() for core in cores]
         chosen = sorted(self._cores, key=lambda core: (claims.count(core), core))[:count]
-        self._given[who] = tuple(sorted(chosen))
-        return self._given[who]
+        self._claimed[process] = tuple(sorted(chosen))
+        return self._claimed[process]
 
-    def let_go(self, who: Hashable) -> None:
-        """Somebody is gone, or never had any."""
-        self._given.pop(who, None)
+    def release(self, process: Hashable) -> None:
+        self._claimed.pop(process, None)

@@ -22,20 +22,19 @@ from carpool.jobs.toml_table import Table
 
 
 def parse_deadline(value: object, where: str, now: float | None = None) -> float:
-    """Seconds from now: given as such (``8h``), or by a moment (``2027-03-01 08:00``, local unless it says where)."""
-    moment = _moment(value)
-    if moment is None:
+    """Seconds from now to a deadline: a duration (``8h``) or a date (``2027-03-01 08:00``, local time by default)."""
+    date = _date(value)
+    if date is None:
         seconds = parse_seconds(value, where) if not isinstance(value, str) or value[:1].isdigit() else 0.0
     else:
-        seconds = moment.timestamp() - (time.time() if now is None else now)
+        seconds = date.timestamp() - (time.time() if now is None else now)
     if seconds <= 0.0:
-        problem = f"{value!r} is past" if moment is not None else f"{value!r} is no time to come"
-        raise InputError(problem, where=where, way_out="Give a length of time such as 8h, or a moment to come.")
+        problem = f"{value!r} is in the past" if date is not None else f"{value!r} is not a duration or date"
+        raise InputError(problem, where=where, way_out="Write a duration such as 8h, or a future date.")
     return seconds
 
 
-def _moment(value: object) -> datetime | None:
-    """The moment that a value names; None where it is no moment."""
+def _date(value: object) -> datetime | None:
     if isinstance(value, datetime):
         return value
     try:
@@ -52,13 +51,13 @@ KEYS = (
     *("precision", "channels_last"),
     *("checkpoint_every", "keep", "time_limit", "retries", "notify"),
 )
-_OWN = frozenset({"name", "entry", "command", "after", "sweep"})  # what a job cannot take from [defaults]
+_OWN = frozenset({"name", "entry", "command", "after", "sweep"})  # not allowed in [defaults]
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,99}", re.ASCII)
 _DEFAULT_SHARDS = 8
 
 
 class ListedJob(NamedTuple):
-    """One job of a file: what the scheduler knows of it, and what its workers do."""
+    """One job of a file: its spec for the scheduler and its program for the workers."""
 
     spec: JobSpec
     program: Program
@@ -66,14 +65,14 @@ class ListedJob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobFile:
-    """A file that was read and found in order."""
+    """A job file that passed all checks."""
 
     path: Path
     jobs: tuple[ListedJob, ...]
 
     @property
     def name(self) -> str:
-        """The file's name without its ending: what a run of it is called."""
+        """The file's name without its suffix; names its runs."""
         return self.path.stem
 
 
@@ -82,14 +81,16 @@ def read_jobs(path: Path) -> JobFile:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name a job file.") from None
+        raise InputError(
+            f"cannot be read: {cause(error)}", where=str(path), way_out="Name an existing job file."
+        ) from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Mend that line.") from None
+        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Fix that line.") from None
     return JobFile(path, parse_jobs(data, path.parent, str(path)))
 
 
 def parse_jobs(data: Mapping[str, Any], folder: Path, where: str) -> tuple[ListedJob, ...]:
-    """The jobs of a file's content; relative paths are looked up from `folder`."""
+    """Parse the content of a job file; paths are relative to `folder`."""
     for key in data:
         if key not in {"job", "defaults"}:
             raise UnknownName("table", key, ["job", "defaults"], where=where)
@@ -97,9 +98,11 @@ def parse_jobs(data: Mapping[str, Any], folder: Path, where: str) -> tuple[Liste
     Table(defaults, f"{where}: defaults").only([key for key in KEYS if key not in _OWN])
     tables = data.get("job", [])
     if not isinstance(tables, list) or not tables:
-        raise InputError("has no [[job]]", where=where, way_out='Add one: [[job]] name = "a" entry = "train.py:main".')
+        raise InputError(
+            "has no [[job]] table", where=where, way_out='Add one: [[job]] name = "a" entry = "train.py:main".'
+        )
     jobs: list[ListedJob] = []
-    sweeps: dict[str, list[JobId]] = {}  # a swept job's name stands for all of them in `after`
+    sweeps: dict[str, list[JobId]] = {}  # in `after`, a sweep's name stands for all its jobs
     for place, table in enumerate(tables, start=1):
         made = _expanded(table, defaults, place, folder, where)
         if len(made) > 1 or "sweep" in table:
@@ -111,9 +114,9 @@ def parse_jobs(data: Mapping[str, Any], folder: Path, where: str) -> tuple[Liste
 
 # ---------------------------------------------------------------------------------------------------------- one job
 def _expanded(given: object, defaults: Mapping[str, Any], place: int, folder: Path, where: str) -> list[ListedJob]:
-    """A table as one job, or as one for every combination of its sweep."""
+    """The job of a table, or one job per combination of its sweep."""
     if not isinstance(given, dict):
-        raise InputError(f"job {place} is {given!r}", where=where, way_out="Write it as a [[job]] table.")
+        raise InputError(f"job {place} is {given!r}, not a table", where=where, way_out="Write a [[job]] table.")
     name = _name(given, place, where)
     where = f"{where}: job {name!r}"
     table = Table({**defaults, **given}, where)
@@ -121,12 +124,12 @@ def _expanded(given: object, defaults: Mapping[str, Any], place: int, folder: Pa
     sweep = table.mapping("sweep")
     if not sweep:
         if table.whole("at_most", 0, least=0):
-            raise InputError("at_most is given without a sweep", where=where, way_out="Add a sweep, or leave it out.")
+            raise InputError("at_most needs a sweep", where=where, way_out="Add a sweep, or remove at_most.")
         return [_job(name, table, folder)]
     at_most = table.whole("at_most", 0, least=0)
     for key, values in sweep.items():
         if not isinstance(values, list) or not values:
-            raise InputError(f"sweep.{key} is {values!r}", where=where, way_out="Give a list of values to try.")
+            raise InputError(f"sweep.{key} is {values!r}", where=where, way_out="Write a list of values.")
     jobs = []
     for number, values in enumerate(itertools.product(*sweep.values()), start=1):
         args = {**table.mapping("args"), **dict(zip(sweep, values, strict=True))}
@@ -138,12 +141,12 @@ def _expanded(given: object, defaults: Mapping[str, Any], place: int, folder: Pa
 def _name(table: Mapping[str, Any], place: int, where: str) -> str:
     name = table.get("name")
     if name is None:
-        raise InputError(f"job {place} has no name", where=where, way_out='Give it one: name = "mlp".')
+        raise InputError(f"job {place} has no name", where=where, way_out='Add one: name = "mlp".')
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(
-            f"job {place} is named {name!r}",
+            f"job {place} has the name {name!r}",
             where=where,
-            way_out="A name is at most 100 ASCII letters, digits, '.', '_' and '-', and begins with a letter or digit.",
+            way_out="Use at most 100 ASCII letters, digits, '.', '_' and '-', starting with a letter or digit.",
         )
     return name
 
@@ -151,22 +154,22 @@ def _name(table: Mapping[str, Any], place: int, where: str) -> str:
 def _job(name: str, table: Table, folder: Path) -> ListedJob:
     home = folder / table.text("folder")
     if not home.is_dir():
-        raise InputError(f"folder is {str(home)!r}, which is no folder", where=table.where, way_out="Name one.")
+        raise InputError(f"folder {str(home)!r} does not exist", where=table.where, way_out="Name an existing folder.")
     entry, command = table.text("entry"), table.texts("command")
     if bool(entry) == bool(command):
         problem = "has both entry and command" if entry else "has neither entry nor command"
-        way_out = 'Give one of them: entry = "digits.py:mlp" or command = ["python", "train.py"].'
+        way_out = 'Write one of them: entry = "digits.py:mlp" or command = ["python", "train.py"].'
         raise InputError(problem, where=table.where, way_out=way_out)
     program = _program(table, home, entry, command)
     spec = _spec(name, table, program)
     if command:
         _check_command(table, spec)
-        if not spec.after:  # a job that it waits for may yet write it
+        if not spec.after:  # a job that it depends on may write it
             check_script(command, home, table.where)
     else:
         check_entry(entry, program.args, home, table.where)
     if program.exact and "shards" not in table.values and spec.widest == 1:
-        program = replace(program, shards=1)  # one device for life: nothing is gained by cutting its steps
+        program = replace(program, shards=1)  # it never has a second device: no need to split its steps
     return ListedJob(spec, program)
 
 
@@ -174,9 +177,9 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
     exact = table.flag("exact")
     shards = table.whole("shards", _DEFAULT_SHARDS)
     if shards & (shards - 1):
-        raise InputError(f"shards is {shards}", where=table.where, way_out="Give a power of two: 1, 2, 4, 8, 16 …")
+        raise InputError(f"shards is {shards}", where=table.where, way_out="Write a power of two: 1, 2, 4, 8, 16 …")
     if "shards" in table.values and not exact:
-        raise InputError("shards is given, exact is not", where=table.where, way_out="Add exact = true.")
+        raise InputError("shards needs exact = true", where=table.where, way_out="Add exact = true, or remove shards.")
     batch = _batch(table)
     return Program(
         entry=entry,
@@ -207,15 +210,14 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
 
 
 def _sync_batchnorm(table: Table, exact: bool) -> bool:
-    """Joint statistics; an exact job takes them over its shards, which are the same on any number of devices."""
     wanted = table.flag("sync_batchnorm")
     if wanted and exact:
         raise InputError(
-            "sync_batchnorm = true together with exact = true: an exact job's shards need not be passed at once, so "
-            "they cannot wait for each other's statistics",
+            "sync_batchnorm = true and exact = true exclude each other: shards of an exact job may run one after "
+            "another, so they cannot exchange statistics",
             where=table.where,
-            way_out="Leave one of them out. With exact = true statistics are taken over each shard and averaged, alike "
-            "on any number of devices.",
+            way_out="Remove one of them. With exact = true statistics are computed per shard and averaged, with equal "
+            "results on any number of devices.",
         )
     return wanted
 
@@ -224,7 +226,9 @@ def _deterministic(table: Table, exact: bool) -> bool:
     deterministic = table.flag("deterministic", True)
     if exact and not deterministic:
         raise InputError(
-            "exact is true and deterministic is false", where=table.where, way_out="Choose: equal bits, or any kernels."
+            "exact = true needs deterministic = true",
+            where=table.where,
+            way_out="Remove deterministic = false, or exact = true.",
         )
     return deterministic
 
@@ -238,13 +242,15 @@ def _batch(table: Table) -> Table:
     batch.only(["size", "tune", "min", "max", "per"])
     if batch.flag("tune") and not {"min", "max"} <= batch.values.keys():
         raise InputError(
-            "tune is on without a range",
+            "tune = true needs min and max",
             where=batch.where,
-            way_out="Say how far: { tune = true, min = 32, max = 512 }.",
+            way_out="Write both: { tune = true, min = 32, max = 512 }.",
         )
     if batch.flag("tune") and table.flag("exact"):
         raise InputError(
-            "tune is on and the job is exact", where=batch.where, way_out="Tuning changes the training: choose one."
+            "tune = true and exact = true exclude each other: tuning changes the training",
+            where=batch.where,
+            way_out="Remove one of them.",
         )
     if batch.whole("min", 1) > batch.whole("max", 1 << 31):
         raise InputError(
@@ -262,13 +268,13 @@ def _spec(name: str, table: Table, program: Program) -> JobSpec:
         raise InputError(
             f"min_devices is {least}, devices {devices}, max_devices {most}",
             where=table.where,
-            way_out="They must not fall: min_devices <= devices <= max_devices.",
+            way_out="Make min_devices <= devices <= max_devices.",
         )
     if program.exact and most > program.shards and "shards" in table.values:
         raise InputError(
             f"max_devices is {most}, shards is {program.shards}",
             where=table.where,
-            way_out="A shard is never cut: raise shards, or lower max_devices.",
+            way_out="A device needs at least one shard: raise shards, or lower max_devices.",
         )
     batch = _batch(table)
     priority = PRIORITIES[table.choice("priority", ("normal", *(word for word in PRIORITIES if word != "normal")))]
@@ -297,17 +303,17 @@ def _spec(name: str, table: Table, program: Program) -> JobSpec:
 
 
 def _check_command(table: Table, spec: JobSpec) -> None:
-    """A program of any kind is placed and shared, and that is all."""
+    """InputError for keys that need an entry."""
     for key in ("args", "sweep", "exact", "batch", "sync_batchnorm", "precision", "channels_last"):
         if table.values.get(key):
             raise InputError(
-                f"{key} is given for a command", where=table.where, way_out="Only jobs with an entry know it."
+                f"{key} is not allowed for a command", where=table.where, way_out="Remove it, or use an entry."
             )
     if spec.narrowest != spec.widest:
         raise InputError(
             f"min_devices is {spec.narrowest}, max_devices {spec.widest}; a command cannot be resized",
             where=table.where,
-            way_out="Give devices only.",
+            way_out="Set devices only.",
         )
 
 
@@ -316,7 +322,7 @@ def _check_unique_names(jobs: Sequence[ListedJob], where: str) -> None:
     names = [spec.id for spec, _ in jobs]
     for name in names:
         if names.count(name) > 1:
-            raise InputError(f"two jobs are named {name!r}", where=where, way_out="Give every job a name of its own.")
+            raise InputError(f"two jobs have the name {name!r}", where=where, way_out="Use unique names.")
 
 
 def _with_sweeps(job: ListedJob, sweeps: Mapping[str, Sequence[JobId]]) -> ListedJob:
@@ -325,7 +331,7 @@ def _with_sweeps(job: ListedJob, sweeps: Mapping[str, Sequence[JobId]]) -> Liste
 
 
 def _in_order(jobs: Sequence[ListedJob], where: str) -> list[ListedJob]:
-    """The jobs as given, after a check that what they wait for exists and that none waits for itself."""
+    """Check that the jobs in `after` exist and that there is no cycle; the jobs as given."""
     after = {job.spec.id: job.spec.after for job in jobs}
     for name, needed in after.items():
         for other in needed:
@@ -339,12 +345,12 @@ def _in_order(jobs: Sequence[ListedJob], where: str) -> list[ListedJob]:
             del left[name]
     if left:
         raise InputError(
-            f"jobs wait for each other in a circle: {_circle(left)}", where=where, way_out="Take one 'after' away."
+            f"jobs depend on each other in a cycle: {_cycle(left)}", where=where, way_out="Remove one 'after'."
         )
     return list(jobs)
 
 
-def _circle(after: Mapping[JobId, Sequence[JobId]]) -> str:
+def _cycle(after: Mapping[JobId, Sequence[JobId]]) -> str:
     walked = [next(iter(after))]
     while True:
         following = next(name for name in after[walked[-1]] if name in after)

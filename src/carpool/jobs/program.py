@@ -9,35 +9,35 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Everything a worker has to know about a job, as plain JSON values; where it runs is not part of it."""
+    """What a job runs and how, as plain JSON values; where it runs is not part of it."""
 
     entry: str = ""  # file.py:function or package.module:function; empty for a command
     args: Mapping[str, Any] = field(default_factory=dict)
-    command: tuple[str, ...] = ()  # any program: placed and shared, not elastic
+    command: tuple[str, ...] = ()  # any program: placed, not elastic
     folder: str = ""  # working folder; entries and relative paths are looked up from here
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str = ""  # interpreter for `command` entries that begin with "python"; empty: this one
-    memory_bytes: int = 0  # on a GPU, the most that may be allocated; 0: no cap
+    memory_bytes: int = 0  # most that may be allocated on a GPU; 0: no limit
     cpus: int = 0  # cores of each worker on a GPU; 0: any of them
     seed: int = 0
     exact: bool = False
     shards: int = 8  # logical shards of an exact job, a power of two
     batch_size: int = 0  # 0: the training's own
-    tune: bool = False  # whether its batch size may be changed: then its gradient noise is measured
+    tune: bool = False  # its batch size may be changed; its gradient noise is measured
     batch_per_device: bool = False  # keep the batch per device when the number of devices changes
     sync_batchnorm: bool = False
-    deterministic: bool = True  # equal bits from run to run; without, a GPU may use faster kernels
-    graph: bool = True  # on a GPU, steps become CUDA graphs where they can
-    precision: str = ""  # of products on a GPU: "float32", "tf32" or "bf16"; empty: as the training says
-    channels_last: bool = False  # even where the training does not say so
+    deterministic: bool = True  # equal bits from run to run; if false, a GPU may use faster kernels
+    graph: bool = True  # on a GPU, capture steps as CUDA graphs where possible
+    precision: str = ""  # of matrix products on a GPU: "float32", "tf32" or "bf16"; empty: the training's own
+    channels_last: bool = False  # even if the training does not ask for it
     checkpoint_s: float = 60.0  # seconds between checkpoints on disk
     keep: int = 2  # checkpoints kept, beside the best
     time_limit_s: float = 0.0  # 0: none
-    retries: int = 3  # deaths without a completed step before the job fails
-    notify: tuple[str, ...] = ()  # what a daemon does when it is over: run a command, or post to an address
+    retries: int = 3  # workers lost without a completed step before the job fails
+    notify: tuple[str, ...] = ()  # what the daemon does when the job is over: run a command, or POST to a URL
 
     def as_json(self) -> dict[str, Any]:
-        """What differs from the defaults, as plain values: thousands are kept in a daemon's store."""
+        """The values that differ from the defaults: a daemon stores thousands of programs."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 

@@ -8,81 +8,80 @@ from typing import Any, NoReturn
 
 from carpool.core.errors import InputError, UnknownName
 
-_MOST = 1 << 53  # whole numbers up to here are the same to everybody who reads JSON; numbers above 0 stay below too
+_MAX = 1 << 53  # JSON readers agree on integers up to here
 
 
 class Table:
-    """A table and where it stands, for errors."""
+    """A table and its place in the file, for errors."""
 
     def __init__(self, values: object, where: str) -> None:
         if not isinstance(values, Mapping):
-            raise InputError(f"is {values!r}", where=where, way_out="Write a table: { key = value }.")
+            raise InputError(f"{values!r} is not a table", where=where, way_out="Write a table: { key = value }.")
         self.values: Mapping[str, Any] = values
         self.where = where
 
     def only(self, keys: Iterable[str]) -> None:
-        """Refuse keys that nobody reads."""
+        """Refuse unknown keys."""
         known = list(keys)
         for key in self.values:
             if key not in known:
                 raise UnknownName("key", key, known, where=self.where)
 
     def text(self, key: str) -> str:
-        """A text; empty where it is not given."""
+        """A string; empty if missing."""
         value = self.values.get(key, "")
-        return value if isinstance(value, str) else self._refuse(key, 'Write a text: "…".')
+        return value if isinstance(value, str) else self._refuse(key, 'Write a string: "…".')
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of texts, or one text that stands for a list of itself."""
+        """A list of strings; a single string stands for a list of one."""
         value = self.values.get(key, [])
         items = [value] if isinstance(value, str) and key != "command" else value
         if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
-            self._refuse(key, 'Write a list of texts: ["…", "…"].')
+            self._refuse(key, 'Write a list of strings: ["…", "…"].')
         return tuple(items)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """True or false."""
         value = self.values.get(key, default)
         return value if isinstance(value, bool) else self._refuse(key, "Write true or false.")
 
     def whole(self, key: str, default: int, *, least: int = 1) -> int:
-        """A whole number of at least `least`."""
+        """An integer of at least `least`."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or (value < least and key in self.values):
-            self._refuse(key, f"Give a whole number of at least {least}.")
-        if value > _MOST:
-            self._refuse(key, f"Give at most {_MOST}.")
+            self._refuse(key, f"Write an integer of at least {least}.")
+        if value > _MAX:
+            self._refuse(key, f"Write at most {_MAX}.")
         return int(value)
 
     def number(self, key: str, default: float) -> float:
         """A number above 0."""
         value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MOST:
-            self._refuse(key, f"Give a number above 0, at most {_MOST}.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX:
+            self._refuse(key, f"Write a number above 0, at most {_MAX}.")
         return float(value)
 
     def choice(self, key: str, among: Sequence[str]) -> str:
-        """One of a few words; the first where it is not given."""
+        """One of a few values; the first if missing."""
         value = self.values.get(key, among[0])
         words = " or ".join(repr(word) for word in among if word)
-        return str(value) if value in among else self._refuse(key, f"Choose {words}.")
+        return str(value) if value in among else self._refuse(key, f"Write {words}.")
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """A table inside the table, of values that JSON knows."""
+        """A nested table of JSON values."""
         value = self.values.get(key, {})
         if not isinstance(value, Mapping):
             self._refuse(key, "Write a table: { lr = 0.1 }.")
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
-            self._refuse(key, "Use texts, finite numbers, true, false, lists and tables only.")
+            self._refuse(key, "Use only strings, finite numbers, true, false, lists and tables.")
         return dict(value)
 
     def settings(self, key: str) -> dict[str, str]:
-        """A table of texts; numbers are taken as they are written."""
+        """A nested table of strings; numbers are converted."""
         given = self.mapping(key)
         if not all(isinstance(value, str | int | float) for value in given.values()):
-            self._refuse(key, 'Write a table of texts: { NAME = "…" }.')
+            self._refuse(key, 'Write a table of strings: { NAME = "…" }.')
         return {name: str(value) for name, value in given.items()}
 
     def _refuse(self, key: str, way_out: str) -> NoReturn:

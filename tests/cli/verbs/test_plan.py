@@ -112,7 +112,7 @@ def test_a_job_that_never_gets_a_device_gives_exit_code_1(here: Path, capsys: py
         (["jobs.toml", "--devices", "tpu:1"], "tpu:1"),
         (["jobs.toml", "--policy", "fito"], "Did you mean fifo"),
         (["wide.toml", "--devices", "cpu:2"], "9 devices"),
-        (["circle.toml"], "circle.toml"),
+        (["circle.toml"], "circle"),
     ],
 )
 def test_bad_input_gets_exit_code_2(

@@ -70,11 +70,11 @@ def test_a_schedule_continues_from_the_scaled_rate() -> None:
 def test_a_process_group_sets_batch_size_and_rate() -> None:
     trainer = Trainer(made())
     trainer.step()
-    apply_batch_size(trainer, Proceed(1, batch_size=64, gain=2.0), 16, per_device=False)
+    apply_batch_size(trainer, Proceed(1, batch_size=64, lr_gain=2.0), 16, per_device=False)
     assert trainer.batch_size == 64
     assert rate(trainer.training) == pytest.approx(0.2)
     trainer.step()
-    apply_batch_size(trainer, Proceed(2, gain=0.0), 16, per_device=False)  # neither is set
+    apply_batch_size(trainer, Proceed(2, lr_gain=0.0), 16, per_device=False)  # neither is set
     assert trainer.batch_size == 64
     assert rate(trainer.training) == pytest.approx(0.2)
     apply_batch_size(trainer, Proceed(3, size=2), 16, per_device=True)

@@ -1,4 +1,4 @@
-"""The near end of an executor: nothing of it is left open."""
+"""The executor client."""
 
 import asyncio
 import gc
@@ -8,10 +8,10 @@ from carpool.jobs.devices import parse_devices
 from carpool.runtime.executor.client import ExecutorClient
 
 
-def test_one_that_is_stopped_before_anybody_listens_leaves_no_line_open(tmp_path: Path) -> None:
-    async def play() -> None:
-        link = await ExecutorClient.start(parse_devices("cpu:1"), tmp_path)
-        await link.stop(checkpoint=False)
+def test_a_client_stopped_before_receiving_leaves_no_connection_open(tmp_path: Path) -> None:
+    async def run() -> None:
+        client = await ExecutorClient.start(parse_devices("cpu:1"), tmp_path)
+        await client.stop(checkpoint=False)
 
-    asyncio.run(play())
-    gc.collect()  # whatever was left open would be told now, and fail this test
+    asyncio.run(run())
+    gc.collect()  # an open transport would warn now and fail this test

@@ -1,7 +1,7 @@
-"""A command sees the GPUs it was given; one that cannot be started fails with the reason, and leaves nothing open."""
+"""Environment and start errors of commands."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,22 @@ from carpool.jobs.program import Program
 from carpool.runtime.executor.command_process import CommandProcess
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.job_state.types import Target, WorkerSlot
+from carpool.runtime.process.protocol import Message
 
 CORE = LocalDevice(0, "cpu:0", "cpu1", (0,))
+
+
+class Listener:
+    """Passes on the facts of a command."""
+
+    def __init__(self, on_facts: Callable[[Sequence[Fact]], None]) -> None:
+        self.on_facts = on_facts
+
+    def on_command(self, command: CommandProcess, facts: Sequence[Fact], reports: object) -> None:
+        self.on_facts(facts)
+
+    def on_session_message(self, command: CommandProcess, message: Message) -> None:
+        pass
 
 
 def num_open() -> int:
@@ -23,43 +37,42 @@ def num_open() -> int:
 
 
 @pytest.mark.parametrize(
-    ("program", "words"),
+    ("program", "error"),
     [
         (Program(command=("echo", "x" * (1 << 22))), "Argument list too long"),
         (Program(command=("echo",), environment={"A": "\x00"}), "null byte"),
         (Program(command=("echo",), environment={"A=B": "1"}), "illegal environment variable name"),
     ],
 )
-def test_what_cannot_be_started_fails_and_leaves_nothing_open(tmp_path: Path, program: Program, words: str) -> None:
-    async def play() -> tuple[list[Fact], int]:
+def test_a_command_that_cannot_be_started_fails_and_leaves_nothing_open(
+    tmp_path: Path, program: Program, error: str
+) -> None:
+    async def run() -> tuple[list[Fact], int]:
         facts: list[Fact] = []
         failed = asyncio.Event()
 
-        def tell(command: CommandProcess, said: Sequence[Fact], reports: object) -> None:
-            facts.extend(said)
-            if any(isinstance(fact, JobFailed) for fact in said):
+        def on_facts(new: Sequence[Fact]) -> None:
+            facts.extend(new)
+            if any(isinstance(fact, JobFailed) for fact in new):
                 failed.set()
 
         folder = JobFolder(tmp_path, "a")
         folder.make(resume=False)
-        command = CommandProcess(
-            JobId("a"), program, folder, {0: CORE}, CoreAllocator([0]), 1.0, tell, lambda command, message: None
-        )
+        command = CommandProcess(JobId("a"), program, folder, {0: CORE}, CoreAllocator([0]), 1.0, Listener(on_facts))
         before = num_open()
         command.order(0.0, Target(1, (WorkerSlot(0),)))
         await failed.wait()
         command.close()
         return facts, num_open() - before
 
-    facts, left_open = asyncio.run(play())
-    (error,) = [fact.error for fact in facts if isinstance(fact, JobFailed)]
-    assert "the command could not be started" in error
-    assert words in error
+    facts, left_open = asyncio.run(run())
+    (failure,) = [fact.error for fact in facts if isinstance(fact, JobFailed)]
+    assert error in failure
     assert left_open == 0
 
 
 @pytest.mark.parametrize(("ours", "seen"), [(None, "1"), ("2,3", "3"), ("GPU-a, GPU-b", "GPU-b")])
-def test_it_sees_its_gpu_by_the_name_that_we_see_it_by(
+def test_a_command_sees_its_gpu_under_our_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: str | None, seen: str
 ) -> None:
     if ours is None:
@@ -69,22 +82,20 @@ def test_it_sees_its_gpu_by_the_name_that_we_see_it_by(
     second = LocalDevice(0, "cuda:1", "H200", (), 1)
     program = Program(command=("sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES" > seen'), folder=str(tmp_path))
 
-    async def play() -> None:
+    async def run() -> None:
         ended = asyncio.Event()
 
-        def tell(command: CommandProcess, said: Sequence[Fact], reports: object) -> None:
-            if any(isinstance(fact, JobFailed | JobFinished) for fact in said):
+        def on_facts(new: Sequence[Fact]) -> None:
+            if any(isinstance(fact, JobFailed | JobFinished) for fact in new):
                 ended.set()
 
         folder = JobFolder(tmp_path, "a")
         folder.make(resume=False)
-        command = CommandProcess(
-            JobId("a"), program, folder, {0: second}, CoreAllocator([]), 1.0, tell, lambda command, message: None
-        )
+        command = CommandProcess(JobId("a"), program, folder, {0: second}, CoreAllocator([]), 1.0, Listener(on_facts))
         command.order(0.0, Target(1, (WorkerSlot(0),)))
         await asyncio.wait_for(ended.wait(), 60.0)
-        await command.gone()
+        await command.wait()
         command.close()
 
-    asyncio.run(play())
+    asyncio.run(run())
     assert (tmp_path / "seen").read_text(encoding="utf-8").strip() == seen

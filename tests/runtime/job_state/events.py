@@ -1,4 +1,4 @@
-"""Teams at their start, and what may happen to them."""
+"""Events that may happen to a job."""
 
 from __future__ import annotations
 
@@ -6,51 +6,51 @@ import itertools
 from typing import Any
 
 from carpool.runtime.job_state.types import JobOptions
-from tests.runtime.job_state.world import SHARDS, World
+from tests.runtime.job_state.harness import SHARDS, Harness
 
 
-def patient(exact: bool, **more: Any) -> JobOptions:
+def options(exact: bool, **more: Any) -> JobOptions:
     return JobOptions(exact=exact, shards=SHARDS, retries=1000, mirror_s=1.5, checkpoint_s=4.0, **more)
 
 
-def started(exact: bool, *devices: int, **more: Any) -> World:
-    world = World(patient(exact, **more))
-    world.order(*devices)
-    return world
+def started(exact: bool, *devices: int, **more: Any) -> Harness:
+    harness = Harness(options(exact, **more))
+    harness.order(*devices)
+    return harness
 
 
-def happen(world: World, kind: str, what: Any) -> None:
-    living = world.living
-    picked = living[what % len(living)] if living and isinstance(what, int) else None
+def happen(harness: Harness, kind: str, what: Any) -> None:
+    workers = harness.alive_workers
+    picked = workers[what % len(workers)] if workers and isinstance(what, int) else None
     match kind:
         case "act" if picked:
             picked.act()
         case "hear" if picked:
-            world.hear(picked)
+            harness.deliver(picked)
         case "rounds":
-            for worker in [worker for _ in range(what) for worker in living]:
+            for worker in [worker for _ in range(what) for worker in workers]:
                 worker.act()
-                world.hear(worker)
+                harness.deliver(worker)
         case "both":
-            for worker in itertools.islice(itertools.cycle(living), what if living else 0):
+            for worker in itertools.islice(itertools.cycle(workers), what if workers else 0):
                 worker.act()
-                world.hear(worker)
+                harness.deliver(worker)
         case "order":
-            world.order(*what)
+            harness.order(*what)
         case "kill" if picked:
             picked.alive = False
         case "hang" if picked:
             picked.hung = True
-        case "short" if picked and world.alone == 0 and not any(w.runs_short for w in living):
+        case "out_of_memory" if picked and harness.exclusive == 0 and not any(w.runs_short for w in workers):
             picked.short = True
         case "tick":
-            world.tick()
-        case "alone" if world.asking:
-            world.asking = False
-            world.do(world.team.left_alone(world.at))
-        case "hold":
-            world.do(world.team.hold(world.at, held=what))
-        case "wait":
-            world.do(world.team.wait(world.at, waits=what))
-        case "turns":
-            world.do(world.team.take_turns(world.at, by_token=what))
+            harness.tick()
+        case "grant" if harness.is_requested:
+            harness.is_requested = False
+            harness.run_actions(harness.machine.exclusive_granted(harness.at))
+        case "pause":
+            harness.run_actions(harness.machine.pause(harness.at, paused=what))
+        case "suspend":
+            harness.run_actions(harness.machine.suspend(harness.at, suspended=what))
+        case "time_slice":
+            harness.run_actions(harness.machine.set_time_sliced(harness.at, time_sliced=what))

@@ -1,4 +1,4 @@
-"""A team on lanes of a GPU: another share is another process, which rehearses before it takes over."""
+"""Lanes of a GPU: another share is another process, which warms up before it takes over."""
 
 from __future__ import annotations
 
@@ -11,99 +11,101 @@ from carpool.runtime.process.protocol import (
     Load,
     Stepped,
 )
-from tests.runtime.job_state.world import World
+from tests.runtime.job_state.harness import Harness
 
 
-def on_gpu() -> World:
-    """A job on a GPU with lanes that has reported, and of which there is a mirror."""
+def on_gpu() -> Harness:
+    """A job on a GPU with lanes that has reported and has a mirror."""
     gpu = LocalDevice(0, "cuda:0", "gpu", (0,), memory_bytes=2 << 30, cuda=0)
-    world = World(JobOptions(has_lanes=True, mirror_s=0.5), {0: gpu})
-    take_lane(world, 1.0)
-    (solo,) = world.living
-    while not world.mirrors:
+    harness = Harness(JobOptions(has_lanes=True, mirror_s=0.5), {0: gpu})
+    take_lane(harness, 1.0)
+    (solo,) = harness.alive_workers
+    while not harness.mirrors:
         solo.act()
         while solo.outbox:
             message = solo.outbox.popleft()
             said = replace(message, memory_bytes=7) if isinstance(message, Stepped) else message
-            world.do(world.team.said(world.at, solo.id, said))
-        world.tick()
-    return world
+            harness.run_actions(harness.machine.message(harness.at, solo.id, said))
+        harness.tick()
+    return harness
 
 
-def take_lane(world: World, fraction: float) -> None:
+def take_lane(harness: Harness, fraction: float) -> None:
     """Order another share of the GPU."""
-    world.generation += 1
-    world.wish = Target(world.generation, (WorkerSlot(0, fraction),))
-    world.do(world.team.order(world.at, world.wish))
+    harness.generation += 1
+    harness.target = Target(harness.generation, (WorkerSlot(0, fraction),))
+    harness.run_actions(harness.machine.order(harness.at, harness.target))
 
 
-def change_lane(world: World, fraction: float) -> None:
+def change_lane(harness: Harness, fraction: float) -> None:
     """Have another share of the GPU, in so few steps that the training is not over yet."""
-    take_lane(world, fraction)
+    take_lane(harness, fraction)
     for _ in range(40):
-        if world.answers()[-1].generation == world.generation and not any(worker.inbox for worker in world.living):
+        if harness.acks()[-1].generation == harness.generation and not any(
+            worker.inbox for worker in harness.alive_workers
+        ):
             return
-        for worker in world.living:
+        for worker in harness.alive_workers:
             if worker.at != "working" or worker.inbox:
                 worker.act()
-            world.hear(worker)
+            harness.deliver(worker)
     raise AssertionError("stuck")
 
 
-def rehearsing() -> tuple[World, Load]:
-    """A job on a GPU that moves to another lane of it, and what its newcomer is told first."""
-    world = on_gpu()
-    take_lane(world, 0.5)
-    newcomer = world.living[-1]
-    newcomer.act()
-    world.hear(newcomer)
-    message = newcomer.inbox[0][0]
+def warming_up() -> tuple[Harness, Load]:
+    """A job that moves to another lane, and the first message of its new worker."""
+    harness = on_gpu()
+    take_lane(harness, 0.5)
+    new_worker = harness.alive_workers[-1]
+    new_worker.act()
+    harness.deliver(new_worker)
+    message = new_worker.inbox[0][0]
     assert isinstance(message, Load)
-    return world, message
+    return harness, message
 
 
-def test_who_left_a_lane_stands_by_until_the_next_one_does() -> None:
-    world = on_gpu()
+def test_a_worker_that_left_a_lane_is_on_standby_until_the_next_one() -> None:
+    harness = on_gpu()
     lanes = []
     for fraction in (0.5, 1.0, 0.5, 0.4, 0.5):
-        change_lane(world, fraction)
-        lanes.append(sorted((w.lane, w.at) for w in world.living if w.alive))
+        change_lane(harness, fraction)
+        lanes.append(sorted((w.lane, w.at) for w in harness.alive_workers if w.alive))
     assert lanes[0] == lanes[2] == [(50, "working"), (100, "resting")]
     assert lanes[1] == [(50, "resting"), (100, "working")]
     assert lanes[3] == [(40, "working"), (50, "resting")]
     assert lanes[4] == [(40, "resting"), (50, "working")]
-    assert len(world.workers) == 3, "none was started twice"
-    world.run()
-    world.check_finish()
+    assert len(harness.workers) == 3, "none was started twice"
+    harness.run()
+    harness.check_finish()
 
 
-def test_nobody_stands_by_for_long() -> None:
-    world = on_gpu()
-    change_lane(world, 0.5)
-    first, second = world.living
-    world.tick(29.0)
+def test_standby_is_limited() -> None:
+    harness = on_gpu()
+    change_lane(harness, 0.5)
+    first, second = harness.alive_workers
+    harness.tick(29.0)
     assert not first.inbox
-    world.tick(2.0)
+    harness.tick(2.0)
     assert first.inbox[0][0] == Leave()
     first.act()
-    world.hear(first)
-    assert world.living == [second]
+    harness.deliver(first)
+    assert harness.alive_workers == [second]
 
 
-def test_newcomers_on_a_gpu_rehearse_with_a_mirror_while_the_others_work() -> None:
-    world, told = rehearsing()
-    assert told.rehearses == 7
-    assert [worker.at for worker in world.living] == ["working", "resting"]
-    world.run()
-    world.check_finish()
+def test_new_workers_on_a_gpu_warm_up_with_a_mirror_while_the_others_run() -> None:
+    harness, load = warming_up()
+    assert load.warmup_bytes == 7
+    assert [worker.at for worker in harness.alive_workers] == ["working", "resting"]
+    harness.run()
+    harness.check_finish()
 
 
-def test_who_rehearses_is_sent_away_politely() -> None:
-    """It has work on the device, and who is killed then may take its neighbours along."""
-    world, _ = rehearsing()
-    newcomer = world.living[-1]
-    world.order(0)
-    assert newcomer.alive
-    assert newcomer.inbox[-1][0] == Leave()
-    world.run()
-    world.check_finish()
+def test_a_worker_that_warms_up_is_not_killed() -> None:
+    """It has work on the device: killing it may end its neighbours too."""
+    harness, _ = warming_up()
+    new_worker = harness.alive_workers[-1]
+    harness.order(0)
+    assert new_worker.alive
+    assert new_worker.inbox[-1][0] == Leave()
+    harness.run()
+    harness.check_finish()

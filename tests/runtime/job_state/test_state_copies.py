@@ -11,15 +11,15 @@ from carpool.runtime.process.protocol import Publish
 
 
 def times_of_mirrors(took_s: float, until: float) -> list[float]:
-    """When mirrors begin, if each takes so long."""
-    safe = StateCopies(JobOptions(mirror_s=2.0), ())
-    safe.begin(0.0)
+    """When mirrors start, if each takes so long."""
+    copies = StateCopies(JobOptions(mirror_s=2.0), ())
+    copies.on_epoch_start(0.0)
     found: list[float] = []
     for tick in range(int(until * 10)):
         at = tick / 10
-        if safe.is_publishing and at >= found[-1] + took_s:
-            safe.published(at, 1, tick)
-        actions = safe.due(at, tick + 1, 1)
+        if copies.is_publishing and at >= found[-1] + took_s:
+            copies.on_published(at, 1, tick)
+        actions = copies.due(at, tick + 1, 1)
         if any(isinstance(action, Send) and isinstance(action.message, Publish) for action in actions):
             found.append(at)
     return found
@@ -31,7 +31,7 @@ def test_small_states_are_mirrored_as_often_as_asked() -> None:
     assert len(found) >= 7
 
 
-def test_large_states_are_mirrored_less_often_so_that_the_job_gets_on() -> None:
+def test_large_states_are_mirrored_less_often() -> None:
     first, second, third = times_of_mirrors(0.8, 50.0)
     assert first == 2.0
     assert second - first > 15.0

@@ -1,4 +1,4 @@
-"""Who updates which parameters: every one once, and never later than the simple ways."""
+"""Which rank updates which parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from carpool.runtime.job_state.update_sharding import (
     UpdateCosts,
     UpdateSharding,
     UpdateShardingPlanner,
-    divide,
+    choose_ranges,
     proportional_ranges,
 )
 
@@ -21,30 +21,30 @@ SIZES = st.lists(st.integers(1, 10_000), min_size=1, max_size=30)
 
 
 @given(SIZES, RANKS, st.floats(0.0, 1e-3), st.sampled_from(UpdateSharding))
-def test_every_parameter_is_updated_once_and_none_of_the_simple_ways_is_quicker(
-    sizes: list[int], ranks: list[tuple[float, float]], barrier_s: float, division: UpdateSharding
+def test_every_parameter_is_updated_once_and_no_fixed_sharding_is_faster(
+    sizes: list[int], ranks: list[tuple[float, float]], barrier_s: float, sharding: UpdateSharding
 ) -> None:
     costs = UpdateCosts(tuple(sizes), tuple(u for u, _ in ranks), tuple(c for _, c in ranks), barrier_s)
-    ranges = divide(costs, division)
+    ranges = choose_ranges(costs, sharding)
     if ranges:
         assert [index for owned in ranges for index in range(*owned)] == list(range(len(sizes)))
         assert len(ranges) == len(ranks)
     for simple in UpdateSharding:
-        assert costs.predicted_s(divide(costs)) <= costs.predicted_s(divide(costs, simple))
+        assert costs.predicted_s(choose_ranges(costs)) <= costs.predicted_s(choose_ranges(costs, simple))
 
 
 @given(SIZES, st.lists(st.floats(0.1, 10.0), min_size=1, max_size=6))
-def test_stretches_cover_every_parameter_once(sizes: list[int], speeds: list[float]) -> None:
+def test_ranges_cover_every_parameter_once(sizes: list[int], speeds: list[float]) -> None:
     ranges = proportional_ranges(sizes, speeds)
     assert [index for owned in ranges for index in range(*owned)] == list(range(len(sizes)))
 
 
-def test_stretches_weigh_elements_and_speeds() -> None:
+def test_ranges_follow_elements_and_speeds() -> None:
     assert proportional_ranges([10, 10, 10, 10, 100, 10], [1.0, 1.0]) == ((0, 4), (4, 6))
     assert proportional_ranges([1] * 6, [2.0, 1.0]) == ((0, 4), (4, 6))
 
 
-def test_what_an_update_takes() -> None:
+def test_predicted_time_of_an_update() -> None:
     costs = UpdateCosts((30, 10), (1.0, 2.0), (0.1, 0.2), 5.0)
     assert costs.predicted_s(()) == pytest.approx(2.0 * 40)
     assert costs.predicted_s(((0, 1), (1, 2))) == pytest.approx(30 * 1.1 + 30 * 0.2 + 5.0)
@@ -53,51 +53,49 @@ def test_what_an_update_takes() -> None:
 @pytest.mark.parametrize(
     ("copy_s", "expected"),
     [(1e-9, ((0, 6), (6, 9))), (1e-6, ())],
-    ids=["copying is cheap: by speed", "copying is dear: all do all"],
+    ids=["copies are cheap: by speed", "copies are expensive: all update all"],
 )
-def test_it_is_decided_by_what_was_measured_once_there_is_enough(
-    copy_s: float, expected: tuple[tuple[int, int], ...]
-) -> None:
-    divider = UpdateShardingPlanner()
+def test_ranges_are_chosen_once_after_enough_measurements(copy_s: float, expected: tuple[tuple[int, int], ...]) -> None:
+    planner = UpdateShardingPlanner()
     fast, slow = ("cpu8", 1.0), ("cpu4", 1.0)
     sizes = (1_000_000,) * 9
     for _ in range(SETTLED):
-        assert divider.ranges(sizes, [fast, slow]) == ()
-        divider.measure(fast, 1e-7, copy_s)
-        divider.measure(slow, 2e-7, copy_s)
-    assert divider.ranges(sizes, [fast, slow]) == expected
-    divider.measure(fast, 1.0, copy_s)
-    assert divider.ranges(sizes, [fast, slow]) == expected, "decided once"
+        assert planner.ranges(sizes, [fast, slow]) == ()
+        planner.measure(fast, 1e-7, copy_s)
+        planner.measure(slow, 2e-7, copy_s)
+    assert planner.ranges(sizes, [fast, slow]) == expected
+    planner.measure(fast, 1.0, copy_s)
+    assert planner.ranges(sizes, [fast, slow]) == expected, "decided once"
 
 
-def test_what_is_ordered_needs_no_measurement() -> None:
+def test_a_fixed_sharding_needs_no_measurements() -> None:
     assert UpdateShardingPlanner(UpdateSharding.FIRST).ranges((5, 5), [("a", 1.0), ("b", 1.0)]) == ((0, 2), (2, 2))
     assert UpdateShardingPlanner(UpdateSharding.EVEN).ranges((5, 5), [("a", 1.0), ("b", 1.0)]) == ((0, 1), (1, 2))
 
 
-@pytest.mark.parametrize(("divided_s", "is_kept"), [(0.8, True), (1.2, False)])
-def test_a_division_that_proves_worse_than_none_is_given_up(divided_s: float, is_kept: bool) -> None:
-    divider = UpdateShardingPlanner()
-    traits = [("cpu8", 1.0), ("cpu4", 1.0)]
+@pytest.mark.parametrize(("sharded_s", "is_kept"), [(0.8, True), (1.2, False)])
+def test_a_division_that_proves_worse_than_none_is_given_up(sharded_s: float, is_kept: bool) -> None:
+    planner = UpdateShardingPlanner()
+    shares = [("cpu8", 1.0), ("cpu4", 1.0)]
     sizes = (1_000_000,) * 9
     for _ in range(SETTLED):
-        for trait, update_s in zip(traits, (1e-8, 2e-8), strict=True):
-            divider.measure(trait, update_s, 1e-9)
-        divider.passed(traits, (), 1.0)
-    chosen = divider.ranges(sizes, traits)
+        for share, update_s in zip(shares, (1e-8, 2e-8), strict=True):
+            planner.measure(share, update_s, 1e-9)
+        planner.on_step(shares, (), 1.0)
+    chosen = planner.ranges(sizes, shares)
     assert chosen
     for _ in range(SETTLED):
-        divider.passed(traits, chosen, 9.0)  # new memory is touched for the first time
-        assert divider.ranges(sizes, traits) == chosen
+        planner.on_step(shares, chosen, 9.0)  # new memory is touched for the first time
+        assert planner.ranges(sizes, shares) == chosen
     for _ in range(SETTLED):
-        divider.passed(traits, chosen, divided_s)
-    assert divider.ranges(sizes, traits) == (chosen if is_kept else ())
+        planner.on_step(shares, chosen, sharded_s)
+    assert planner.ranges(sizes, shares) == (chosen if is_kept else ())
 
 
 def test_an_ordered_division_is_kept_whatever_it_takes() -> None:
-    divider = UpdateShardingPlanner(UpdateSharding.EVEN)
-    traits = [("cpu1", 1.0), ("cpu1", 1.0)]
-    for between_s, ranges in ((1.0, ()), (5.0, divider.ranges((5, 5), traits))):
+    planner = UpdateShardingPlanner(UpdateSharding.EVEN)
+    shares = [("cpu1", 1.0), ("cpu1", 1.0)]
+    for sync_s, ranges in ((1.0, ()), (5.0, planner.ranges((5, 5), shares))):
         for _ in range(2 * SETTLED):
-            divider.passed(traits, ranges, between_s)
-    assert divider.ranges((5, 5), traits) == ((0, 1), (1, 2))
+            planner.on_step(shares, ranges, sync_s)
+    assert planner.ranges((5, 5), shares) == ((0, 1), (1, 2))

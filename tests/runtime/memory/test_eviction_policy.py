@@ -1,4 +1,4 @@
-"""Whose memory lies on a device under a cap."""
+"""Which jobs stay on a device under a cap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORDERS = st.permutations(NAMES)
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[int, dict[str, MemoryNeed], Residents[str], str | None, list[str], list[str]]:
-    """A device, what is on it, who computes, who comes and who was there last; what computes fits."""
+    """A capacity, needs, residents, the running job (which fits), the coming and the recent ones."""
     needs = draw(NEEDS)
     running = draw(st.none() | st.sampled_from(NAMES))
     states = draw(st.frozensets(st.sampled_from(NAMES)))
@@ -29,7 +29,7 @@ def situations(draw: st.DrawFn) -> tuple[int, dict[str, MemoryNeed], Residents[s
 
 
 @given(situations())
-def test_never_over_capacity_and_what_computes_stays(
+def test_capacity_is_never_exceeded_and_the_running_job_stays(
     situation: tuple[int, dict[str, MemoryNeed], Residents[str], str | None, list[str], list[str]],
 ) -> None:
     capacity, needs, now, running, coming, recent = situation
@@ -41,7 +41,7 @@ def test_never_over_capacity_and_what_computes_stays(
 
 
 @given(situations())
-def test_the_next_one_comes_before_everybody_who_only_was_there(
+def test_the_next_job_goes_before_recent_ones(
     situation: tuple[int, dict[str, MemoryNeed], Residents[str], str | None, list[str], list[str]],
 ) -> None:
     capacity, needs, now, running, coming, recent = situation
@@ -50,27 +50,27 @@ def test_the_next_one_comes_before_everybody_who_only_was_there(
         held = needs[running].whole if running else 0
         room = capacity - sum(need.fixed for need in needs.values()) - held
         assert (coming[0] in found.scratches) >= (needs[coming[0]].whole <= room)
-    assert found.states <= now.states | set(coming) | {running}, "nobody else is brought in"
+    assert found.states <= now.states | set(coming) | {running}, "no other job is brought in"
 
 
 @given(situations())
-def test_the_coldest_goes_first(
+def test_the_coldest_is_evicted_first(
     situation: tuple[int, dict[str, MemoryNeed], Residents[str], str | None, list[str], list[str]],
 ) -> None:
-    """Whoever is let go does not fit beside all that stand before it in line."""
+    """An evicted job does not fit beside those with higher priority."""
     capacity, needs, now, running, coming, recent = situation
     found = plan_residents(capacity, needs, now, running=running, coming=coming, recent=recent)
-    line = [name for name in dict.fromkeys((*coming, *recent)) if name != running]
-    for place, name in enumerate(line):
+    order = [name for name in dict.fromkeys((*coming, *recent)) if name != running]
+    for place, name in enumerate(order):
         if name in now.states and name not in found.states:
-            before = set(line[:place]) & found.states
+            before = set(order[:place]) & found.states
             taken = sum(needs[other].state for other in before) + sum(need.fixed for need in needs.values())
             taken += sum(needs[other].scratch for other in before & set(coming[:1]))
             taken += needs[running].whole if running else 0
             assert taken + needs[name].state > capacity
 
 
-def test_a_state_comes_before_there_is_room_for_its_scratch() -> None:
+def test_a_state_is_brought_in_before_its_scratch_fits() -> None:
     needs = {"a": MemoryNeed(4, 6), "b": MemoryNeed(4, 6)}
     found = plan_residents(
         14, needs, Residents(frozenset("a"), frozenset("a")), running="a", coming=["b"], recent=["a"]
@@ -78,7 +78,7 @@ def test_a_state_comes_before_there_is_room_for_its_scratch() -> None:
     assert found == Residents(frozenset("ab"), frozenset("a"))
 
 
-def test_scratch_goes_before_any_state() -> None:
+def test_scratch_is_evicted_before_any_state() -> None:
     needs = {"a": MemoryNeed(4, 4), "b": MemoryNeed(4, 4), "c": MemoryNeed(4, 4)}
     now = Residents(frozenset("abc"), frozenset("a"))
     found = plan_residents(16, needs, now, running=None, coming=["b"], recent=["a", "c"])

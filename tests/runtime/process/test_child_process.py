@@ -1,4 +1,4 @@
-"""Processes that are forked while files are open: each has its own place in them."""
+"""File offsets of forked processes."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def opened(tmp_path: Path) -> Iterator[int]:
     os.close(file)
 
 
-def place(file: int) -> int:
+def offset(file: int) -> int:
     return os.lseek(file, 0, os.SEEK_CUR)
 
 
-def test_a_child_begins_at_the_same_place_and_goes_its_own_way(opened: int) -> None:
+def test_a_child_keeps_its_own_offset(opened: int) -> None:
     before = file_offsets()
     assert before[opened] == 10
-    os.lseek(opened, 20, os.SEEK_SET)  # too late: the child is to be where this one was
+    os.lseek(opened, 20, os.SEEK_SET)  # after the offsets were read
     if not (child := os.fork()):
         reopen_files(before)
         os._exit(os.read(opened, 1)[0])
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
-    assert place(opened) == 20
+    assert offset(opened) == 20
 
 
-def test_files_that_are_written_and_other_things_are_left_alone(tmp_path: Path) -> None:
+def test_only_plain_files_open_for_reading_are_listed(tmp_path: Path) -> None:
     written = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
     ends = os.pipe()
     try:
@@ -51,7 +51,7 @@ def test_files_that_are_written_and_other_things_are_left_alone(tmp_path: Path) 
             os.close(file)
 
 
-def test_readers_move_nobody_else_in_a_file_of_the_dataset(opened: int) -> None:
+def test_readers_do_not_move_the_parents_offset(opened: int) -> None:
     def read(epoch: int, samples: NDArray[np.int64]) -> Any:
         os.lseek(opened, int(samples[0]), os.SEEK_SET)
         return os.getpid(), os.read(opened, 1)[0]
@@ -65,9 +65,9 @@ def test_readers_move_nobody_else_in_a_file_of_the_dataset(opened: int) -> None:
         readers.close()
     assert [number for _, number in found] == [30, 40]
     assert os.getpid() not in {pid for pid, _ in found}
-    assert place(opened) == 10
+    assert offset(opened) == 10
 
 
-def test_what_cannot_be_opened_again_stays_as_it_is(opened: int) -> None:
+def test_files_that_cannot_be_reopened_are_ignored(opened: int) -> None:
     reopen_files({opened: 10, 1_000_000: 0})
-    assert place(opened) == 10
+    assert offset(opened) == 10

@@ -1,4 +1,4 @@
-"""What a warm seat tries out before its job is known."""
+"""Warm-up of a process without a job."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import torch
 from carpool.runtime.process.cuda_warmup import warm_up
 
 
-def test_every_tiny_training_can_be_made() -> None:
+def test_every_warm_up_training_runs() -> None:
     assert warm_up(torch.device("cpu")) == []

@@ -1,4 +1,4 @@
-"""Entries are called before anything starts: what they raise, return and print, and what takes too long."""
+"""The entry check: errors, output and timeouts of entries."""
 
 import asyncio
 import os
@@ -47,10 +47,10 @@ def wants():
     return net()
 
 
-def leaves_somebody():
+def leaves_process():
     import subprocess
     started = subprocess.Popen(["sleep", "321"])
-    open("somebody", "w").write(str(started.pid))
+    open("child", "w").write(str(started.pid))
     return net()
 
 
@@ -71,10 +71,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def tried(folder: Path, patience_s: float = 60.0, **programs: Program) -> EntryCheckResult:
-    """What comes of the entries of some jobs."""
+def check(folder: Path, timeout_s: float = 60.0, **programs: Program) -> EntryCheckResult:
+    """Check the entries of some jobs."""
     jobs = [ListedJob(JobSpec(JobId(name)), program) for name, program in programs.items()]
-    return asyncio.run(call_entries(jobs, patience_s))
+    return asyncio.run(call_entries(jobs, timeout_s))
 
 
 def program(folder: Path, name: str = "net", **more: object) -> Program:
@@ -88,10 +88,8 @@ def is_asleep(pid: str) -> bool:
         return False
 
 
-def test_what_is_wrong_is_told_of_each_job_and_nothing_is_printed(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    found = tried(
+def test_errors_are_reported_by_job_and_nothing_is_printed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = check(
         folder,
         fine=program(folder),
         raises=program(folder, "raises"),
@@ -100,33 +98,33 @@ def test_what_is_wrong_is_told_of_each_job_and_nothing_is_printed(
         larger=program(folder, batch_size=200),
         parted=program(folder, args={"norm": True}, exact=True, shards=16),
         wants=program(folder, "wants", environment={"WANTED": "here", "THERE": str(folder)}),
-        somebody=program(folder, "leaves_somebody"),
+        child=program(folder, "leaves_process"),
         shell=Program(command=("false",)),
     )
-    assert found.untried == ()
+    assert found.unchecked == ()
     assert found.problems.keys() == {"raises", "leaves", "large", "larger", "parted"}
-    words = {str(job): problem for job, problem in found.problems.items()}
-    assert words["raises"] == "train.py:raises: raised ValueError: no such thing (train.py, line 24)"
-    assert "not today" in words["leaves"]
-    assert "batch_size is 100" in words["large"]
-    assert "batch size 200" in words["larger"]
-    assert "shards" in words["parted"]
+    errors = {str(job): problem for job, problem in found.problems.items()}
+    assert errors["raises"] == "train.py:raises: raised ValueError: no such thing (train.py, line 24)"
+    assert "not today" in errors["leaves"]
+    assert "batch_size is 100" in errors["large"]
+    assert "batch size 200" in errors["larger"]
+    assert "shards" in errors["parted"]
     assert capfd.readouterr() == ("", "")
-    somebody, until = (folder / "somebody").read_text(encoding="ascii"), time.monotonic() + 30.0
-    while is_asleep(somebody):
-        assert time.monotonic() < until, "what an entry starts goes with it"
+    child, until = (folder / "child").read_text(encoding="ascii"), time.monotonic() + 30.0
+    while is_asleep(child):
+        assert time.monotonic() < until, "processes started by an entry are killed"
         os.sched_yield()
 
 
-def test_further_jobs_of_an_entry_wait_for_one_of_each_and_are_called_only_early(folder: Path) -> None:
+def test_every_entry_is_called_once_before_further_jobs(folder: Path) -> None:
     first, second, other = program(folder), program(folder, args={"batch": 8}), program(folder, "raises")
-    calls = EntryChecks({"a": first, "b": second, "c": other, "d": second})
-    assert [calls.next(is_early=False) for _ in range(3)] == [("a", first), ("c", other), None]
-    assert [calls.next(is_early=True) for _ in range(3)] == [("b", second), ("d", second), None]
+    checks = EntryChecks({"a": first, "b": second, "c": other, "d": second})
+    assert [checks.next(is_early=False) for _ in range(3)] == [("a", first), ("c", other), None]
+    assert [checks.next(is_early=True) for _ in range(3)] == [("b", second), ("d", second), None]
 
 
-def test_who_dies_or_takes_too_long_is_left_to_its_job(folder: Path) -> None:
-    found = tried(folder, 3.0, dies=program(folder, "dies"), waits=program(folder, "waits"))
-    assert (found.problems, found.untried) == ({}, ("dies", "waits"))
+def test_entries_that_die_or_take_too_long_are_unchecked(folder: Path) -> None:
+    found = check(folder, 3.0, dies=program(folder, "dies"), waits=program(folder, "waits"))
+    assert (found.problems, found.unchecked) == ({}, ("dies", "waits"))
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
     assert not [pid for pid in children if Path(f"/proc/{pid}/comm").read_text().startswith("carpool-check")]

@@ -1,4 +1,4 @@
-"""Which seats are kept warm, and who gets one; processes pretended, all messages by hand."""
+"""Which prewarmed processes are kept, and which worker gets one; with fake processes."""
 
 from __future__ import annotations
 
@@ -19,36 +19,29 @@ GPU = LocalDevice(0, "cuda:0", "H200", (), 0)
 
 
 class FakeStarter:
-    """Notes what is asked of it."""
+    """Records its calls."""
 
     def __init__(self) -> None:
-        self.forked: list[WorkerKey] = []
-        self.seated: dict[WorkerKey, Prewarm] = {}
-        self.moved: list[tuple[WorkerKey, WorkerKey]] = []
+        self.started: dict[WorkerKey, Prewarm] = {}
         self.killed: list[WorkerKey] = []
 
-    def begin(self, key: WorkerKey, begin: Begin, log: int, *beside: int) -> None:
-        self.forked.append(key)
-
-    def seat(self, key: WorkerKey, warm: Prewarm) -> None:
-        self.seated[key] = warm
-
-    def hand_over(self, seat: WorkerKey, key: WorkerKey, begin: Begin, log: int, *beside: int) -> None:
-        self.moved.append((seat, key))
+    def prewarm(self, key: WorkerKey, prewarm: Prewarm) -> None:
+        self.started[key] = prewarm
 
     def kill(self, key: WorkerKey) -> None:
         self.killed.append(key)
 
 
-class World:
-    """A pool on one GPU, and the time."""
+class Rig:
+    """A pool on one GPU, with a clock."""
 
     def __init__(self, size: int = 1) -> None:
         self.now = 0.0
-        self.is_open = True
+        self.is_allowed = True
         self.daemon = "first"
         self.starter = FakeStarter()
-        self.pool = WarmPool(self.starter, {0: GPU}, size, self.lane, lambda device: self.is_open, lambda: self.now)
+        self.taken: list[tuple[WorkerKey, str]] = []
+        self.pool = WarmPool(self.starter, {0: GPU}, size, self.lane, lambda device: self.is_allowed, lambda: self.now)
 
     def lane(self, device: int, lane: int) -> Mapping[str, str]:
         return {"pipe": self.daemon, "percent": str(lane)}
@@ -58,197 +51,195 @@ class World:
         self.pool.tick()
 
     def warmed(self) -> WorkerKey:
-        """The newest seat has become warm."""
-        seat = list(self.starter.seated)[-1]
-        self.pool.heard(seat, Prewarmed(2.0, 500 << 20))
-        return seat
+        """Report that the newest process is warm."""
+        process = list(self.starter.started)[-1]
+        self.pool.on_message(process, Prewarmed(2.0, 500 << 20))
+        return process
 
-    def start(self, job: str, lane: int = 100, sets: str = "") -> str:
+    def start(self, job: str, lane: int = 100, sets: str = "") -> WorkerKey | None:
+        """Start a worker; the prewarmed process it gets."""
         program = {"environment": {sets: "1"} if sets else {}}
-        return self.pool.begin((job, 1), 0, lane, Begin(job, program, "cuda:0", environment=self.lane(0, lane)), 3, 4)
+        taken = self.pool.take((job, 1), 0, lane, Begin(job, program, "cuda:0", environment=self.lane(0, lane)))
+        self.taken += [taken] if taken else []
+        return taken[0] if taken else None
 
     def lanes(self) -> list[str]:
-        """Of all seats ever made."""
-        return [warm.environment["percent"] for warm in self.starter.seated.values()]
+        """Of all processes ever started."""
+        return [warm.environment["percent"] for warm in self.starter.started.values()]
 
 
-def test_a_job_gets_the_warm_seat_and_another_is_made_behind_it() -> None:
-    world = World()
-    world.later(1.0)
-    seat = world.warmed()
-    assert world.start("a") == "started in a process that was kept warm on cuda:0, which took 500 MiB of it and 2.0 s"
-    assert world.starter.moved == [(seat, ("a", 1))]
-    assert world.starter.forked == []
-    world.later(0.5)
-    assert len(world.starter.seated) == 1  # not in the way of the one that has just started
-    world.later(0.6)
-    assert len(world.starter.seated) == 2
-    world.later(5.0)
-    assert len(world.starter.seated) == 2  # one at a time, and no more than are kept
+def test_a_worker_gets_the_warm_process_and_another_one_is_started() -> None:
+    rig = Rig()
+    rig.later(1.0)
+    process = rig.warmed()
+    assert rig.start("a") == process
+    assert all(part in rig.taken[0][1] for part in ("cuda:0", "500 MiB", "2.0 s"))
+    rig.later(0.5)
+    assert len(rig.starter.started) == 1  # not while the worker starts
+    rig.later(0.6)
+    assert len(rig.starter.started) == 2
+    rig.later(5.0)
+    assert len(rig.starter.started) == 2  # one at a time, up to the size of the pool
 
 
-def test_who_comes_before_a_seat_is_warm_does_not_wait_for_it() -> None:
-    world = World()
-    world.start("a")
-    world.later(1.0)
-    world.start("b")
-    assert world.starter.forked == [("a", 1), ("b", 1)]
+def test_a_worker_does_not_wait_for_a_process_to_become_warm() -> None:
+    rig = Rig()
+    assert rig.start("a") is None
+    rig.later(1.0)
+    assert rig.start("b") is None
 
 
 @pytest.mark.parametrize("name", ["CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS"])
-def test_what_is_read_when_cuda_starts_needs_a_process_of_its_own(name: str) -> None:
-    world = World()
-    world.later(1.0)
-    world.warmed()
-    world.start("a", sets=name)
-    assert world.starter.forked == [("a", 1)]
-    world.start("b", sets="DATA")
-    assert world.starter.forked == [("a", 1)]
+def test_variables_read_when_cuda_starts_need_a_new_process(name: str) -> None:
+    rig = Rig()
+    rig.later(1.0)
+    rig.warmed()
+    assert rig.start("a", sets=name) is None
+    assert rig.start("b", sets="DATA") is not None
 
 
-def test_a_seat_fits_one_lane_and_gives_way_to_the_lane_that_is_asked_for() -> None:
-    world = World()
-    world.later(1.0)
-    seat = world.warmed()
-    world.start("a", lane=40)
-    assert world.starter.forked == [("a", 1)]
-    world.later(5.0)
-    assert world.starter.killed == []  # whoever searches for shares would make us change for ever
-    world.later(5.0)
-    assert world.starter.killed == [seat]
-    assert world.lanes() == ["100"]  # the old one has not gone yet
-    assert world.pool.ended(seat, "killed by SIGKILL") == (0, "")
-    world.later(0.1)
-    assert world.lanes() == ["100", "40"]
-    world.warmed()
-    world.start("b", lane=40)
-    assert world.starter.forked == [("a", 1)]
+def test_a_process_fits_one_lane_and_is_replaced_for_a_requested_one() -> None:
+    rig = Rig()
+    rig.later(1.0)
+    process = rig.warmed()
+    assert rig.start("a", lane=40) is None
+    rig.later(5.0)
+    assert rig.starter.killed == []  # a policy that searches for shares would replace it each time
+    rig.later(5.0)
+    assert rig.starter.killed == [process]
+    assert rig.lanes() == ["100"]  # the old one has not exited yet
+    assert rig.pool.on_exit(process, "killed by SIGKILL") == (0, "")
+    rig.later(0.1)
+    assert rig.lanes() == ["100", "40"]
+    rig.warmed()
+    assert rig.start("b", lane=40) is not None
 
 
-def test_a_fault_or_a_lack_of_memory_ends_all_seats_for_a_while() -> None:
-    world = World(size=2)
+def test_clear_kills_all_processes_for_a_while() -> None:
+    rig = Rig(size=2)
     for _ in range(2):
-        world.later(1.0)
-        world.warmed()
-    seats = list(world.starter.seated)
-    assert world.pool.drop(0) == seats
-    assert world.starter.killed == seats
-    assert [world.pool.ended(seat, "killed") for seat in seats] == [(0, ""), (0, "")]
-    world.later(29.0)
-    assert len(world.starter.seated) == 2
-    world.later(2.0)
-    assert len(world.starter.seated) == 3
+        rig.later(1.0)
+        rig.warmed()
+    processes = list(rig.starter.started)
+    assert rig.pool.clear(0) == processes
+    assert rig.starter.killed == processes
+    assert [rig.pool.on_exit(process, "killed") for process in processes] == [(0, ""), (0, "")]
+    rig.later(29.0)
+    assert len(rig.starter.started) == 2
+    rig.later(2.0)
+    assert len(rig.starter.started) == 3
 
 
-def test_there_is_no_seat_where_none_may_be_nor_one_of_a_daemon_that_is_gone() -> None:
-    world = World()
-    world.later(1.0)
-    seat = world.warmed()
-    world.daemon = "second"
-    world.later(0.1)
-    assert world.starter.killed == [seat]
-    world.start("a")
-    assert world.starter.forked == [("a", 1)]
-    world.pool.ended(seat, "killed")
-    world.later(2.0)
-    assert len(world.starter.seated) == 2
-    world.is_open = False
-    world.later(0.1)
-    assert world.starter.killed == list(world.starter.seated)
+def test_processes_are_killed_where_not_allowed_or_with_an_old_environment() -> None:
+    rig = Rig()
+    rig.later(1.0)
+    process = rig.warmed()
+    rig.daemon = "second"
+    rig.later(0.1)
+    assert rig.starter.killed == [process]
+    assert rig.start("a") is None
+    rig.pool.on_exit(process, "killed")
+    rig.later(2.0)
+    assert len(rig.starter.started) == 2
+    rig.is_allowed = False
+    rig.later(0.1)
+    assert rig.starter.killed == list(rig.starter.started)
 
 
-def test_seats_that_fail_are_not_tried_for_ever() -> None:
-    world, told = World(), []
+def test_failing_processes_are_not_started_forever() -> None:
+    rig, notes = Rig(), []
     for _ in range(10):
-        world.later(20.0)
-        for seat in list(world.starter.seated)[-1:]:
-            told.append(world.pool.heard(seat, WorkerFailed("device", "CUDA error: no")))
-            world.pool.ended(seat, "exit code 0")
-    assert len(world.starter.seated) == 3
-    assert told[2] == (0, "no process is kept warm on cuda:0: CUDA error: no")
-    assert [words for _, words in told[:2]] == ["", ""]
+        rig.later(20.0)
+        for process in list(rig.starter.started)[-1:]:
+            notes.append(rig.pool.on_message(process, WorkerFailed("device", "CUDA error: no")))
+            rig.pool.on_exit(process, "exit code 0")
+    assert len(rig.starter.started) == 3
+    assert [bool(note) for _, note in notes[:3]] == [False, False, True]
+    assert notes[2][1].endswith("CUDA error: no")
 
 
-def test_a_seat_that_dies_without_a_word_is_told_as_well() -> None:
-    world = World()
+def test_processes_that_die_count_as_failures() -> None:
+    rig = Rig()
     ends = []
     for _ in range(3):
-        world.later(20.0)
-        ends.append(world.pool.ended(list(world.starter.seated)[-1], "killed by SIGSEGV"))
-    assert ends == [(0, ""), (0, ""), (0, "no process is kept warm on cuda:0: killed by SIGSEGV")]
+        rig.later(20.0)
+        ends.append(rig.pool.on_exit(list(rig.starter.started)[-1], "killed by SIGSEGV"))
+    assert ends[:2] == [(0, ""), (0, "")]
+    assert ends[2] is not None
+    assert ends[2][1].endswith("killed by SIGSEGV")
 
 
-def test_a_seat_that_does_not_become_warm_is_given_up() -> None:
-    world = World()
-    world.later(1.0)
-    (seat,) = world.starter.seated
-    world.later(59.0)
-    assert world.starter.killed == []
-    world.later(2.0)
-    assert world.starter.killed == [seat]
+def test_a_process_that_does_not_become_warm_is_killed() -> None:
+    rig = Rig()
+    rig.later(1.0)
+    (process,) = rig.starter.started
+    rig.later(59.0)
+    assert rig.starter.killed == []
+    rig.later(2.0)
+    assert rig.starter.killed == [process]
 
 
-def test_a_silent_seat_is_ended_and_nobody_elses_process_is_taken_for_one() -> None:
-    world = World()
-    world.later(1.0)
-    (seat,) = world.starter.seated
-    assert world.pool.owns(seat)
-    assert not world.pool.owns(("a", 1))
-    world.pool.silent(seat)
-    assert world.starter.killed == [seat]
-    assert world.pool.ended(("a", 1), "exit code 0") is None
+def test_a_hung_process_is_killed_and_workers_are_not_owned() -> None:
+    rig = Rig()
+    rig.later(1.0)
+    (process,) = rig.starter.started
+    assert rig.pool.owns(process)
+    assert not rig.pool.owns(("a", 1))
+    rig.pool.on_hang(process)
+    assert rig.starter.killed == [process]
+    assert rig.pool.on_exit(("a", 1), "exit code 0") is None
 
 
-def test_none_are_kept_where_none_are_wanted() -> None:
-    world = World(size=0)
-    world.later(100.0)
-    world.start("a")
-    assert (world.starter.seated, world.starter.forked) == ({}, [("a", 1)])
+def test_a_pool_of_size_zero_starts_nothing() -> None:
+    rig = Rig(size=0)
+    rig.later(100.0)
+    assert rig.start("a") is None
+    assert rig.starter.started == {}
 
 
-def test_a_seat_makes_way_for_the_last_client_that_mps_takes() -> None:
-    world = World()
-    world.later(1.0)
-    seat = world.warmed()
+def test_a_process_makes_way_for_the_last_mps_client() -> None:
+    rig = Rig()
+    rig.later(1.0)
+    process = rig.warmed()
     for number in range(MAX_MPS_CLIENTS):
-        world.start(f"job{number}", lane=2)
-    assert world.starter.killed == [seat]
+        rig.start(f"job{number}", lane=2)
+    assert rig.starter.killed == [process]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["start", "later", "warm", "end", "drop"]), st.integers(0, 4)), max_size=60))
-def test_never_are_more_seats_kept_than_are_wanted_nor_one_given_twice(events: list[tuple[str, Any]]) -> None:
-    world, jobs = World(size=2), 0
+@given(st.lists(st.tuples(st.sampled_from(["start", "later", "warm", "end", "clear"]), st.integers(0, 4)), max_size=60))
+def test_the_size_is_never_exceeded_and_no_process_is_taken_twice(events: list[tuple[str, Any]]) -> None:
+    rig, jobs = Rig(size=2), 0
     for event, number in events:
-        alive = [seat for seat in world.starter.seated if seat not in [taken for taken, _ in world.starter.moved]]
+        alive = [process for process in rig.starter.started if process not in [taken for taken, _ in rig.taken]]
         if event == "start":
             jobs += 1
-            world.start(f"job{jobs}", lane=(100, 50, 33, 25, 20)[number])
+            rig.start(f"job{jobs}", lane=(100, 50, 33, 25, 20)[number])
         elif event == "later":
-            world.later(4.0 * number)
-        elif event == "warm" and world.starter.seated:
-            world.warmed()
+            rig.later(4.0 * number)
+        elif event == "warm" and rig.starter.started:
+            rig.warmed()
         elif event == "end" and alive:
-            world.pool.ended(alive[-1], "killed")
-        elif event == "drop":
-            world.pool.drop(0)
-        place = world.pool._places[0]
-        assert len(place.staying()) <= 2
-        given_away = [seat for seat, _ in world.starter.moved]
+            rig.pool.on_exit(alive[-1], "killed")
+        elif event == "clear":
+            rig.pool.clear(0)
+        gpu = rig.pool._gpus[0]
+        assert len(gpu.usable()) <= 2
+        given_away = [taken for taken, _ in rig.taken]
         assert len(set(given_away)) == len(given_away)
-        assert not set(given_away) & {seat.key for seat in place.seats}
+        assert not set(given_away) & {process.key for process in gpu.processes}
 
 
-def test_while_somebody_is_measured_no_seat_is_made_and_a_warm_one_stays() -> None:
-    world = World()
-    world.later(2.0)
-    world.pool.hush(0)  # in the middle of warming up
-    (seat,) = world.starter.seated
-    assert world.starter.killed == [seat]
-    world.pool.ended(seat, "killed by SIGKILL")
-    world.later(4.9)
-    assert len(world.starter.seated) == 1
-    world.later(0.2)
-    assert len(world.starter.seated) == 2
-    warm = world.warmed()
-    world.pool.hush(0)
-    assert warm not in world.starter.killed
+def test_keep_quiet_starts_nothing_and_keeps_warm_processes() -> None:
+    rig = Rig()
+    rig.later(2.0)
+    rig.pool.keep_quiet(0)  # while it warms up
+    (process,) = rig.starter.started
+    assert rig.starter.killed == [process]
+    rig.pool.on_exit(process, "killed by SIGKILL")
+    rig.later(4.9)
+    assert len(rig.starter.started) == 1
+    rig.later(0.2)
+    assert len(rig.starter.started) == 2
+    warm = rig.warmed()
+    rig.pool.keep_quiet(0)
+    assert warm not in rig.starter.killed

@@ -1,4 +1,4 @@
-"""Who is told what about the turns on a device."""
+"""Grants that workers on a device receive."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ from carpool.runtime.process.worker_pool import WorkerKey
 from carpool.runtime.sharing.device_arbiter import DeviceArbiter
 
 A, B, C = ("a", 0), ("b", 0), ("c", 0)
-SEAT = WorkerSlot(device=0, fraction=1 / 3)
+SLOT = WorkerSlot(device=0, fraction=1 / 3)
 
 
-class Desk:
-    """A rota for one device, and what it said."""
+class Rig:
+    """An arbiter for one device, and the messages it sent."""
 
     def __init__(self, *, cuda: int | None, memory_cap: int = 0) -> None:
-        self.told: list[tuple[WorkerKey, Message]] = []
+        self.sent: list[tuple[WorkerKey, Message]] = []
         device = LocalDevice(0, "device", "kind", cores=(0,), cuda=cuda)
         options = ExecutorOptions(quantum_s=0.0, max_wait_s=0.0, memory_cap=memory_cap)
-        self.rota = DeviceArbiter([device], options, lambda who, message: self.told.append((who, message)))
+        self.arbiter = DeviceArbiter([device], options, lambda key, message: self.sent.append((key, message)))
 
-    def news(self) -> list[tuple[WorkerKey, Message]]:
-        told, self.told = self.told, []
-        return told
+    def take_sent(self) -> list[tuple[WorkerKey, Message]]:
+        sent, self.sent = self.sent, []
+        return sent
 
 
 @pytest.fixture
-def gpu() -> Iterator[Desk]:
-    desk = Desk(cuda=0)
-    yield desk
-    desk.rota.close()
+def gpu() -> Iterator[Rig]:
+    rig = Rig(cuda=0)
+    yield rig
+    rig.arbiter.close()
 
 
-def ask(desk: Desk, *keys: WorkerKey) -> None:
-    for who in keys:
-        desk.rota.ask(0.0, who, SEAT, may_take_several=True, may_inherit=True)
+def request(rig: Rig, *keys: WorkerKey) -> None:
+    for key in keys:
+        rig.arbiter.request_turn(0.0, key, SLOT, multi_step=True, can_queue=True)
 
 
-def test_on_a_gpu_two_know_that_they_are_next(gpu: Desk) -> None:
-    ask(gpu, A, B, C)
-    assert gpu.news() == [(A, Grant(1, 1, 0))]
-    gpu.rota.heard(1.0, 0, A, TurnEnding(1))
-    assert gpu.news() == [(B, Grant(1, 2, 1)), (C, Grant(1, 3, 2))]
+def test_on_a_gpu_two_grants_are_queued(gpu: Rig) -> None:
+    request(gpu, A, B, C)
+    assert gpu.take_sent() == [(A, Grant(1, 1, 0))]
+    gpu.arbiter.on_message(1.0, 0, A, TurnEnding(1))
+    assert gpu.take_sent() == [(B, Grant(1, 2, 1)), (C, Grant(1, 3, 2))]
 
 
 @pytest.mark.parametrize("cuda", [None, 0])
-def test_on_a_cpu_and_under_a_cap_one_does(cuda: int | None) -> None:
-    desk = Desk(cuda=cuda, memory_cap=0 if cuda is None else 1 << 40)
-    ask(desk, A, B, C)
-    desk.rota.heard(1.0, 0, A, TurnEnding(1))
-    assert desk.news() == [(A, Grant(1, 1, 0)), (B, Grant(1, 2, 1))]
-    desk.rota.close()
+def test_on_a_cpu_and_under_a_cap_one_grant_is_queued(cuda: int | None) -> None:
+    rig = Rig(cuda=cuda, memory_cap=0 if cuda is None else 1 << 40)
+    request(rig, A, B, C)
+    rig.arbiter.on_message(1.0, 0, A, TurnEnding(1))
+    assert rig.take_sent() == [(A, Grant(1, 1, 0)), (B, Grant(1, 2, 1))]
+    rig.arbiter.close()
 
 
-def test_who_has_made_its_last_step_is_not_next_any_more(gpu: Desk) -> None:
-    ask(gpu, A, B)
-    gpu.rota.heard(1.0, 0, A, TurnEnding(1))
-    assert gpu.news() == [(A, Grant(1, 1, 0)), (B, Grant(1, 2, 1)), (A, Grant(1, 3, 2))]
-    gpu.rota.heard(2.0, 0, A, TurnEnded(1, is_last=True))
-    gpu.rota.heard(3.0, 0, B, TurnEnding(2))
-    assert gpu.news() == [(B, Grant(1, 4, 2))], "A, which had been named already, does not come between"
+def test_a_queued_grant_is_dropped_after_the_last_step(gpu: Rig) -> None:
+    request(gpu, A, B)
+    gpu.arbiter.on_message(1.0, 0, A, TurnEnding(1))
+    assert gpu.take_sent() == [(A, Grant(1, 1, 0)), (B, Grant(1, 2, 1)), (A, Grant(1, 3, 2))]
+    gpu.arbiter.on_message(2.0, 0, A, TurnEnded(1, is_last=True))
+    gpu.arbiter.on_message(3.0, 0, B, TurnEnding(2))
+    assert gpu.take_sent() == [(B, Grant(1, 4, 2))], "not A, which was queued before"

@@ -1,5 +1,5 @@
-# ruff: noqa: ASYNC240 - a test may look at files while nothing else goes on
-"""The MPS daemon's life, with a small program in its place that opens the same socket and hears the same word."""
+# ruff: noqa: ASYNC240 - a test may block on files
+"""The MPS daemon and admission, with a stand-in for NVIDIA's control program."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GPU = LocalDevice(0, "cuda:0", "H200", (), 0)
 
 
 def to_the_end(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an asynchronous test, not for ever."""
+    """Run an asynchronous test with a timeout."""
 
     @functools.wraps(test)
     def run(*args: Any, **named: Any) -> None:
@@ -52,7 +52,7 @@ def to_the_end(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., 
 
 @pytest.fixture(autouse=True)
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for NVIDIA's program, first on the PATH."""
+    """A stand-in for NVIDIA's control program, first on the PATH."""
     program = tmp_path / "bin" / CONTROL
     program.parent.mkdir()
     program.write_text(DAEMON, encoding="utf-8")
@@ -69,21 +69,21 @@ def root() -> Path:
 
 
 @to_the_end
-async def test_it_comes_up_serves_and_quits(root: Path) -> None:
+async def test_the_daemon_starts_and_quits(root: Path) -> None:
     mps = MpsDaemon(root)
     await mps.start()
     was_alive = mps.is_alive
-    told = mps.environment(40)
-    assert told["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
-    assert (Path(told["CUDA_MPS_PIPE_DIRECTORY"]) / "control").exists()
-    assert root.stat().st_mode & 0o077 == 0  # nobody else's business
+    environment = mps.environment(40)
+    assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
+    assert (Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "control").exists()
+    assert root.stat().st_mode & 0o077 == 0  # private
     await mps.quit()
     assert (was_alive, mps.is_alive) == (True, False)
     assert not root.exists()
 
 
 @to_the_end
-async def test_it_sees_all_gpus_where_its_clients_see_some(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_daemon_sees_all_gpus(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     mps = MpsDaemon(root)
     await mps.start()
@@ -93,16 +93,18 @@ async def test_it_sees_all_gpus_where_its_clients_see_some(root: Path, monkeypat
 
 
 @to_the_end
-async def test_a_daemon_that_does_not_come_up_says_why(root: Path, tmp_path: Path) -> None:
+async def test_a_daemon_that_does_not_start_reports_why(root: Path, tmp_path: Path) -> None:
     (tmp_path / "broken").touch()
     with pytest.raises(MpsUnavailable, match="no GPU is willing"):
         await MpsDaemon(root).start()
     assert not root.exists()
 
 
-def test_somebody_elses_service_is_left_alone(monkeypatch: pytest.MonkeyPatch, control: Path) -> None:
+def test_an_external_daemon_or_a_missing_program_makes_mps_unavailable(
+    monkeypatch: pytest.MonkeyPatch, control: Path
+) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somewhere")
-    with pytest.raises(MpsUnavailable, match="from outside"):
+    with pytest.raises(MpsUnavailable, match="external"):
         find_control()
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
     control.unlink()
@@ -110,7 +112,7 @@ def test_somebody_elses_service_is_left_alone(monkeypatch: pytest.MonkeyPatch, c
         find_control()
 
 
-def test_what_a_dead_executor_left_is_cleared(root: Path) -> None:
+def test_folders_of_dead_executors_are_removed(root: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
     stale, ours = root / f"{dead.pid}.1", root / f"{os.getpid()}.1"
@@ -125,67 +127,71 @@ def test_what_a_dead_executor_left_is_cleared(root: Path) -> None:
         root.rmdir()
 
 
-# -- the executor's side ----------------------------------------------------------------------------------------------
+# -- admission -------------------------------------------------------------------------------------------------------
 
 
-class Ears:
-    """Hears what a gate says."""
+class Recorder:
+    """Records the notes and changes of an admission."""
 
     def __init__(self) -> None:
         self.changes = asyncio.Event()
-        self.words: list[str] = []
+        self.notes: list[str] = []
 
-    def gate(self, root: Path, *devices: LocalDevice, wanted: bool = True) -> MpsAdmission:
+    def admission(self, root: Path, *devices: LocalDevice, enabled: bool = True) -> MpsAdmission:
         return MpsAdmission(
-            devices, wanted=wanted, on_change=self.changes.set, tell=self.words.append, make=lambda: MpsDaemon(root)
+            devices,
+            enabled=enabled,
+            on_change=self.changes.set,
+            note=self.notes.append,
+            make_daemon=lambda: MpsDaemon(root),
         )
 
 
 @to_the_end
-async def test_a_machine_without_gpus_needs_no_service(root: Path) -> None:
-    gate = Ears().gate(root, LocalDevice(0, "cpu:0", "cpu1", (0,)))
-    await gate.start()
-    assert not gate.has_lanes
-    assert gate.environment(0, 40) == {}
-    assert gate.may_start(PendingWorker(("a", 1), 0, 40, 1))
-    await gate.stop()
+async def test_a_machine_without_gpus_needs_no_daemon(root: Path) -> None:
+    mps = Recorder().admission(root, LocalDevice(0, "cpu:0", "cpu1", (0,)))
+    await mps.start()
+    assert not mps.has_lanes
+    assert mps.environment(0, 40) == {}
+    assert mps.admit(PendingWorker(("a", 1), 0, 40, 1))
+    await mps.stop()
 
 
 @to_the_end
-async def test_without_mps_there_are_no_lanes_and_it_says_why(root: Path, control: Path) -> None:
+async def test_without_mps_there_are_no_lanes_and_a_reason(root: Path, control: Path) -> None:
     control.unlink()
-    gate = Ears().gate(root, GPU)
-    await gate.start()
-    assert not gate.has_lanes
-    assert "not on the PATH" in gate.why_not
-    assert gate.environment(0, 40) == {}
-    assert Ears().gate(root, GPU, wanted=False).why_not == "it is turned off"
+    mps = Recorder().admission(root, GPU)
+    await mps.start()
+    assert not mps.has_lanes
+    assert "not on the PATH" in mps.unavailable
+    assert mps.environment(0, 40) == {}
+    assert Recorder().admission(root, GPU, enabled=False).unavailable == "MPS is turned off"
 
 
 @to_the_end
-async def test_a_dead_daemon_is_replaced_and_whoever_waits_may_start(root: Path) -> None:
-    ears = Ears()
-    gate = ears.gate(root, GPU)
-    gate.tick()  # before it has begun there is nothing to replace
-    await gate.start()
+async def test_a_dead_daemon_is_restarted_and_waiting_workers_start(root: Path) -> None:
+    recorder = Recorder()
+    mps = recorder.admission(root, GPU)
+    mps.tick()  # not started yet
+    await mps.start()
     try:
-        gate.tick()
-        assert gate._starting is None
-        assert ears.words == []
-        mps = gate._mps
-        assert mps is not None
-        assert mps._process is not None
-        os.kill(mps._process.pid, signal.SIGKILL)
-        mps._process.wait()
-        who = PendingWorker(("a", 1), 0, 40, 1)
-        assert not gate.may_start(who)
-        assert gate.fault(0, "CUDA error", [("b", 1)], [("b", 3)]) is False  # nobody is to blame for that
-        gate.tick()
-        await asyncio.wait_for(ears.changes.wait(), 20)
-        assert gate.admitted() == []  # the client of the old one has not gone yet
-        gate.gone(0, ("b", 1))
-        assert gate.admitted() == [who]
-        assert ears.words == ["NVIDIA's MPS daemon ended and is started again"]
+        mps.tick()
+        assert mps._restarting is None
+        assert recorder.notes == []
+        daemon = mps._daemon
+        assert daemon is not None
+        assert daemon._process is not None
+        os.kill(daemon._process.pid, signal.SIGKILL)
+        daemon._process.wait()
+        worker = PendingWorker(("a", 1), 0, 40, 1)
+        assert not mps.admit(worker)
+        assert mps.on_fault(0, "CUDA error", [("b", 1)], [("b", 3)]) is False  # no job is to blame
+        mps.tick()
+        await asyncio.wait_for(recorder.changes.wait(), 20)
+        assert mps.take_admitted() == []  # a client of the old daemon has not exited yet
+        mps.on_exit(0, ("b", 1))
+        assert mps.take_admitted() == [worker]
+        assert len(recorder.notes) == 1
     finally:
-        await gate.stop()
+        await mps.stop()
     assert not root.exists()

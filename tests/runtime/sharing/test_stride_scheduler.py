@@ -1,4 +1,4 @@
-"""Who goes next on a shared device."""
+"""Turns on a time-sliced device."""
 
 from __future__ import annotations
 
@@ -10,233 +10,233 @@ from hypothesis import strategies as st
 from carpool.runtime.sharing.stride_scheduler import StrideScheduler, TurnGrant
 
 
-def who_and_steps(granted: TurnGrant[str] | None) -> tuple[str, int] | None:
-    return None if granted is None else (granted.who, granted.steps)
+def client_and_steps(granted: TurnGrant[str] | None) -> tuple[str, int] | None:
+    return None if granted is None else (granted.client, granted.steps)
 
 
 def test_equal_turns_share_in_proportion_to_their_fractions() -> None:
     turns: StrideScheduler[str] = StrideScheduler(max_wait_s=1000.0)
     fractions = {"a": 0.5, "b": 0.25, "c": 0.25}
-    for who, fraction in fractions.items():
-        turns.ask(0.0, who, 0, fraction)
+    for client, fraction in fractions.items():
+        turns.request(0.0, client, 0, fraction)
     count: Counter[str] = Counter()
     for at in range(400):
-        granted = turns.next(float(at))
+        granted = turns.grant_next(float(at))
         assert granted is not None
         count[granted[0]] += 1
-        turns.ask(at + 1.0, granted[0], 0, fractions[granted[0]])
+        turns.request(at + 1.0, granted[0], 0, fractions[granted[0]])
     assert count == {"a": 200, "b": 100, "c": 100}
 
 
-def test_a_lower_turn_goes_first_and_a_higher_one_while_it_waits() -> None:
+def test_a_lower_turn_goes_first() -> None:
     turns: StrideScheduler[str] = StrideScheduler(max_wait_s=1000.0)
-    turns.ask(0.0, "later", 1, 1.0)
-    turns.ask(0.0, "first", 0, 1.0)
-    assert who_and_steps(turns.next(0.0)) == ("first", 1)
-    assert turns.next(0.5) is None, "there is one token"
-    turns.give_back(1.0, "first")
-    assert who_and_steps(turns.next(1.0)) == ("later", 1)
-    turns.ask(1.5, "first", 0, 1.0)
-    assert turns.next(1.5) is None
-    turns.ask(2.0, "later", 1, 1.0)
-    assert who_and_steps(turns.next(2.0)) == ("first", 1)
+    turns.request(0.0, "later", 1, 1.0)
+    turns.request(0.0, "first", 0, 1.0)
+    assert client_and_steps(turns.grant_next(0.0)) == ("first", 1)
+    assert turns.grant_next(0.5) is None, "the device is held"
+    turns.release(1.0, "first")
+    assert client_and_steps(turns.grant_next(1.0)) == ("later", 1)
+    turns.request(1.5, "first", 0, 1.0)
+    assert turns.grant_next(1.5) is None
+    turns.request(2.0, "later", 1, 1.0)
+    assert client_and_steps(turns.grant_next(2.0)) == ("first", 1)
 
 
-def test_nobody_waits_for_longer_than_allowed() -> None:
+def test_waiting_time_is_limited() -> None:
     turns: StrideScheduler[str] = StrideScheduler(max_wait_s=3.0)
-    turns.ask(0.0, "later", 1, 1.0)
+    turns.request(0.0, "later", 1, 1.0)
     order = []
     for at in range(5):
-        turns.ask(float(at), "first", 0, 1.0)
-        granted = turns.next(float(at))
+        turns.request(float(at), "first", 0, 1.0)
+        granted = turns.grant_next(float(at))
         assert granted is not None
         order.append(granted[0])
-        turns.give_back(at + 0.9, granted[0])
+        turns.release(at + 0.9, granted[0])
     assert order == ["first", "first", "first", "later", "first"]
 
 
-def test_short_steps_are_granted_in_numbers_to_those_that_work_alone() -> None:
+def test_a_single_rank_gets_several_short_steps_per_grant() -> None:
     turns: StrideScheduler[str] = StrideScheduler(max_wait_s=1.0, quantum_s=0.02)
-    turns.ask(0.0, "alone", 0, 1.0, may_take_several=True)
-    assert who_and_steps(turns.next(0.0)) == ("alone", 1)
-    turns.ask(0.002, "alone", 0, 1.0, may_take_several=True)
-    assert who_and_steps(turns.next(0.002)) == ("alone", 10)
+    turns.request(0.0, "alone", 0, 1.0, multi_step=True)
+    assert client_and_steps(turns.grant_next(0.0)) == ("alone", 1)
+    turns.request(0.002, "alone", 0, 1.0, multi_step=True)
+    assert client_and_steps(turns.grant_next(0.002)) == ("alone", 10)
 
 
-KINDS = st.sampled_from(["ask", "give_back", "withdraw", "leave", "next"])
+KINDS = st.sampled_from(["request", "release", "cancel", "remove", "next"])
 
 
 @given(st.lists(st.tuples(KINDS, st.sampled_from("abc")), max_size=60))
-def test_whoever_asks_gets_the_token_once_it_is_free(events: list[tuple[str, str]]) -> None:
+def test_a_free_device_is_granted_to_a_waiting_client(events: list[tuple[str, str]]) -> None:
     turns: StrideScheduler[str] = StrideScheduler(max_wait_s=2.0)
     holder = ""
-    asking: set[str] = set()
+    waiting: set[str] = set()
     at = 0.0
-    for kind, who in events:
+    for kind, client in events:
         at += 0.5
         match kind:
-            case "ask":
-                turns.ask(at, who, ord(who), 0.5)
-                asking.add(who)
-                holder = "" if holder == who else holder
-            case "give_back" if holder == who:
-                turns.give_back(at, who)
+            case "request":
+                turns.request(at, client, ord(client), 0.5)
+                waiting.add(client)
+                holder = "" if holder == client else holder
+            case "release" if holder == client:
+                turns.release(at, client)
                 holder = ""
-            case "leave" | "withdraw":
-                turns.leave(at, who) if kind == "leave" else turns.withdraw(at, who)
-                asking.discard(who)
-                holder = "" if holder == who else holder
+            case "remove" | "cancel":
+                turns.remove(at, client) if kind == "remove" else turns.cancel(at, client)
+                waiting.discard(client)
+                holder = "" if holder == client else holder
             case "next":
-                granted = turns.next(at)
-                assert (granted is None) == bool(holder or not asking)
+                granted = turns.grant_next(at)
+                assert (granted is None) == bool(holder or not waiting)
                 if granted is not None:
                     holder = granted[0]
-                    asking.remove(holder)
+                    waiting.remove(holder)
 
 
-def asked(turns: StrideScheduler[str], at: float, *names: str) -> None:
+def request(turns: StrideScheduler[str], at: float, *names: str) -> None:
     for name in names:
-        turns.ask(at, name, 0, 0.5, may_take_several=True, may_inherit=True)
+        turns.request(at, name, 0, 0.5, multi_step=True, can_queue=True)
 
 
-def test_the_heir_is_chosen_while_the_last_step_runs_and_holds_the_token_after_it() -> None:
+def test_the_next_grant_is_queued_during_the_last_step() -> None:
     turns: StrideScheduler[str] = StrideScheduler(max_wait_s=1000.0, quantum_s=0.0)
-    asked(turns, 0.0, "a", "b")
-    assert turns.next(0.0) == TurnGrant("a", 1, 1, 0)
-    assert turns.ending(1.0, "a", 1) == [TurnGrant("b", 1, 2, 1)]
-    assert (turns.holder, turns.over) == ("a", 0)
-    assert turns.next(1.5) is None, "it has been told already"
-    turns.passed(2.0, "a", 1)
-    assert (turns.holder, turns.over) == ("b", 1)
-    assert turns.ending(9.0, "b", 2) == [TurnGrant("a", 1, 3, 2)], "the one before has asked with its last step"
+    request(turns, 0.0, "a", "b")
+    assert turns.grant_next(0.0) == TurnGrant("a", 1, 1, 0)
+    assert turns.on_ending(1.0, "a", 1) == [TurnGrant("b", 1, 2, 1)]
+    assert (turns.holder, turns.last_ended) == ("a", 0)
+    assert turns.grant_next(1.5) is None, "it is queued already"
+    turns.on_ended(2.0, "a", 1)
+    assert (turns.holder, turns.last_ended) == ("b", 1)
+    assert turns.on_ending(9.0, "b", 2) == [TurnGrant("a", 1, 3, 2)], "a requested a turn with its last step"
 
 
-def test_an_heir_that_has_begun_shows_that_the_one_before_is_through() -> None:
+def test_a_queued_grant_that_has_begun_ends_the_one_before() -> None:
     turns: StrideScheduler[str] = StrideScheduler(max_wait_s=1000.0, quantum_s=0.0)
-    asked(turns, 0.0, "a", "b")
-    turns.next(0.0)
-    turns.ending(1.0, "a", 1)
-    assert turns.ending(2.0, "b", 2) == [TurnGrant("b", 1, 3, 2)]
-    turns.passed(2.1, "a", 1)  # comes late
+    request(turns, 0.0, "a", "b")
+    turns.grant_next(0.0)
+    turns.on_ending(1.0, "a", 1)
+    assert turns.on_ending(2.0, "b", 2) == [TurnGrant("b", 1, 3, 2)]
+    turns.on_ended(2.1, "a", 1)  # comes late
     assert turns.holder == "b"
 
 
-def test_the_one_that_has_had_less_may_come_after_itself() -> None:
+def test_a_client_with_less_time_may_follow_itself() -> None:
     turns: StrideScheduler[str] = StrideScheduler(max_wait_s=1000.0, quantum_s=0.0)
-    asked(turns, 0.0, "a", "b")
-    turns.next(0.0)
-    turns.passed(10.0, "a", 1)
-    asked(turns, 10.0, "a")
-    assert turns.next(10.0) == TurnGrant("b", 1, 2, 1)
-    assert turns.ending(11.0, "b", 2) == [TurnGrant("b", 1, 3, 2)]
+    request(turns, 0.0, "a", "b")
+    turns.grant_next(0.0)
+    turns.on_ended(10.0, "a", 1)
+    request(turns, 10.0, "a")
+    assert turns.grant_next(10.0) == TurnGrant("b", 1, 2, 1)
+    assert turns.on_ending(11.0, "b", 2) == [TurnGrant("b", 1, 3, 2)]
 
 
-def test_an_heir_that_rests_is_replaced_and_its_number_is_not_used_again() -> None:
+def test_a_cancelled_queued_grant_is_replaced_and_its_number_not_reused() -> None:
     turns: StrideScheduler[str] = StrideScheduler(max_wait_s=1000.0, quantum_s=0.0)
-    asked(turns, 0.0, "a", "b", "c")
-    turns.next(0.0)
-    turns.ending(1.0, "a", 1)
-    turns.withdraw(1.5, "b")
-    turns.passed(2.0, "a", 1)
-    assert turns.over == 2
-    assert turns.next(2.0) == TurnGrant("c", 1, 3, 2)
+    request(turns, 0.0, "a", "b", "c")
+    turns.grant_next(0.0)
+    turns.on_ending(1.0, "a", 1)
+    turns.cancel(1.5, "b")
+    turns.on_ended(2.0, "a", 1)
+    assert turns.last_ended == 2
+    assert turns.grant_next(2.0) == TurnGrant("c", 1, 3, 2)
 
 
-def test_who_cannot_wait_by_itself_is_no_heir() -> None:
+def test_a_client_without_handoff_is_not_queued() -> None:
     turns: StrideScheduler[str] = StrideScheduler(max_wait_s=1000.0, quantum_s=0.0)
-    asked(turns, 0.0, "a")
-    turns.next(0.0)
-    turns.ask(0.5, "session", 0, 0.5, may_take_several=True)
-    assert turns.ending(1.0, "a", 1) == []
-    turns.passed(2.0, "a", 1)
-    assert turns.next(2.0) == TurnGrant("session", 1, 2, 1)
+    request(turns, 0.0, "a")
+    turns.grant_next(0.0)
+    turns.request(0.5, "session", 0, 0.5, multi_step=True)
+    assert turns.on_ending(1.0, "a", 1) == []
+    turns.on_ended(2.0, "a", 1)
+    assert turns.grant_next(2.0) == TurnGrant("session", 1, 2, 1)
 
 
-def test_two_heirs_stand_one_behind_the_other() -> None:
-    turns: StrideScheduler[str] = StrideScheduler(max_wait_s=0.0, quantum_s=0.0, most_heirs=2)
-    asked(turns, 0.0, "a", "b", "c")
-    turns.next(0.0)
-    assert turns.ending(1.0, "a", 1) == [TurnGrant("b", 1, 2, 1), TurnGrant("c", 1, 3, 2)]
-    turns.passed(2.0, "a", 1)
-    assert turns.ending(2.5, "b", 2) == [TurnGrant("a", 1, 4, 3)], "one more, behind the one that knows"
-    assert turns.ending(3.5, "c", 3) == [TurnGrant("b", 1, 5, 4)]
-    assert turns.holder == "c", "it could not have begun before the others were through"
-    turns.passed(4.0, "b", 2)  # comes late
+def test_two_grants_are_queued_in_order() -> None:
+    turns: StrideScheduler[str] = StrideScheduler(max_wait_s=0.0, quantum_s=0.0, max_queued=2)
+    request(turns, 0.0, "a", "b", "c")
+    turns.grant_next(0.0)
+    assert turns.on_ending(1.0, "a", 1) == [TurnGrant("b", 1, 2, 1), TurnGrant("c", 1, 3, 2)]
+    turns.on_ended(2.0, "a", 1)
+    assert turns.on_ending(2.5, "b", 2) == [TurnGrant("a", 1, 4, 3)], "one more, behind the queued one"
+    assert turns.on_ending(3.5, "c", 3) == [TurnGrant("b", 1, 5, 4)]
+    assert turns.holder == "c", "it could not have begun before the others ended"
+    turns.on_ended(4.0, "b", 2)  # comes late
     assert turns.holder == "c"
 
 
-def test_who_says_late_that_it_was_at_its_end_has_asked_all_the_same() -> None:
-    turns: StrideScheduler[str] = StrideScheduler(max_wait_s=0.0, quantum_s=0.0, most_heirs=2)
-    asked(turns, 0.0, "a", "b", "c")
-    turns.next(0.0)
-    turns.ending(1.0, "a", 1)
-    turns.ending(2.0, "c", 3)
-    assert turns.ending(2.1, "b", 2) == [], "the holder says who comes next"
-    turns.passed(3.0, "c", 3)
-    assert turns.ending(4.0, "a", 4) == [TurnGrant("b", 1, 6, 5)]
+def test_a_late_ending_still_counts_as_a_request() -> None:
+    turns: StrideScheduler[str] = StrideScheduler(max_wait_s=0.0, quantum_s=0.0, max_queued=2)
+    request(turns, 0.0, "a", "b", "c")
+    turns.grant_next(0.0)
+    turns.on_ending(1.0, "a", 1)
+    turns.on_ending(2.0, "c", 3)
+    assert turns.on_ending(2.1, "b", 2) == [], "the holder says client comes next"
+    turns.on_ended(3.0, "c", 3)
+    assert turns.on_ending(4.0, "a", 4) == [TurnGrant("b", 1, 6, 5)]
 
 
-def test_a_second_heir_is_not_named_before_one_with_a_lower_turn_that_may_ask_again() -> None:
-    turns: StrideScheduler[str] = StrideScheduler(max_wait_s=1000.0, quantum_s=0.0, most_heirs=2)
+def test_a_second_grant_is_not_queued_before_a_lower_turn_that_may_request_again() -> None:
+    turns: StrideScheduler[str] = StrideScheduler(max_wait_s=1000.0, quantum_s=0.0, max_queued=2)
     for name, turn in (("first", 0), ("later", 1)):
-        turns.ask(0.0, name, turn, 1.0, may_inherit=True)
-    turns.next(0.0)
-    assert turns.ending(1.0, "first", 1) == [TurnGrant("first", 1, 2, 1)]
+        turns.request(0.0, name, turn, 1.0, can_queue=True)
+    turns.grant_next(0.0)
+    assert turns.on_ending(1.0, "first", 1) == [TurnGrant("first", 1, 2, 1)]
 
 
-def test_two_heirs_keep_the_proportion_of_the_fractions() -> None:
-    turns: StrideScheduler[str] = StrideScheduler(max_wait_s=1000.0, quantum_s=0.0, most_heirs=2)
+def test_two_queued_grants_keep_the_proportion_of_the_fractions() -> None:
+    turns: StrideScheduler[str] = StrideScheduler(max_wait_s=1000.0, quantum_s=0.0, max_queued=2)
     fractions = {"a": 0.6, "b": 0.3, "c": 0.1}
-    for who, fraction in fractions.items():
-        turns.ask(0.0, who, 0, fraction, may_inherit=True)
+    for client, fraction in fractions.items():
+        turns.request(0.0, client, 0, fraction, can_queue=True)
     count: Counter[str] = Counter()
     for at in range(500):
-        turns.next(float(at))
-        holder, number = turns.holder, turns.over + 1
+        turns.grant_next(float(at))
+        holder, number = turns.holder, turns.last_ended + 1
         assert holder is not None
         count[holder] += 1
-        turns.ending(at + 0.9, holder, number)
-        turns.passed(at + 1.0, holder, number)
-    assert all(abs(count[who] - 500 * fraction) <= 5 for who, fraction in fractions.items())
+        turns.on_ending(at + 0.9, holder, number)
+        turns.on_ended(at + 1.0, holder, number)
+    assert all(abs(count[client] - 500 * fraction) <= 5 for client, fraction in fractions.items())
 
 
-def test_an_heir_in_the_middle_that_rests_holds_nobody_up() -> None:
-    turns: StrideScheduler[str] = StrideScheduler(max_wait_s=0.0, quantum_s=0.0, most_heirs=2)
-    asked(turns, 0.0, "a", "b", "c")
-    turns.next(0.0)
-    turns.ending(1.0, "a", 1)
-    turns.withdraw(1.5, "b")
-    turns.passed(2.0, "a", 1)
-    assert (turns.holder, turns.over) == ("c", 2)
+def test_a_cancelled_grant_in_the_middle_blocks_no_other() -> None:
+    turns: StrideScheduler[str] = StrideScheduler(max_wait_s=0.0, quantum_s=0.0, max_queued=2)
+    request(turns, 0.0, "a", "b", "c")
+    turns.grant_next(0.0)
+    turns.on_ending(1.0, "a", 1)
+    turns.cancel(1.5, "b")
+    turns.on_ended(2.0, "a", 1)
+    assert (turns.holder, turns.last_ended) == ("c", 2)
 
 
 @given(
     st.integers(1, 3),
-    st.lists(st.tuples(st.sampled_from(["ask", "ending", "passed", "withdraw", "next"]), st.sampled_from("abc"))),
+    st.lists(st.tuples(st.sampled_from(["request", "ending", "ended", "cancel", "next"]), st.sampled_from("abc"))),
 )
-def test_grants_come_one_after_another_whatever_happens(most_heirs: int, events: list[tuple[str, str]]) -> None:
-    """A grant begins after one that was given out before it, and what is over stays over."""
-    turns: StrideScheduler[str] = StrideScheduler(max_wait_s=2.0, quantum_s=0.0, most_heirs=most_heirs)
+def test_grants_follow_each_other_under_any_events(max_queued: int, events: list[tuple[str, str]]) -> None:
+    """A grant begins after an earlier one, and ended grants stay ended."""
+    turns: StrideScheduler[str] = StrideScheduler(max_wait_s=2.0, quantum_s=0.0, max_queued=max_queued)
     newest: dict[str, int] = {}
     given: list[int] = [0]
-    over = 0
-    for at, (kind, who) in enumerate(events):
+    last_ended = 0
+    for at, (kind, client) in enumerate(events):
         granted: list[TurnGrant[str]] = []
         match kind:
-            case "ask" if who != turns.holder:
-                asked(turns, float(at), who)
+            case "request" if client != turns.holder:
+                request(turns, float(at), client)
             case "ending":
-                granted = turns.ending(float(at), who, newest.get(who, 0))
-            case "passed":
-                turns.passed(float(at), who, newest.get(who, 0))
-            case "withdraw":
-                turns.withdraw(float(at), who)
+                granted = turns.on_ending(float(at), client, newest.get(client, 0))
+            case "ended":
+                turns.on_ended(float(at), client, newest.get(client, 0))
+            case "cancel":
+                turns.cancel(float(at), client)
             case "next":
-                granted = [each for each in [turns.next(float(at))] if each is not None]
+                granted = [each for each in [turns.grant_next(float(at))] if each is not None]
         for each in granted:
             assert each.after < each.number
             assert each.number > given[-1]
             given.append(each.number)
-            newest[each.who] = each.number
-        assert over <= turns.over <= given[-1]
-        over = turns.over
+            newest[each.client] = each.number
+        assert last_ended <= turns.last_ended <= given[-1]
+        last_ended = turns.last_ended

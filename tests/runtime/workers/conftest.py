@@ -1,4 +1,4 @@
-"""Real workers from a real forkserver, under the hand of a test that speaks the executor's side of the protocol."""
+"""Real workers from a real fork server, with the test as their executor."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from carpool.runtime.process.shared_memory import new_memory_file
 from carpool.runtime.reduce.shm_layout import Owners, ShmLayout
 
 HERE = Path(__file__).parent
-PATIENCE_S = 60.0  # a test that waits longer has failed; none comes near it
+TIMEOUT_S = 60.0  # far more than any test needs
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 
 @dataclass(eq=False)
-class Hand:
+class WorkerEnd:
     """A worker, as its executor sees it."""
 
     pid: int
@@ -50,11 +50,11 @@ class Hand:
     ready: Ready | None = None
     others: list[Message] = field(default_factory=list)  # heard while waiting for something else
 
-    def say(self, message: Message, *fds: int) -> None:
+    def send(self, message: Message, *fds: int) -> None:
         self.channel.send(message, fds)
 
-    async def hear(self, kind: type[M]) -> M:
-        """The next message of a kind; what comes before it is put aside."""
+    async def receive(self, kind: type[M]) -> M:
+        """The next message of a type; earlier ones are kept aside."""
         while True:
             message = (await self.channel.receive()).message
             if isinstance(message, kind):
@@ -78,89 +78,89 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.exits: dict[int, asyncio.Future[int]] = {}
-        self.forkserver = ForkServer(self._buried)
-        self.hands: list[Hand] = []  # of the present test
-        self._formations = 0
+        self.forkserver = ForkServer(self._on_exit)
+        self.forked: list[WorkerEnd] = []  # of the present test
+        self._epochs = 0
 
-    def _buried(self, exited: Exited) -> None:
+    def _on_exit(self, exited: Exited) -> None:
         self.exits[exited.pid].set_result(exited.code)
 
-    async def hand(self) -> Hand:
+    async def fork(self) -> WorkerEnd:
         ours, theirs = pair()
         with theirs:
             pid = await self.forkserver.fork(theirs)
         self.exits[pid] = asyncio.get_running_loop().create_future()
-        hand = Hand(pid, AsyncChannel(ours))
-        self.hands.append(hand)
-        return hand
+        worker = WorkerEnd(pid, AsyncChannel(ours))
+        self.forked.append(worker)
+        return worker
 
-    async def begun(self, program: Program, **options: Any) -> Hand:
-        """A worker that has been told what to do; it may be ready or broken next."""
-        hand = await self.hand()
-        log = os.open(self.folder / f"log-{hand.pid}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-        hand.say(Begin("job", asdict(program), "cpu", **options), log)
+    async def begun(self, program: Program, **options: Any) -> WorkerEnd:
+        """A worker that has received Begin."""
+        worker = await self.fork()
+        log = os.open(self.folder / f"log-{worker.pid}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        worker.send(Begin("job", asdict(program), "cpu", **options), log)
         os.close(log)
-        return hand
+        return worker
 
-    async def worker(self, program: Program, **options: Any) -> Hand:
+    async def worker(self, program: Program, **options: Any) -> WorkerEnd:
         """A worker that is ready."""
-        hand = await self.begun(program, **options)
-        hand.ready = await hand.hear(Ready)
-        return hand
+        worker = await self.begun(program, **options)
+        worker.ready = await worker.receive(Ready)
+        return worker
 
-    async def workers(self, count: int, program: Program, **options: Any) -> list[Hand]:
-        hands = [await self.worker(program, **options) for _ in range(count)]
-        assert len({hand.ready.fingerprint for hand in hands if hand.ready}) == 1
-        return hands
+    async def workers(self, count: int, program: Program, **options: Any) -> list[WorkerEnd]:
+        workers = [await self.worker(program, **options) for _ in range(count)]
+        assert len({worker.ready.fingerprint for worker in workers if worker.ready}) == 1
+        return workers
 
-    def form(self, hands: Sequence[Hand], owners: Owners = (), **options: Any) -> int:
-        """Put workers into a formation; its number."""
-        self._formations += 1
+    def start_epoch(self, workers: Sequence[WorkerEnd], owners: Owners = (), **options: Any) -> int:
+        """Start an epoch; its number."""
+        self._epochs += 1
         fds = []
-        if len(hands) > 1:
-            assert hands[0].ready is not None
-            pieces = owners or tuple((rank, rank + 1) for rank in range(len(hands)))
-            slots = ShmLayout(pieces, hands[0].ready.segment_bytes)
+        if len(workers) > 1:
+            assert workers[0].ready is not None
+            pieces = owners or tuple((rank, rank + 1) for rank in range(len(workers)))
+            slots = ShmLayout(pieces, workers[0].ready.contribution_bytes)
             fds = [new_memory_file("test", 0 if options.get("reducer") == "group" else slots.num_bytes)]
-        for rank, hand in enumerate(hands):
-            hand.say(Proceed(self._formations, rank, len(hands), owners, **options), *fds)
+        for rank, worker in enumerate(workers):
+            worker.send(Proceed(self._epochs, rank, len(workers), owners, **options), *fds)
         close_all(fds)
-        return self._formations
+        return self._epochs
 
-    async def drive(self, hands: Sequence[Hand], formation: int, *, until: int | None = None) -> list[Message]:
-        """Carry a formation to a step, or to its end: what its members said last."""
+    async def drive(self, workers: Sequence[WorkerEnd], epoch: int, *, until: int | None = None) -> list[Message]:
+        """Run an epoch to a step or to its end; the last messages of its ranks."""
         while True:
-            said = [await self.answer(hand, hands) for hand in hands]
+            said = [await self.answer(worker, workers) for worker in workers]
             if all(isinstance(each, Halted | Done) for each in said):
                 return said
             steps = {each.step for each in said if isinstance(each, Contributed | Updated)}
             assert len(steps) == 1, f"members are apart: {said}"
             (step,) = steps
             is_updated = isinstance(said[0], Updated)
-            for hand in hands:
-                hand.say(
-                    Gather(formation, step) if is_updated else Apply(formation, step, halt=until == step + 1),
+            for worker in workers:
+                worker.send(
+                    Gather(epoch, step) if is_updated else Apply(epoch, step, halt=until == step + 1),
                 )
 
-    async def answer(self, hand: Hand, hands: Sequence[Hand]) -> Message:
-        """What a worker says about a step; evaluations are passed on."""
+    async def answer(self, worker: WorkerEnd, workers: Sequence[WorkerEnd]) -> Message:
+        """A worker's next message about a step; evaluations are forwarded."""
         while True:
-            message = (await hand.channel.receive()).message
+            message = (await worker.channel.receive()).message
             assert not isinstance(message, WorkerFailed), message
             if isinstance(message, Evaluated):
-                for other in hands:
-                    if other is not hand:
-                        other.say(MetricsMeasured(message.step, message.metrics))
+                for other in workers:
+                    if other is not worker:
+                        other.send(MetricsMeasured(message.step, message.metrics))
             if isinstance(message, Contributed | Updated | Halted | Done):
                 return message
 
     async def dismiss(self) -> None:
         """End all workers of a test by closing their channels, and wait for their ends."""
-        for hand in self.hands:
-            hand.channel.close()
-        codes = [await self.exits[hand.pid] for hand in self.hands]
+        for worker in self.forked:
+            worker.channel.close()
+        codes = [await self.exits[worker.pid] for worker in self.forked]
         assert all(isinstance(code, int) for code in codes)
-        self.hands.clear()
+        self.forked.clear()
 
 
 Run = Callable[[Coroutine[Any, Any, T]], T]
@@ -174,7 +174,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="session")
-def nursery_bench(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def shared_bench(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench = Bench(tmp_path_factory.mktemp("logs"))
     runner.run(bench.forkserver.start())
     yield bench
@@ -182,23 +182,23 @@ def nursery_bench(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def bench(nursery_bench: Bench, runner: asyncio.Runner) -> Iterator[Bench]:
-    yield nursery_bench
-    runner.run(nursery_bench.dismiss())
+def bench(shared_bench: Bench, runner: asyncio.Runner) -> Iterator[Bench]:
+    yield shared_bench
+    runner.run(shared_bench.dismiss())
 
 
 @pytest.fixture
 def run(runner: asyncio.Runner) -> Run[Any]:
-    """Run a test's coroutine, but not for ever."""
+    """Run a test's coroutine with a timeout."""
 
-    def within_patience(work: Coroutine[Any, Any, T]) -> T:
+    def with_timeout(work: Coroutine[Any, Any, T]) -> T:
         async def limited() -> T:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 return await work
 
         return runner.run(limited())
 
-    return within_patience
+    return with_timeout
 
 
 @pytest.fixture

@@ -41,28 +41,26 @@ def name_of(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
 
 
-def test_a_worker_has_its_channel_and_nothing_else_of_the_nursery(bench: Any, run: Any) -> None:
+def test_a_worker_inherits_only_its_channel(bench: Any, run: Any) -> None:
     async def work() -> dict[str, str]:
-        await bench.hand()
-        hand = await bench.hand()
-        hand.say(Begin("job", {"entry": "no.py:none"}, "cpu"))
-        await hand.hear(WorkerFailed)
-        return open_files(hand.pid)
+        await bench.fork()
+        worker = await bench.fork()
+        worker.send(Begin("job", {"entry": "no.py:none"}, "cpu"))
+        await worker.receive(WorkerFailed)
+        return open_files(worker.pid)
 
     inherited = {number: target for number, target in run(work()).items() if int(number) > 2}
     assert len(inherited) == 1, inherited
     assert next(iter(inherited.values())).startswith("socket:")
 
 
-def test_a_worker_stands_alone_in_its_session_with_its_cores_and_threads(
-    bench: Any, run: Any, program: MakeProgram
-) -> None:
+def test_a_worker_has_its_own_session_cores_and_threads(bench: Any, run: Any, program: MakeProgram) -> None:
     core = min(os.sched_getaffinity(0))
 
     async def work() -> tuple[bool, set[int], str]:
-        hand = await bench.worker(program(), cores=(core,))
-        leads = os.getsid(hand.pid) == os.getpgid(hand.pid) == hand.pid
-        return leads, os.sched_getaffinity(hand.pid), name_of(hand.pid)
+        worker = await bench.worker(program(), cores=(core,))
+        leads = os.getsid(worker.pid) == os.getpgid(worker.pid) == worker.pid
+        return leads, os.sched_getaffinity(worker.pid), name_of(worker.pid)
 
     leads, cores, name = run(work())
     assert leads
@@ -70,21 +68,21 @@ def test_a_worker_stands_alone_in_its_session_with_its_cores_and_threads(
     assert name == "carpool:job"
 
 
-def test_the_log_gets_what_the_users_code_prints(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_output_of_user_code_goes_to_the_log(bench: Any, run: Any, program: MakeProgram) -> None:
     async def work() -> int:
-        hand = await bench.worker(program("speaks"))
-        return int(hand.pid)
+        worker = await bench.worker(program("speaks"))
+        return int(worker.pid)
 
     assert (bench.folder / f"log-{run(work())}").read_text(encoding="utf-8") == "good morning\n"
 
 
-def test_what_a_worker_started_ends_with_it(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_processes_of_a_worker_end_with_it(bench: Any, run: Any, program: MakeProgram) -> None:
     async def work() -> int:
-        hand = await bench.worker(program("starts_another"))
-        (child,) = children(hand.pid)
+        worker = await bench.worker(program("starts_another"))
+        (child,) = children(worker.pid)
         handle = os.pidfd_open(child)
-        bench.forkserver.kill(hand.pid)
-        await bench.exits[hand.pid]
+        bench.forkserver.kill(worker.pid)
+        await bench.exits[worker.pid]
         return handle
 
     handle = run(work())
@@ -92,12 +90,10 @@ def test_what_a_worker_started_ends_with_it(bench: Any, run: Any, program: MakeP
     os.close(handle)
 
 
-def test_heaps_of_workers_lie_in_huge_pages_and_those_of_what_they_start_do_not(
-    bench: Any, run: Any, program: MakeProgram
-) -> None:
+def test_workers_use_huge_pages_and_their_children_do_not(bench: Any, run: Any, program: MakeProgram) -> None:
     async def work() -> tuple[bytes, bytes]:
-        hand = await bench.worker(program("starts_another"))
-        (child,) = children(hand.pid)
+        worker = await bench.worker(program("starts_another"))
+        (child,) = children(worker.pid)
         return environment_of(bench.forkserver.pid), environment_of(child)
 
     ours, theirs = run(work())
@@ -109,9 +105,9 @@ def test_no_zombie_and_no_descriptor_is_left(bench: Any, run: Any, program: Make
     async def work() -> list[int]:
         counts = []
         for _ in range(3):
-            hand = await bench.worker(program())
-            bench.form([hand])
-            await hand.hear(Stepped)
+            worker = await bench.worker(program())
+            bench.start_epoch([worker])
+            await worker.receive(Stepped)
             await bench.dismiss()
             counts.append(len(open_files(bench.forkserver.pid)))
         assert children(bench.forkserver.pid) == []
@@ -123,12 +119,12 @@ def test_no_zombie_and_no_descriptor_is_left(bench: Any, run: Any, program: Make
     assert (len(open_files("self")), sorted(Path("/dev/shm").iterdir())) == (here, shared)
 
 
-def test_a_signal_for_one_that_has_ended_reaches_nobody(bench: Any, run: Any) -> None:
+def test_a_signal_to_an_exited_worker_is_ignored(bench: Any, run: Any) -> None:
     async def work() -> int:
-        hand = await bench.hand()
+        worker = await bench.fork()
         bench.forkserver.kill(os.getpid(), signal.SIGKILL)  # not the fork server's child
-        bench.forkserver.kill(hand.pid)
-        code: int = await bench.exits[hand.pid]
+        bench.forkserver.kill(worker.pid)
+        code: int = await bench.exits[worker.pid]
         return code
 
     assert run(work()) == -signal.SIGKILL
@@ -161,7 +157,7 @@ asyncio.run(main())
 """
 
 
-def test_all_die_with_an_executor_that_is_killed() -> None:
+def test_all_processes_die_with_a_killed_executor() -> None:
     """Torch is not imported in the executor, and a SIGKILL of it leaves no process."""
     with subprocess.Popen([sys.executable, "-c", SCRIPT.format(folder=str(HERE))], stdout=subprocess.PIPE) as executor:
         assert executor.stdout is not None
@@ -174,7 +170,7 @@ def test_all_die_with_an_executor_that_is_killed() -> None:
         os.close(handle)
 
 
-def test_a_nursery_that_dies_is_told_and_a_new_one_can_be_started(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_fork_server_is_reported_and_can_be_replaced(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[str] = []
     monkeypatch.setattr("carpool.runtime.process.forkserver._STOP_S", 5.0)
 

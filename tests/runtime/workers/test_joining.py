@@ -31,37 +31,35 @@ def owners(*sizes: int) -> tuple[tuple[int, int], ...]:
     return tuple(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
 
 
-async def published(hand: Any, mirror: int) -> dict[str, Tensor]:
+async def published(worker: Any, mirror: int) -> dict[str, Tensor]:
     """A worker's weights and statistics."""
-    hand.say(Publish(), mirror)
-    await hand.hear(Published)
+    worker.send(Publish(), mirror)
+    await worker.receive(Published)
     state: dict[str, Tensor] = read_mirror(mirror)[1]["model"]
     return {name: value.clone() for name, value in state.items()}
 
 
-def test_joint_statistics_are_those_of_one_device_also_after_a_resize(
-    bench: Any, run: Any, program: MakeProgram
-) -> None:
+def test_sync_batchnorm_equals_one_device_also_after_a_resize(bench: Any, run: Any, program: MakeProgram) -> None:
     wanted = program("normalised", options=JOINT)
     mirror = new_memory_file("mirror")
 
     async def alone() -> dict[str, Tensor]:
-        hand = await bench.worker(wanted)
-        bench.form([hand], by_token=False)
-        await hand.hear(Done)
-        return await published(hand, mirror)
+        worker = await bench.worker(wanted)
+        bench.start_epoch([worker], time_sliced=False)
+        await worker.receive(Done)
+        return await published(worker, mirror)
 
     async def cut() -> dict[str, Tensor]:
-        hands = await bench.workers(2, wanted)
-        said = await bench.drive(hands, bench.form(hands, parts=(25, 11)), until=3)
+        workers = await bench.workers(2, wanted)
+        said = await bench.drive(workers, bench.start_epoch(workers, parts=(25, 11)), until=3)
         assert said == [Halted(3)] * 2
-        await published(hands[1], mirror)
-        hands.append(await bench.worker(wanted))
-        hands[2].say(Load(), mirror)
-        assert await hands[2].hear(Loaded) == Loaded(3)
-        done = await bench.drive(hands, bench.form(hands, parts=(6, 20, 10)))
+        await published(workers[1], mirror)
+        workers.append(await bench.worker(wanted))
+        workers[2].send(Load(), mirror)
+        assert await workers[2].receive(Loaded) == Loaded(3)
+        done = await bench.drive(workers, bench.start_epoch(workers, parts=(6, 20, 10)))
         assert len({each.digest for each in done}) == 1
-        return await published(hands[0], mirror)
+        return await published(workers[0], mirror)
 
     whole, parts = run(alone()), run(cut())
     os.close(mirror)
@@ -69,54 +67,50 @@ def test_joint_statistics_are_those_of_one_device_also_after_a_resize(
         assert float((parts[name] - expected).float().norm() / expected.float().norm()) < 1e-5, name
 
 
-def test_a_worker_that_waits_for_the_statistics_of_others_hears_orders(
-    bench: Any, run: Any, program: MakeProgram
-) -> None:
+def test_a_worker_that_waits_for_statistics_handles_messages(bench: Any, run: Any, program: MakeProgram) -> None:
     wanted = program("normalised", options=JOINT)
 
     async def work() -> Halted:
-        hands = await bench.workers(2, wanted)
-        os.kill(hands[1].pid, signal.SIGSTOP)
-        bench.form(hands, parts=(20, 16))
-        hands[0].say(Halt())
-        halted: Halted = await hands[0].hear(Halted)
-        os.kill(hands[1].pid, signal.SIGKILL)
-        bench.form(hands[:1])
-        assert isinstance(await hands[0].hear(Done), Done)
+        workers = await bench.workers(2, wanted)
+        os.kill(workers[1].pid, signal.SIGSTOP)
+        bench.start_epoch(workers, parts=(20, 16))
+        workers[0].send(Halt())
+        halted: Halted = await workers[0].receive(Halted)
+        os.kill(workers[1].pid, signal.SIGKILL)
+        bench.start_epoch(workers[:1])
+        assert isinstance(await workers[0].receive(Done), Done)
         return halted
 
     assert run(work()) == Halted(0)
 
 
-def test_a_process_group_adds_up_to_the_same_bits(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_a_process_group_gives_the_same_bits(bench: Any, run: Any, program: MakeProgram) -> None:
     wanted = program(options=EXACT)
 
     async def work() -> list[Any]:
-        hands = await bench.workers(2, wanted)
-        first = bench.form(hands, owners(3, 5), reducer="group")
-        assert await bench.drive(hands, first, until=4) == [Halted(4)] * 2
-        last: list[Any] = await bench.drive(hands, bench.form(hands, owners(6, 2), reducer="group"))
+        workers = await bench.workers(2, wanted)
+        first = bench.start_epoch(workers, owners(3, 5), reducer="group")
+        assert await bench.drive(workers, first, until=4) == [Halted(4)] * 2
+        last: list[Any] = await bench.drive(workers, bench.start_epoch(workers, owners(6, 2), reducer="group"))
         return last
 
     assert {done.digest for done in run(work())} == {plain_loop(training(wanted), shards=8).digest}
 
 
-def test_a_peer_that_dies_in_the_middle_of_adding_up_costs_a_formation(
-    bench: Any, run: Any, program: MakeProgram
-) -> None:
+def test_a_rank_that_dies_during_a_reduction_ends_the_epoch(bench: Any, run: Any, program: MakeProgram) -> None:
     wanted = program(options=EXACT)
 
     async def work() -> Done:
-        hands = await bench.workers(2, wanted)
-        formation = bench.form(hands, owners(4, 4), reducer="group")
-        for hand in hands:
-            await hand.hear(Contributed)
-        os.kill(hands[1].pid, signal.SIGKILL)
-        hands[0].say(Apply(formation, 0))
-        hands[0].say(Halt())
-        assert await hands[0].hear(Halted) == Halted(0)
-        bench.form(hands[:1])
-        done: Done = await hands[0].hear(Done)
+        workers = await bench.workers(2, wanted)
+        epoch = bench.start_epoch(workers, owners(4, 4), reducer="group")
+        for worker in workers:
+            await worker.receive(Contributed)
+        os.kill(workers[1].pid, signal.SIGKILL)
+        workers[0].send(Apply(epoch, 0))
+        workers[0].send(Halt())
+        assert await workers[0].receive(Halted) == Halted(0)
+        bench.start_epoch(workers[:1])
+        done: Done = await workers[0].receive(Done)
         return done
 
     assert run(work()).digest == plain_loop(training(wanted), shards=8).digest

@@ -36,7 +36,7 @@ from carpool.runtime.process.protocol import (
     Updated,
 )
 from carpool.runtime.process.shared_memory import new_memory_file
-from carpool.runtime.process.worker_main import TORN
+from carpool.runtime.process.worker_main import STATE_LOST
 from carpool.runtime.state.checkpoint import Checkpoints
 from carpool.runtime.state.digest import digest
 from carpool.runtime.worker.entry_loader import load_training
@@ -63,18 +63,18 @@ def digests(said: list[Any]) -> set[str]:
     return {each.digest for each in said}
 
 
-def test_alone_it_learns_what_an_ordinary_loop_learns(
+def test_a_single_worker_learns_what_a_plain_loop_learns(
     bench: Any, run: Any, program: MakeProgram, tmp_path: Path
 ) -> None:
     wanted = program(evaluated=True, options={"keep": 1})
 
     async def work() -> tuple[Done, Stepped, list[Any]]:
-        hand = await bench.worker(wanted, checkpoints=str(tmp_path))
-        assert hand.ready.total_steps == 12
-        assert hand.ready.sizes == (96, 16, 16, 16, 48, 3)
-        bench.form([hand])
-        first = await hand.hear(Stepped)
-        return await hand.hear(Done), first, hand.others
+        worker = await bench.worker(wanted, checkpoints=str(tmp_path))
+        assert worker.ready.total_steps == 12
+        assert worker.ready.sizes == (96, 16, 16, 16, 48, 3)
+        bench.start_epoch([worker])
+        first = await worker.receive(Stepped)
+        return await worker.receive(Done), first, worker.others
 
     done, first, others = run(work())
     reference = plain_loop(training(wanted))
@@ -93,25 +93,23 @@ def test_alone_it_learns_what_an_ordinary_loop_learns(
 
 
 @pytest.mark.parametrize("owned", [owners(8), owners(3, 5), owners(5, 0, 3)], ids=str)
-def test_an_exact_company_gives_the_bits_of_the_plain_loop(
-    bench: Any, run: Any, program: MakeProgram, owned: Any
-) -> None:
+def test_exact_ranks_give_the_bits_of_the_plain_loop(bench: Any, run: Any, program: MakeProgram, owned: Any) -> None:
     wanted = program(evaluated=True, options=EXACT)
 
     async def work() -> list[Any]:
-        hands = await bench.workers(len(owned), wanted)
-        said: list[Any] = await bench.drive(hands, bench.form(hands, owned))
+        workers = await bench.workers(len(owned), wanted)
+        said: list[Any] = await bench.drive(workers, bench.start_epoch(workers, owned))
         return said
 
     assert digests(run(work())) == {plain(wanted)}
 
 
-def test_parts_of_the_default_mode_are_those_of_one_process(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_default_mode_parts_equal_those_of_one_process(bench: Any, run: Any, program: MakeProgram) -> None:
     wanted = program()
 
     async def work() -> list[Any]:
-        hands = await bench.workers(2, wanted)
-        said: list[Any] = await bench.drive(hands, bench.form(hands, parts=(20, 16)))
+        workers = await bench.workers(2, wanted)
+        said: list[Any] = await bench.drive(workers, bench.start_epoch(workers, parts=(20, 16)))
         return said
 
     trainer = Trainer(training(wanted))
@@ -120,125 +118,125 @@ def test_parts_of_the_default_mode_are_those_of_one_process(bench: Any, run: Any
     assert digests(run(work())) == {digest(trainer.training.model)}
 
 
-def test_formations_may_change_at_any_step(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_epochs_may_change_at_any_step(bench: Any, run: Any, program: MakeProgram) -> None:
     wanted = program(steps=20, evaluated=True, options=EXACT)
     chance = random.Random(3)
 
     async def work() -> list[Any]:
-        hands = await bench.workers(3, wanted)
+        workers = await bench.workers(3, wanted)
         step = 0
         while step < 16:
             edges = sorted(chance.choices(range(9), k=2))
-            formation = bench.form(hands, owners(*[b - a for a, b in itertools.pairwise([0, *edges, 8])]))
+            epoch = bench.start_epoch(workers, owners(*[b - a for a, b in itertools.pairwise([0, *edges, 8])]))
             if chance.random() < 0.5:  # given up in the middle of a step
-                for hand in hands:
-                    assert (await bench.answer(hand, hands)).step == step
+                for worker in workers:
+                    assert (await bench.answer(worker, workers)).step == step
                 continue
             step += chance.randint(1, 3)
-            said = await bench.drive(hands, formation, until=step)
+            said = await bench.drive(workers, epoch, until=step)
             assert said == [Halted(step)] * 3
-        chance.shuffle(hands)
-        last: list[Any] = await bench.drive(hands, bench.form(hands, owners(2, 5, 1)))
+        chance.shuffle(workers)
+        last: list[Any] = await bench.drive(workers, bench.start_epoch(workers, owners(2, 5, 1)))
         return last
 
     assert digests(run(work())) == {plain(wanted)}
 
 
-def test_survivors_of_a_kill_in_the_middle_of_a_step_go_on(
+def test_the_others_continue_after_a_kill_in_the_middle_of_a_step(
     bench: Any, run: Any, program: MakeProgram, tmp_path: Path
 ) -> None:
     fault = f'[{{"job": "job", "step": 5, "kind": "kill", "rank": 1, "once": "{tmp_path / "mark"}"}}]'
     wanted = program(options=EXACT | {"environment": {"CARPOOL_FAULTS": fault}})
 
     async def work() -> list[Any]:
-        hands = await bench.workers(3, wanted)
-        formation = bench.form(hands, owners(3, 3, 2))
+        workers = await bench.workers(3, wanted)
+        epoch = bench.start_epoch(workers, owners(3, 3, 2))
         for step in range(5):
-            for hand in hands:
-                assert (await hand.hear(Contributed)).step == step
-            for hand in hands:
-                hand.say(Apply(formation, step))
-        assert await bench.exits[hands[1].pid] == -signal.SIGKILL
-        survivors = [hands[2], hands[0]]
+            for worker in workers:
+                assert (await worker.receive(Contributed)).step == step
+            for worker in workers:
+                worker.send(Apply(epoch, step))
+        assert await bench.exits[workers[1].pid] == -signal.SIGKILL
+        survivors = [workers[2], workers[0]]
         newcomer = await bench.worker(wanted)
-        formation = bench.form(survivors, owners(6, 2))
-        for hand in survivors:
-            assert (await hand.hear(Contributed)).step == 5  # of the step that was given up, or of the retried one
+        epoch = bench.start_epoch(survivors, owners(6, 2))
+        for worker in survivors:
+            assert (await worker.receive(Contributed)).step == 5  # of the step that was given up, or of the retried one
         mirror = new_memory_file("mirror")
-        for hand in survivors:
-            hand.say(Halt())
-            assert await hand.hear(Halted) == Halted(5)
-        survivors[0].say(Publish(), mirror)
-        await survivors[0].hear(Published)
-        newcomer.say(Load(), mirror)
-        assert await newcomer.hear(Loaded) == Loaded(5)
+        for worker in survivors:
+            worker.send(Halt())
+            assert await worker.receive(Halted) == Halted(5)
+        survivors[0].send(Publish(), mirror)
+        await survivors[0].receive(Published)
+        newcomer.send(Load(), mirror)
+        assert await newcomer.receive(Loaded) == Loaded(5)
         os.close(mirror)
         crew = [newcomer, *survivors]
-        last: list[Any] = await bench.drive(crew, bench.form(crew, owners(1, 2, 5)))
+        last: list[Any] = await bench.drive(crew, bench.start_epoch(crew, owners(1, 2, 5)))
         return last
 
     assert digests(run(work())) == {plain(wanted)}
 
 
-def test_another_goes_on_from_the_mirror_of_one_that_died(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_a_new_worker_continues_from_the_mirror_of_a_dead_one(bench: Any, run: Any, program: MakeProgram) -> None:
     wanted = program(steps=30)
 
     async def work() -> list[Any]:
-        hand = await bench.worker(wanted)
+        worker = await bench.worker(wanted)
         mirror = new_memory_file("mirror")
-        bench.form([hand], by_token=True)
+        bench.start_epoch([worker], time_sliced=True)
         for step in (0, 4):
-            assert await hand.hear(TurnRequested) == TurnRequested(step)
-            hand.say(Grant(4))
-        await hand.hear(TurnRequested)
+            assert await worker.receive(TurnRequested) == TurnRequested(step)
+            worker.send(Grant(4))
+        await worker.receive(TurnRequested)
         for _ in range(2):
-            hand.say(Publish(), mirror)
-            assert (await hand.hear(Published)).step == 8
-        bench.forkserver.kill(hand.pid)
-        assert await bench.exits[hand.pid] == -signal.SIGKILL
+            worker.send(Publish(), mirror)
+            assert (await worker.receive(Published)).step == 8
+        bench.forkserver.kill(worker.pid)
+        assert await bench.exits[worker.pid] == -signal.SIGKILL
         heir = await bench.worker(wanted)
-        heir.say(Load(), mirror)
-        assert await heir.hear(Loaded) == Loaded(8)
+        heir.send(Load(), mirror)
+        assert await heir.receive(Loaded) == Loaded(8)
         os.close(mirror)
-        bench.form([heir])
-        return [await heir.hear(Done)]
+        bench.start_epoch([heir])
+        return [await heir.receive(Done)]
 
     assert digests(run(work())) == {plain(wanted)}
 
 
-def test_a_halted_worker_publishes_saves_and_goes_on(
+def test_a_halted_worker_publishes_saves_and_continues(
     bench: Any, run: Any, program: MakeProgram, tmp_path: Path
 ) -> None:
     wanted = program(steps=4000)
 
     async def work() -> tuple[Halted, Saved, Halted]:
-        hand, other = await bench.workers(2, wanted, checkpoints=str(tmp_path))
-        bench.form([hand])
-        await hand.hear(Stepped)
-        hand.say(Halt())
-        halted = await hand.hear(Halted)
-        hand.say(Save())
-        saved = await hand.hear(Saved)
-        other.say(Load(saved.path))
-        await other.hear(Loaded)
-        other.say(Halt())
-        return halted, saved, await other.hear(Halted)
+        worker, other = await bench.workers(2, wanted, checkpoints=str(tmp_path))
+        bench.start_epoch([worker])
+        await worker.receive(Stepped)
+        worker.send(Halt())
+        halted = await worker.receive(Halted)
+        worker.send(Save())
+        saved = await worker.receive(Saved)
+        other.send(Load(saved.path))
+        await other.receive(Loaded)
+        other.send(Halt())
+        return halted, saved, await other.receive(Halted)
 
     halted, saved, other = run(work())
     assert halted.step == saved.step == other.step > 0
 
 
-def test_steps_by_token_are_made_only_when_granted(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_time_sliced_steps_need_a_grant(bench: Any, run: Any, program: MakeProgram) -> None:
     wanted = program(steps=6)
 
     async def work() -> tuple[list[int], Done]:
-        hand = await bench.worker(wanted)
-        bench.form([hand], by_token=True)
+        worker = await bench.worker(wanted)
+        bench.start_epoch([worker], time_sliced=True)
         asked = []
         for steps in (1, 3, 2):
-            asked.append((await hand.hear(TurnRequested)).step)
-            hand.say(Grant(steps))
-        return asked, await hand.hear(Done)
+            asked.append((await worker.receive(TurnRequested)).step)
+            worker.send(Grant(steps))
+        return asked, await worker.receive(Done)
 
     asked, done = run(work())
     assert asked == [0, 1, 4]
@@ -249,50 +247,48 @@ def test_each_rank_may_update_a_range_of_the_parameters(bench: Any, run: Any, pr
     wanted = program(options=EXACT, clip_norm=0.5)
 
     async def work() -> list[Any]:
-        hands = await bench.workers(2, wanted)
-        ranges = proportional_ranges(hands[0].ready.sizes, [1.0, 1.0])
-        said = await bench.drive(hands, bench.form(hands, owners(4, 4), updates=ranges), until=5)
+        workers = await bench.workers(2, wanted)
+        ranges = proportional_ranges(workers[0].ready.sizes, [1.0, 1.0])
+        said = await bench.drive(workers, bench.start_epoch(workers, owners(4, 4), update_ranges=ranges), until=5)
         assert said == [Halted(5)] * 2
         mirror = new_memory_file("mirror")
-        hands[1].say(Publish(), mirror)  # at a boundary any of them has the whole state
-        await hands[1].hear(Published)
-        hands.append(await bench.worker(wanted))
-        hands[2].say(Load(), mirror)
-        assert await hands[2].hear(Loaded) == Loaded(5)
+        workers[1].send(Publish(), mirror)  # at a boundary any of them has the whole state
+        await workers[1].receive(Published)
+        workers.append(await bench.worker(wanted))
+        workers[2].send(Load(), mirror)
+        assert await workers[2].receive(Loaded) == Loaded(5)
         os.close(mirror)
-        ranges = proportional_ranges(hands[0].ready.sizes, [1.0, 1.0, 2.0])
-        last: list[Any] = await bench.drive(hands, bench.form(hands, owners(2, 2, 4), updates=ranges))
+        ranges = proportional_ranges(workers[0].ready.sizes, [1.0, 1.0, 2.0])
+        last: list[Any] = await bench.drive(workers, bench.start_epoch(workers, owners(2, 2, 4), update_ranges=ranges))
         return last
 
     assert digests(run(work())) == {plain(wanted)}
 
 
-def test_whoever_gives_up_an_exchange_has_nothing_to_go_on_with(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_a_worker_halted_during_an_exchange_loses_its_state(bench: Any, run: Any, program: MakeProgram) -> None:
     wanted = program(options=EXACT)
 
     async def work() -> int:
-        hands = await bench.workers(2, wanted)
-        formation = bench.form(hands, owners(4, 4), updates=((0, 3), (3, 6)))
-        for hand in hands:
-            await hand.hear(Contributed)
-        for hand in hands:
-            hand.say(Apply(formation, 0))
-            await hand.hear(Updated)
-        bench.form(hands[:1])
-        code: int = await bench.exits[hands[0].pid]
+        workers = await bench.workers(2, wanted)
+        epoch = bench.start_epoch(workers, owners(4, 4), update_ranges=((0, 3), (3, 6)))
+        for worker in workers:
+            await worker.receive(Contributed)
+        for worker in workers:
+            worker.send(Apply(epoch, 0))
+            await worker.receive(Updated)
+        bench.start_epoch(workers[:1])
+        code: int = await bench.exits[workers[0].pid]
         return code
 
-    assert run(work()) == TORN
+    assert run(work()) == STATE_LOST
 
 
-def test_ranks_with_unlike_numbers_of_threads_update_with_the_same(
-    bench: Any, run: Any, program: MakeProgram, tmp_path: Path
-) -> None:
+def test_ranks_update_with_equal_numbers_of_threads(bench: Any, run: Any, program: MakeProgram, tmp_path: Path) -> None:
     wanted = program("counts_threads", notes=str(tmp_path))
 
     async def work() -> list[Any]:
-        hands = [await bench.worker(wanted, threads=threads) for threads in (3, 2)]
-        last: list[Any] = await bench.drive(hands, bench.form(hands, update_threads=2))
+        workers = [await bench.worker(wanted, threads=threads) for threads in (3, 2)]
+        last: list[Any] = await bench.drive(workers, bench.start_epoch(workers, update_threads=2))
         return last
 
     assert len(digests(run(work()))) == 1
@@ -306,12 +302,12 @@ def test_the_batch_follows_the_number_of_devices_when_it_is_per_device(
     wanted = program(steps=6, options={"batch_size": 20, "batch_per_device": True})
 
     async def work() -> list[Any]:
-        hands = await bench.workers(2, wanted)
-        assert {hand.ready.batch_size for hand in hands} == {20}
-        said = await bench.drive(hands, bench.form(hands), until=2)
+        workers = await bench.workers(2, wanted)
+        assert {worker.ready.batch_size for worker in workers} == {20}
+        said = await bench.drive(workers, bench.start_epoch(workers), until=2)
         assert said == [Halted(2)] * 2
-        bench.form(hands[:1])
-        return [await hands[0].hear(Done)]
+        bench.start_epoch(workers[:1])
+        return [await workers[0].receive(Done)]
 
     trainer = Trainer(training(wanted))
     trainer.resize_batch(40)
@@ -323,11 +319,11 @@ def test_the_batch_follows_the_number_of_devices_when_it_is_per_device(
     assert digests(run(work())) == {digest(trainer.training.model)}
 
 
-def test_a_formation_may_bring_a_batch_size(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_an_epoch_may_change_the_batch_size(bench: Any, run: Any, program: MakeProgram) -> None:
     async def work() -> Done:
-        hand = await bench.worker(program(steps=3))
-        bench.form([hand], batch_size=50, threads=1)
-        return await hand.hear(Done)  # type: ignore[no-any-return]
+        worker = await bench.worker(program(steps=3))
+        bench.start_epoch([worker], batch_size=50, threads=1)
+        return await worker.receive(Done)  # type: ignore[no-any-return]
 
     trainer = Trainer(training(program(steps=3)))
     trainer.resize_batch(50)
@@ -336,30 +332,30 @@ def test_a_formation_may_bring_a_batch_size(bench: Any, run: Any, program: MakeP
     assert run(work()).digest == digest(trainer.training.model)
 
 
-def test_an_older_formation_is_not_taken_up(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_an_older_epoch_is_ignored(bench: Any, run: Any, program: MakeProgram) -> None:
     async def work() -> Halted:
-        hand = await bench.worker(program(steps=4000))
-        hand.say(Proceed(1000, by_token=True))
-        hand.say(Proceed(999))
-        hand.say(Halt())
-        return await hand.hear(Halted)  # type: ignore[no-any-return]
+        worker = await bench.worker(program(steps=4000))
+        worker.send(Proceed(1000, time_sliced=True))
+        worker.send(Proceed(999))
+        worker.send(Halt())
+        return await worker.receive(Halted)  # type: ignore[no-any-return]
 
     assert run(work()) == Halted(0)
 
 
 @pytest.mark.parametrize("how", ["leave", "end of channel", "terminate"])
-def test_it_leaves_when_told_and_when_nobody_is_there(bench: Any, run: Any, program: MakeProgram, how: str) -> None:
+def test_a_worker_exits_on_request_or_without_executor(bench: Any, run: Any, program: MakeProgram, how: str) -> None:
     async def work() -> int:
-        hand = await bench.worker(program(steps=1_000_000))
-        bench.form([hand])
-        await hand.hear(Stepped)
+        worker = await bench.worker(program(steps=1_000_000))
+        bench.start_epoch([worker])
+        await worker.receive(Stepped)
         if how == "leave":
-            hand.say(Leave())
+            worker.send(Leave())
         elif how == "terminate":
-            bench.forkserver.kill(hand.pid, signal.SIGTERM)
+            bench.forkserver.kill(worker.pid, signal.SIGTERM)
         else:
-            hand.channel.close()
-        code: int = await bench.exits[hand.pid]
+            worker.channel.close()
+        code: int = await bench.exits[worker.pid]
         return code
 
     assert run(work()) == (-signal.SIGTERM if how == "terminate" else 0)

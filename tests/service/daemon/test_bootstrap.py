@@ -232,7 +232,7 @@ def test_a_daemon_that_died_while_it_replaced_an_executor_leaves_no_step_counted
         async with opened(state, leave_running=True) as house:
             await house.daemon.submit(jobs)
             await until(house, lambda: steps(house, "job-0") >= 2)
-        await ExecutorSocket(state / "executor").evict()
+        await ExecutorSocket(state / "executor").kill_executor()
         died = DaemonInstance.open(house.setup)
         try:
             await (await died._started()).leave()  # it comes so far, and no further

@@ -53,8 +53,8 @@ async def check_entries(jobs: Sequence[ListedJob]) -> None:
     from carpool.runtime.process.entry_check import call_entries
 
     tried = await call_entries(jobs)
-    if tried.untried:
-        click.echo(f"carpool: not checked beforehand, for want of time: {_some(tried.untried)}", err=True)
+    if tried.unchecked:
+        click.echo(f"carpool: not checked beforehand, for want of time: {_some(tried.unchecked)}", err=True)
     for job, problem in tried.problems.items():
         others = [other for other in tried.problems if other != job]
         raise InputError(

@@ -98,7 +98,7 @@ def serve(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     settings = read_settings(os.environ, flags)
     meters = _meters()
     # Left by a daemon that was killed: its workers are no outsiders.
-    left = ExecutorSocket(settings.state / "executor").resident
+    left = ExecutorSocket(settings.state / "executor").executor_pid
     is_ours = belongs_to(left) if left is not None else lambda pid: False
     found = tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe, is_ours=is_ours))
     if note := overlap_note(found):

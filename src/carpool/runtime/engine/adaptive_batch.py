@@ -76,7 +76,7 @@ def apply_batch_size(trainer: Trainer, proceed: Proceed, own: int, *, per_device
     batch_size = proceed.batch_size or (min(own * proceed.size, most) if per_device else 0)
     if batch_size and batch_size != trainer.batch_size:
         trainer.resize_batch(batch_size)
-    scale_learning_rate(trainer.training, proceed.gain)
+    scale_learning_rate(trainer.training, proceed.lr_gain)
 
 
 def scale_learning_rate(training: Training, gain: float) -> None:

@@ -30,31 +30,40 @@ from carpool.runtime.executor.client_protocol import (
 )
 from carpool.runtime.executor.reports import Gone, Receipts, Report
 
+__all__ = ["Claim", "ClaimRefused", "ExecutorClient", "ExecutorOptions"]
+
+_MODULE = "carpool.runtime.executor.server"
 _SOCKET = "executor"
 _LOG = "executor.log"
 _PID = "executor.pid"
 
+_MAX_LINE_BYTES = 1 << 26
+_START_S = 180.0  # importing torch from a cold disk is slow
+_STOP_S = 20.0  # for a stop without checkpoints
+_BEATS = 8  # heartbeats requested within the time after which silence means a hang
+_TIMEOUTS = 2  # in that time: a client that was stopped itself then still finds what came meanwhile
+
 
 class ExecutorSocket:
-    """A folder that only its owner may enter, with a socket in it that only its owner may use."""
+    """A private folder with the socket, the log and the pid of an executor that outlives its clients."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @property
     def is_answered(self) -> bool:
-        """Whether somebody is there."""
-        end = self.knock()
+        """Whether an executor listens."""
+        end = self.connect()
         if end is not None:
             end.close()
         return end is not None
 
-    def knock(self) -> socket.socket | None:
-        """A line to the executor that is there; None where there is none any more."""
+    def connect(self) -> socket.socket | None:
+        """A connection to the executor; None if there is none."""
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with self._place() as place:
-                end.connect(place)
+            with self._short_path() as path:
+                end.connect(path)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
             end.close()
             return None
@@ -63,20 +72,20 @@ class ExecutorSocket:
             raise
         return end
 
-    def open(self, environment: Mapping[str, str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """Start an executor that waits here, in a session of its own; a line to it."""
+    def start_executor(self, environment: Mapping[str, str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        """Start an executor in its own session, listening here; a connection to it."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.chmod(0o700)
         (self._folder / _SOCKET).unlink(missing_ok=True)
         log = os.open(self._folder / _LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-                with self._place() as place:
-                    listener.bind(place)
+                with self._short_path() as path:
+                    listener.bind(path)
                 (self._folder / _SOCKET).chmod(0o600)
-                listener.listen()  # here already, so that the first call is not lost
+                listener.listen()  # before the executor runs, so that the connection below succeeds
                 process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "carpool.runtime.executor.server", str(listener.fileno())],
+                    [sys.executable, "-P", "-m", _MODULE, str(listener.fileno())],
                     pass_fds=[listener.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -87,41 +96,41 @@ class ExecutorSocket:
         finally:
             os.close(log)
         (self._folder / _PID).write_text(str(process.pid), encoding="ascii")
-        end = self.knock()
+        end = self.connect()
         assert end is not None, "the socket listens since before the executor was started"
         return end, process
 
-    def close(self) -> None:
-        """Leave nothing of an executor that has ended but what it said."""
+    def remove(self) -> None:
+        """Remove the socket and the pid of an executor that has exited; its log stays."""
         for name in (_SOCKET, _PID):
             (self._folder / name).unlink(missing_ok=True)
 
-    async def evict(self) -> None:
-        """End the executor that is behind the door but does not answer: two must not work on the same jobs."""
-        if (pid := self.resident) is not None:
+    async def kill_executor(self) -> None:
+        """Kill an executor that does not answer: two must not run the same jobs."""
+        if (pid := self.executor_pid) is not None:
             hung = ProcessHandle(pid)
             hung.kill()
             await hung.wait()
 
     @property
-    def resident(self) -> int | None:
-        """The process of the executor that was started last, if it is one that lives."""
+    def executor_pid(self) -> int | None:
+        """The process of the executor that was started last, if it is alive."""
         try:
             pid = int((self._folder / _PID).read_text(encoding="ascii"))
-            return pid if b"carpool.runtime.executor.server" in Path(f"/proc/{pid}/cmdline").read_bytes() else None
+            return pid if _MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else None
         except (OSError, ValueError):
             return None
 
     @property
-    def last_words(self) -> str:
-        """What executors have said last on their way."""
+    def log_tail(self) -> str:
+        """The end of the executor's log."""
         with contextlib.suppress(OSError):
             return (self._folder / _LOG).read_text(encoding="utf-8", errors="replace").strip()[-300:]
         return ""
 
     @contextlib.contextmanager
-    def _place(self) -> Iterator[str]:
-        """A short name of the socket: there is room for 108 bytes, and folders may lie deep."""
+    def _short_path(self) -> Iterator[str]:
+        """A path of the socket with less than 108 bytes, however deep the folder is."""
         handle = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
         try:
             yield f"/proc/self/fd/{handle}/{_SOCKET}"
@@ -129,64 +138,67 @@ class ExecutorSocket:
             os.close(handle)
 
 
-__all__ = ["Claim", "ClaimRefused", "ExecutorClient", "ExecutorOptions"]
-
-_MAX_LINE_BYTES = 1 << 26
-_START_S = 180.0  # importing torch from a cold disk takes its time
-_STOP_S = 20.0  # for a stop without checkpoints, which is quick
-_BEATS = 8  # signs of life that are asked for within the time after which silence means a hang
-_LOOKS = 2  # within that time: one who was stopped finds at the second look what came meanwhile
-
-
 class ClaimRefused(CarpoolError):
-    """The executor was claimed in a later epoch than this."""
+    """The executor was claimed in a later epoch."""
 
     def __init__(self, epoch: int) -> None:
-        super().__init__(f"the executor was claimed in epoch {epoch}")
+        super().__init__(f"another client has claimed the executor in epoch {epoch}")
         self.epoch = epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who claims an executor, what was heard of it before, and what it is to be if it is new."""
+    """A client's claim on an executor, with its configuration in case it is new."""
 
     devices: Sequence[LocalDevice]
-    state: Path  # its jobs' folders are made in there
+    state: Path  # folder of its jobs' folders
     options: ExecutorOptions
     epoch: int = 1
-    life: int = 0  # of the executor that was heard before
-    after: int = 0  # number of its last report that is kept
-    silence_s: float = 0.0  # without a sign of life, after which it is taken for hung and ended; 0: never
+    life: int = 0  # of the executor that the client knew before
+    after: int = 0  # number of its last report that the client has stored
+    silence_s: float = 0.0  # without a heartbeat, after which the executor is killed; 0: never
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "do": "claim",
+            "epoch": self.epoch,
+            "life": self.life,
+            "after": self.after,
+            "beat_s": self.silence_s / _BEATS,
+            "devices": [asdict(device) for device in self.devices],
+            "state": str(self.state),
+            "options": asdict(self.options),
+        }
 
 
 class ExecutorClient:
-    """An executor in a process of its own."""
+    """Connection to an executor process."""
+
+    inventory: Inventory  # at the time of the claim
+    _process: ProcessHandle
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._gone: Gone | None = None
-        self._has_listener = False  # somebody has begun to receive
+        self._is_receiving = False
         self._silence_s = 0.0
         self._receipts = Receipts()
-
-    inventory: Inventory  # how it stood when it was claimed
-    _process: ProcessHandle
 
     @classmethod
     async def start(
         cls, devices: Sequence[LocalDevice], state: Path, *, options: ExecutorOptions | None = None
     ) -> ExecutorClient:
-        """Start one for these devices, which ends with this process; its jobs' folders are made under ``state``."""
+        """Start an executor that exits with this process; its jobs' folders and its log are under ``state``."""
         options = options or ExecutorOptions()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             process = subprocess.Popen(  # noqa: ASYNC220 - exec takes a millisecond
-                [sys.executable, "-P", "-m", "carpool.runtime.executor.server", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **options.environment},
-                process_group=0,  # Ctrl-C in the terminal is for whoever started it
+                process_group=0,  # Ctrl-C in the terminal is handled by this process
             )
         return await cls.claim(ours, Claim(devices, state, options), process)
 
@@ -194,127 +206,125 @@ class ExecutorClient:
     async def claim(
         cls, end: socket.socket, claim: Claim, process: subprocess.Popen[bytes] | None = None
     ) -> ExecutorClient:
-        """Claim the executor at the other end of a socket: one's own, or one that another process has started.
+        """Claim the executor at the other end of a socket; ``process`` if this process has started it.
 
-        `ClaimRefused` where a later epoch was there before.
+        `ClaimRefused` if another client has claimed it in a later epoch.
         """
-        link = cls(*await asyncio.open_connection(sock=end, limit=_MAX_LINE_BYTES))
+        client = cls(*await asyncio.open_connection(sock=end, limit=_MAX_LINE_BYTES))
         if process is not None:
-            link._process = ProcessHandle(process.pid, process)
-        devices = [asdict(device) for device in claim.devices]
-        begin = {"devices": devices, "state": str(claim.state), "options": asdict(claim.options)}
-        beat_s = claim.silence_s / _BEATS
-        known = {"epoch": claim.epoch, "life": claim.life, "after": claim.after, "beat_s": beat_s}
-        link._say({"do": "claim", **known, **begin})
+            client._process = ProcessHandle(process.pid, process)
+        client._send(claim.as_json())
+        answer = await client._first_answer(process)
+        if answer["report"] == "Refused":
+            client._writer.close()
+            raise ClaimRefused(answer["epoch"])
+        client.inventory = inventory_from_json(answer)
+        client._silence_s = claim.silence_s if answer.get("beat_s") else 0.0  # an older version sends no heartbeats
+        if process is None:
+            client._process = ProcessHandle(client.inventory.pid)
+        client._receipts = Receipts(claim.after if claim.life == client.inventory.life else 0)
+        return client
+
+    async def _first_answer(self, process: subprocess.Popen[bytes] | None) -> dict[str, Any]:
+        answer = None
         try:
-            first = await asyncio.wait_for(link._next(), _START_S)
-        except TimeoutError:
-            first = None
+            with contextlib.suppress(TimeoutError):
+                answer = await asyncio.wait_for(self._next(), _START_S)
         except asyncio.CancelledError:
-            link._writer.close()  # nobody wants it any more; it ends with the line
+            self._writer.close()
             if process is not None:
-                process.kill()  # and at once, with its fork server: it has no jobs yet
+                process.kill()  # with its fork server; it has no jobs yet
                 process.wait()
             raise
-        if first is None:
-            reason = await link._bury() if process is not None else "it closed the line"
-            link._writer.close()
-            raise CarpoolError(f"the executor did not start: {reason}. What it said stands on stderr.")
-        if first["report"] == "Refused":
-            link._writer.close()
-            raise ClaimRefused(first["epoch"])
-        link.inventory = inventory_from_json(first)
-        link._silence_s = claim.silence_s if first.get("beat_s") else 0.0  # an older one knows of no beats
-        if process is None:
-            link._process = ProcessHandle(link.inventory.pid)
-        link._receipts = Receipts(claim.after if claim.life == link.inventory.life else 0)
-        return link
+        if answer is None:
+            reason = await self._wait_for_exit() if process is not None else "it closed the connection"
+            self._writer.close()
+            raise CarpoolError(f"the executor did not start: {reason}. Its output is on stderr.")
+        return answer
 
     @property
     def pid(self) -> int:
-        """The executor's process."""
         return self._process.pid
 
     @property
     def life(self) -> int:
-        """Which executor it is: another one numbers its reports anew."""
+        """Identity of the executor: another one numbers its reports from 1."""
         return self.inventory.life
 
     @property
     def heard(self) -> int:
-        """The number of the report that `receive` returned last."""
+        """Number of the last report that `receive` returned."""
         return self._receipts.last
 
     def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
-        """Make a job known before its first order; with ``resume`` it goes on from what its folder holds."""
-        self._say({"do": "introduce", "job": job, "program": program.as_json(), "resume": resume})
+        """Add a job before its first order; with ``resume`` it continues from its folder."""
+        self._send({"do": "introduce", "job": job, "program": program.as_json(), "resume": resume})
 
     def carry(self, orders: Sequence[Order]) -> None:
-        """Pass orders on."""
-        self._say({"do": "carry", "orders": [order_to_json(order) for order in orders]})
+        """Send orders."""
+        self._send({"do": "carry", "orders": [order_to_json(order) for order in orders]})
 
     def forget(self, job: JobId) -> None:
-        """A job is over and will not be asked for again."""
-        self._say({"do": "forget", "job": job})
+        """Drop a job that is over."""
+        self._send({"do": "forget", "job": job})
 
     def acknowledge(self, number: int) -> None:
-        """What came up to this report is kept; it need not be said again."""
-        self._say({"do": "acknowledge", "number": number})
+        """Confirm that all reports up to a number are stored."""
+        self._send({"do": "acknowledge", "number": number})
 
     def proceed(self) -> None:
-        """Let jobs go on that stood still because nobody was here."""
-        self._say({"do": "proceed"})
+        """Resume jobs that were suspended while the executor had no client."""
+        self._send({"do": "proceed"})
 
     async def receive(self) -> Report:
-        """The next report; `Gone`, again and again, once there is no executor any more."""
-        self._has_listener = True
+        """The next report; `Gone`, on every call, once the executor has exited."""
+        self._is_receiving = True
         while self._gone is None:
             try:
-                value = await self._heard()
+                value = await self._next_in_time()
             except TimeoutError:
                 self.kill()
-                await self._bury()
-                self._gone = Gone(f"nothing was heard of it for {self._silence_s:g} s; it was killed")
+                await self._wait_for_exit()
+                self._gone = Gone(f"it sent no heartbeat for {self._silence_s:g} s and was killed")
                 break
             if value is None:
-                self._gone = Gone(await self._bury())
+                self._gone = Gone(await self._wait_for_exit())
             elif "number" in value and self._receipts.is_new(value.pop("number")):
                 return report_from_json(value)
         return self._gone
 
     async def stop(self, *, checkpoint: bool) -> None:
-        """Halt all jobs at a step boundary, keep their state if asked to, and end the executor.
+        """Stop all jobs at a step boundary, with a checkpoint if asked for, and end the executor.
 
-        Somebody should go on receiving meanwhile, or the last reports are lost.
+        The caller should continue to `receive` meanwhile, or the last reports are lost.
         """
-        self._say({"do": "stop", "checkpoint": checkpoint})
+        self._send({"do": "stop", "checkpoint": checkpoint})
         await self._process.wait(None if checkpoint else _STOP_S)
-        if not self._has_listener:
-            self._writer.close()  # else by whoever hears of its end
+        if not self._is_receiving:
+            self._writer.close()
 
     async def leave(self) -> None:
-        """Let the executor go on, for whoever claims it next."""
-        self._say({"do": "leave"})
+        """Disconnect and announce that another client will claim the executor."""
+        self._send({"do": "leave"})
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
         self._writer.close()
         self._process.detach()
 
     def kill(self) -> None:
-        """End the executor, and with it all it started, in the middle of whatever they do; `receive` says `Gone`."""
+        """Kill the executor and all its processes; `receive` then returns `Gone`."""
         self._process.kill()
 
-    def _say(self, value: Mapping[str, Any]) -> None:
-        with contextlib.suppress(ConnectionError, RuntimeError):  # its end is seen by `receive`
+    def _send(self, value: Mapping[str, Any]) -> None:
+        with contextlib.suppress(ConnectionError, RuntimeError):  # `receive` notices the end
             self._writer.write(json_line(value))
 
-    async def _heard(self) -> dict[str, Any] | None:
-        """What comes next; TimeoutError where that takes longer than one that works can be silent."""
+    async def _next_in_time(self) -> dict[str, Any] | None:
         if not self._silence_s:
             return await self._next()
-        for _ in range(_LOOKS):
+        for _ in range(_TIMEOUTS):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._silence_s / _LOOKS):
+                async with asyncio.timeout(self._silence_s / _TIMEOUTS):
                     return await self._next()
         raise TimeoutError
 
@@ -328,7 +338,7 @@ class ExecutorClient:
         value: dict[str, Any] = json.loads(received)
         return value
 
-    async def _bury(self) -> str:
+    async def _wait_for_exit(self) -> str:
         self._writer.close()
         await self._process.wait(_STOP_S)
         return self._process.exit_reason

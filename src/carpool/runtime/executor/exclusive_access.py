@@ -10,58 +10,56 @@ from carpool.runtime.job_state.actions import Action, RequestExclusive
 
 
 class ExclusiveAccess:
-    """Jobs that want to be alone on a device, one after another."""
+    """Grants exclusive access to one job after another."""
 
     def __init__(
         self,
         trainings: Mapping[JobId, TrainingJob],
-        do: Callable[[TrainingJob, Sequence[Action]], None],
+        run: Callable[[TrainingJob, Sequence[Action]], None],
         clock: Callable[[], float],
     ) -> None:
         self._trainings = trainings
-        self._do = do
+        self._run = run
         self._clock = clock
-        self._queue: list[
-            tuple[JobId, RequestExclusive]
-        ] = []  # jobs that want to be alone on a device; the first one is
+        self._queue: list[tuple[JobId, RequestExclusive]] = []  # the first one has access, or gets it next
         self._is_granted = False
-        self._held: set[JobId] = set()  # that stand still for it
+        self._paused: set[JobId] = set()
 
-    def ask(self, job: JobId, wish: RequestExclusive) -> None:
-        """A job wants to be alone on a device."""
-        self._queue.append((job, wish))
+    def request(self, job: JobId, request: RequestExclusive) -> None:
+        self._queue.append((job, request))
 
-    def see_to(self) -> None:
-        """Let the first job that asks for it be alone on its device once the others there stand still."""
+    def update(self) -> None:
+        """Pause the neighbours of the first job in the queue, and grant it access once they are idle."""
         if not self._queue or self._is_granted:
             return
         at = self._clock()
-        first, wish = self._queue[0]
-        self._is_granted = True  # before anything below comes back here
-        neighbours = self._neighbours(first, wish.device)
+        first, request = self._queue[0]
+        self._is_granted = True  # the calls below come back here
+        neighbours = self._neighbours(first, request.device)
         for training in neighbours:
-            self._held.add(training.job)
-            self._do(training, training.team.hold(at, held=True, clears=wish.clears))
-        if all(t.team.has_made_room if wish.clears else t.team.is_still for t in neighbours):
-            self._do(self._trainings[first], self._trainings[first].team.left_alone(at))
+            self._paused.add(training.job)
+            self._run(training, training.machine.pause(at, paused=True, free_memory=request.release_memory))
+        states = [training.state for training in neighbours]
+        if all(state.has_released_memory if request.release_memory else state.is_idle for state in states):
+            self._run(self._trainings[first], self._trainings[first].machine.exclusive_granted(at))
         else:
-            self._is_granted = False  # looked at again with the next event
+            self._is_granted = False  # tried again after the next event
 
-    def leave(self, job: JobId) -> None:
-        """A job need not be alone any more: the others go on."""
+    def release(self, job: JobId) -> None:
+        """Drop a job's request; if it had access, its neighbours continue."""
         at = self._clock()
         was_first = bool(self._queue) and self._queue[0][0] == job
         self._queue = [entry for entry in self._queue if entry[0] != job]
         if not was_first:
             return
-        held, self._held, self._is_granted = self._held, set(), False
-        for other in sorted(held & self._trainings.keys()):
+        paused, self._paused, self._is_granted = self._paused, set(), False
+        for other in sorted(paused & self._trainings.keys()):
             training = self._trainings[other]
-            self._do(training, training.team.hold(at, held=False))
+            self._run(training, training.machine.pause(at, paused=False))
 
     def _neighbours(self, job: JobId, device: int) -> list[TrainingJob]:
         return [
             training
             for other, training in self._trainings.items()
-            if other != job and not training.team.is_over and device in training.devices.values()
+            if other != job and not training.state.is_over and device in training.devices.values()
         ]

@@ -1,42 +1,45 @@
 """Executor of one node: carries out orders on its devices and runs the actions of its jobs' state machines.
 
-What a training's workers do next is decided by `team.Team`, what a command does by `errand.Errand`, who computes on a
-shared device by `turns.Turns` (held by `rota.Rota`): all of them pure. This file carries their wishes out.
+What a training's workers do next is decided by `JobMachine`, what a command does by `CommandState`, and which worker
+computes on a shared device by `DeviceArbiter`. This class connects them to processes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from carpool.core.messages import Fact, JobFailed, Order
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.program import Program
+from carpool.logs import log_event
 from carpool.runtime.executor.client_protocol import ExecutorOptions
 from carpool.runtime.executor.command_process import CommandProcess
-from carpool.runtime.executor.context import ExecutorContext, ExecutorDependencies
 from carpool.runtime.executor.exclusive_access import ExclusiveAccess
-from carpool.runtime.executor.job_table import ExecutorJobs, TrainingJob, job_options_of
+from carpool.runtime.executor.job_table import JobTable, TrainingJob, job_options_of
+from carpool.runtime.executor.launcher import Launcher
 from carpool.runtime.executor.reports import Evaluation, Report, ReportBatcher, Sized, Told
 from carpool.runtime.job_state.actions import (
     Action,
-    Drop,
+    DropMirror,
     Emit,
     Ended,
     Kill,
+    Note,
+    Persist,
     ReleaseExclusive,
     RequestExclusive,
     Send,
     Start,
     Stopped,
-    Tell,
-    Write,
 )
-from carpool.runtime.job_state.types import as_target
-from carpool.runtime.process.launcher import Launcher
+from carpool.runtime.job_state.types import Target, WorkerMode, target_of
 from carpool.runtime.process.protocol import (
     AdmissionRequested,
     Alive,
@@ -51,13 +54,26 @@ from carpool.runtime.process.protocol import (
     TurnRequested,
     WorkerFailed,
 )
-from carpool.runtime.process.worker_pool import WorkerKey
+from carpool.runtime.process.worker_pool import WorkerKey, WorkerListener, WorkerPool
 from carpool.runtime.sharing.device_arbiter import ArbiterMessage, DeviceArbiter
+from carpool.runtime.sharing.foreign_processes import ListProcesses
+from carpool.runtime.sharing.lanes import max_concurrent_jobs
 from carpool.runtime.sharing.mps_admission import MpsAdmission, PendingWorker
-from carpool.runtime.sharing.mps_daemon import is_mps_error
-from carpool.runtime.sharing.time_slicing import TimeSlicing
+from carpool.runtime.sharing.mps_daemon import MpsDaemon, is_mps_error
+from carpool.runtime.sharing.stride_scheduler import time_sliced_jobs
 
-_NEEDS_NO_TOKEN = (Halted, Done, WorkerFailed)  # nor the one it may still be waiting for
+_MAX_TICK_DELAY = 10  # ticks; after a longer delay the messages of workers have not been read yet
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorDependencies:
+    """What an executor uses of the outside world; tests replace it."""
+
+    clock: Callable[[], float] = time.monotonic
+    make_pool: Callable[[WorkerListener, Callable[[], float]], WorkerPool] = WorkerPool
+    make_mps: Callable[[], MpsDaemon] = MpsDaemon
+    list_processes: ListProcesses | None = None  # on a GPU; None: NVML
 
 
 class Executor:
@@ -69,305 +85,372 @@ class Executor:
         state: Path,
         options: ExecutorOptions,
         report: Callable[[Report], None],
-        means: ExecutorDependencies | None = None,
+        dependencies: ExecutorDependencies | None = None,
     ) -> None:
-        means = means or ExecutorDependencies()
+        outside = dependencies or ExecutorDependencies()
         self._devices = {device.id: device for device in devices}
         self._options = options
-        self._reporting = ReportBatcher(report)
-        self._report = self._reporting.report
-        self._emit = self._reporting.emit
-        self._clock = clock = means.clock
-        self._staff = means.hire(self, clock)
-        self.jobs = ExecutorJobs(state, self._devices, options.grace_s)
-        self._trainings, self._commands = self.jobs.trainings, self.jobs.commands
-        self._rota = DeviceArbiter(devices, options, self._say)
-        self._solitude = ExclusiveAccess(self._trainings, self._do, clock)
-        self._gate = MpsAdmission(
-            devices, wanted=options.mps, on_change=self._reopen, tell=self._tell_sharers, make=means.make_mps
+        self._batcher = ReportBatcher(report)
+        self._report = self._batcher.report
+        self._clock = clock = outside.clock
+        self._pool = pool = outside.make_pool(self, clock)
+        self.jobs = jobs = JobTable(state, self._devices, options.grace_s)
+        self._trainings, self._commands = jobs.trainings, jobs.commands
+        self._arbiter = DeviceArbiter(devices, options, self._send_to_sharer)
+        self._exclusive = ExclusiveAccess(self._trainings, self._run, clock)
+        self._mps = MpsAdmission(
+            devices,
+            enabled=options.mps,
+            on_change=self._on_mps_change,
+            note=self._note_on_gpus,
+            make_daemon=outside.make_mps,
         )
-        workshop = ExecutorContext(
-            self._devices, options, self.jobs, self._staff, self._gate, self._rota, self._report, clock
+        self._launcher = Launcher(
+            self._devices, options, jobs, pool, self._mps, self._arbiter, self._report, clock, outside.list_processes
         )
-        self._entrance = Launcher(workshop, means.ask)
-        self._alternation = TimeSlicing(workshop, self._do, self._tell_sharers)
         self._ticked_at = clock()
-        self._stopping: bool | None = None
-        self._waits = False  # for somebody who decides
+        self.is_stopping = False
+        self._is_suspended = False  # no client decides about the jobs
         self.stopped = asyncio.Event()
 
     async def start(self) -> None:
-        """Be able to start workers."""
-        await asyncio.gather(self._staff.start(), self._gate.start())
+        """Start the fork server and the MPS daemon."""
+        await asyncio.gather(self._pool.start(), self._mps.start())
 
     @property
     def broken(self) -> asyncio.Future[str]:
-        """Done when no worker can be started any more."""
-        return self._staff.broken
+        """Done, with the reason, when no worker can be started any more."""
+        return self._pool.broken
 
-    async def end(self) -> None:
-        """End every process and let go of everything."""
+    async def close(self) -> None:
+        """Kill all processes and release all resources."""
         for command in self._commands.values():
             command.kill()
-        await self._staff.stop()
-        await self._gate.stop()
-        self._rota.close()
+        await self._pool.stop()
+        await self._mps.stop()
+        self._arbiter.close()
         for command in self._commands.values():
-            await command.gone()
+            await command.wait()
         for training in self._trainings.values():
             training.close()
 
-    # -- orders -------------------------------------------------------------------------------------------------------
+    # -- requests of the client ---------------------------------------------------------------------------------------
 
-    def introduce(self, job: JobId, program: Program, *, resume: bool) -> None:
-        """Make a job known; a second time it changes nothing."""
+    def add_job(self, job: JobId, program: Program, *, resume: bool) -> None:
+        """Add a job; with ``resume`` it continues from its folder. Repeating it has no effect."""
         if job in self.jobs:
             return
-        ears = (self._on_moves, self._on_session)
         try:
-            rules = job_options_of(program, self._options, has_lanes=self._gate.has_lanes)
-            training = self.jobs.take(job, program, rules, ears, resume=resume)
-            if training is not None:
-                self._do(training, training.team.wait(self._clock(), waits=self._waits))
+            if program.command:
+                self.jobs.add_command(job, program, self, resume=resume)
+                return
+            options = job_options_of(program, self._options, has_lanes=self._mps.has_lanes)
+            training = self.jobs.add_training(job, program, options, resume=resume)
+            self._run(training, training.machine.suspend(self._clock(), suspended=self._is_suspended))
         except OSError as error:
-            self._emit(JobFailed(job, 0, f"its folder cannot be written: {error}"))
+            self._batcher.emit(JobFailed(job, 0, f"its folder cannot be written: {error}"))
             self._flush()
 
-    def forget(self, job: JobId) -> None:
-        """A job is over for whoever decides: end what is left of it, and let go."""
-        self.jobs.let_go(job)
+    def remove_job(self, job: JobId) -> None:
+        """Kill what is left of a job and drop it."""
+        self.jobs.forget(job)
         if job in self._trainings:
-            self._do(self._trainings[job], self._trainings[job].team.stop(self._clock(), checkpoint=False))
+            self._run(self._trainings[job], self._trainings[job].machine.stop(self._clock(), checkpoint=False))
         elif job in self._commands:
             self._commands[job].stop(self._clock())
         self._flush()
 
-    def carry(self, orders: Sequence[Order]) -> None:
-        """Take orders; those of one call are taken together."""
+    def apply_orders(self, orders: Sequence[Order]) -> None:
+        """Carry out orders; those of one call take effect together."""
         at = self._clock()
         for order in orders:
-            wish = as_target(order)
-            unknown = [seat.device for seat in wish.seats if seat.device not in self._devices]
+            target = target_of(order)
+            self._log_order(order.job, target)
+            unknown = [slot.device for slot in target.slots if slot.device not in self._devices]
             if order.job in self._trainings and not unknown:
                 training = self._trainings[order.job]
-                self._do(training, training.team.order(at, wish))
+                self._run(training, training.machine.order(at, target))
             elif order.job in self._commands and not unknown:
-                self._commands[order.job].order(at, wish)
+                self._commands[order.job].order(at, target)
             else:
-                what = f"device {unknown[0]} is not here" if unknown else "no such job was introduced"
-                self._emit(JobFailed(order.job, order.generation, f"an order for {order.job!r}: {what}"))
-        self._alternation.see_to(at)
+                problem = f"unknown device {unknown[0]}" if unknown else "unknown job"
+                error = f"order {order.generation} for job {order.job!r}: {problem}"
+                self._batcher.emit(JobFailed(order.job, order.generation, error))
+        self._update_time_slicing(at)
         self._flush()
 
+    def _log_order(self, job: JobId, target: Target) -> None:
+        devices = [slot.device for slot in target.slots]
+        shares = [slot.fraction for slot in target.slots]
+        log_event(_log, "order", job=job, generation=target.generation, devices=devices, shares=shares)
+
     def stop(self, *, checkpoint: bool) -> None:
-        """Halt all jobs at a boundary; `stopped` is set when they are gone."""
+        """Stop all jobs at a step boundary; `stopped` is set when their processes have exited."""
         at = self._clock()
-        self._stopping = checkpoint
+        self.is_stopping = True
         for training in list(self._trainings.values()):
-            self._do(training, training.team.stop(at, checkpoint=checkpoint))
+            self._run(training, training.machine.stop(at, checkpoint=checkpoint))
         for command in list(self._commands.values()):
             command.stop(at)
         self._flush()
 
-    def wait(self) -> None:
-        """Let all trainings stand still at a boundary, their states on disk, until `proceed`."""
-        self._set_waiting(waits=True)
-
-    def proceed(self) -> None:
-        """Let all trainings go on: somebody decides again."""
-        self._set_waiting(waits=False)
-
-    def _set_waiting(self, *, waits: bool) -> None:
-        self._waits = waits
+    def suspend(self, *, suspended: bool) -> None:
+        """Halt all trainings at a step boundary, with their states on disk, or let them continue."""
+        if suspended != self._is_suspended:
+            log_event(_log, "jobs_suspended" if suspended else "jobs_resumed", jobs=len(self._trainings))
+        self._is_suspended = suspended
         for training in list(self._trainings.values()):
-            self._do(training, training.team.wait(self._clock(), waits=waits))
-        self._flush()
-
-    # -- what happens -------------------------------------------------------------------------------------------------
-
-    def heard(self, who: WorkerKey, message: Message) -> None:
-        """A worker said something."""
-        if isinstance(message, Alive) or self._entrance.heard(who, message):
-            return
-        job, worker = JobId(who[0]), who[1]
-        training = self._trainings[job]
-        at = self._clock()
-        device = training.devices[worker]
-        if isinstance(message, TurnRequested):
-            self._alternation.ask(at, training, who, device)
-            return
-        if isinstance(message, AdmissionRequested):
-            self._rota.arrive(at, who, training.seat_on(device))
-            return
-        if isinstance(message, ArbiterMessage):
-            self._rota.heard(at, device, who, message)
-            return
-        if isinstance(message, Contributed):
-            self._rota.give_back(at, device, who)
-        elif isinstance(message, _NEEDS_NO_TOKEN) and not (
-            isinstance(message, WorkerFailed) and message.kind == "disk"
-        ):
-            self._rota.withdraw(at, device, who)
-        if isinstance(message, WorkerFailed) and message.kind == "device" and self._gate.has_lanes:
-            self._faulted(at, device, who, message.error)
-            return
-        if isinstance(message, WorkerFailed) and message.kind == "lane":
-            self._gate.missed(message.error)
-        is_first = isinstance(message, Ready) and training.team.ready is None
-        self._do(training, training.team.said(at, worker, message))
-        if is_first and isinstance(message, Ready):
-            target = message.target_loss, message.window
-            self._report(Sized(job, message.total_steps, message.batch_size, message.num_samples, *target))
-        elif isinstance(message, Evaluated):
-            self._report(Evaluation(job, message.step, message.metrics))
-        if self._gate.progressed(device, job, training.team.done):
-            self._entrance.let_in()
-        self._rota.grant(at, device)
-        self._flush()
-
-    def ended(self, who: WorkerKey, why: str) -> None:
-        """A worker's process is gone."""
-        if self._entrance.ended(who, why):
-            return
-        training = self._trainings[JobId(who[0])]
-        at = self._clock()
-        device, steps = training.devices[who[1]], training.counted(who[1])
-        training.bury(who[1])
-        self._rota.leave(at, device, who)
-        if not training.devices:
-            training.drop_segment()  # a job that is off its devices takes no memory but its mirror
-        self._gate.gone(device, who)
-        self._do(training, training.team.died(at, who[1], why, steps))
-        self._entrance.let_in()
-        self._rota.grant(at, device)
+            self._run(training, training.machine.suspend(self._clock(), suspended=suspended))
         self._flush()
 
     def tick(self) -> None:
-        """Look at the clock."""
+        """Handle all that depends on time."""
         at = self._clock()
-        was_late = at - self._ticked_at > 10 * self._options.tick_s
+        was_delayed = at - self._ticked_at > _MAX_TICK_DELAY * self._options.tick_s
         self._ticked_at = at
         for training in list(self._trainings.values()):
-            self._do(training, training.team.tick(at))
+            self._run(training, training.machine.tick(at))
         for command in list(self._commands.values()):
             command.tick(at)
-        self._entrance.tick()
-        self._rota.tick()
-        self.jobs.sweep()
-        if not was_late:  # else what the workers said meanwhile has not been read yet
-            for job, worker in self._staff.silent_for(self._options.hang_s):
-                if not self._entrance.silent((job, worker)):
-                    training = self._trainings[JobId(job)]
-                    self._do(training, training.team.silent(at, worker, training.counted(worker)))
+        self._launcher.tick()
+        self._arbiter.tick()
+        self.jobs.drop_forgotten()
+        if not was_delayed:
+            for key in self._pool.without_heartbeat(self._options.hang_s):
+                self._on_hang(at, key)
         self._flush()
 
-    # -- what is to be done -------------------------------------------------------------------------------------------
+    # -- events of workers --------------------------------------------------------------------------------------------
 
-    def _do(self, training: TrainingJob, actions: Sequence[Action]) -> None:
+    def on_message(self, key: WorkerKey, message: Message) -> None:
+        """Handle a worker's message: of turns and memory in the arbiter, all others in the job's state machine."""
+        if isinstance(message, Alive) or self._launcher.on_message(key, message):
+            return
+        training, at = self._trainings[JobId(key[0])], self._clock()
+        device = training.devices[key[1]]
+        if isinstance(message, TurnRequested):
+            self._request_turn(at, training, key, device)
+        elif isinstance(message, AdmissionRequested):
+            self._arbiter.request_admission(at, key, training.slot_on(device))
+        elif isinstance(message, ArbiterMessage):
+            self._arbiter.on_message(at, device, key, message)
+        else:
+            self._on_job_message(at, training, key, message)
+
+    def _on_job_message(self, at: float, training: TrainingJob, key: WorkerKey, message: Message) -> None:
+        device = training.devices[key[1]]
+        if isinstance(message, Contributed):
+            self._arbiter.release_turn(at, device, key)
+        elif isinstance(message, Halted | Done):
+            self._arbiter.cancel_turn(at, device, key)
+        elif isinstance(message, WorkerFailed) and self._on_worker_failed(at, device, key, message):
+            return
+        is_first = isinstance(message, Ready) and training.state.ready is None
+        self._run(training, training.machine.message(at, key[1], message))
+        if is_first and isinstance(message, Ready):
+            target = message.target_loss, message.window
+            self._report(Sized(training.job, message.total_steps, message.batch_size, message.num_samples, *target))
+        elif isinstance(message, Evaluated):
+            self._report(Evaluation(training.job, message.step, message.metrics))
+        if self._mps.on_progress(device, training.job, training.state.steps_done):
+            self._launcher.start_admitted()
+        self._arbiter.grant_next(at, device)
+        self._flush()
+
+    def _on_worker_failed(self, at: float, device: int, key: WorkerKey, failure: WorkerFailed) -> bool:
+        """Handle the part of a failure that concerns other jobs; True if nothing else is to be done."""
+        job, where = key[0], self._devices[device].name
+        fields = {"job": job, "worker": key[1], "device": where, "step": failure.step, "error": failure.error}
+        log_event(_log, "worker_failed", level=logging.WARNING, kind=failure.kind, **fields)
+        if failure.kind != "disk":
+            self._arbiter.cancel_turn(at, device, key)
+        if failure.kind == "lane":
+            self._mps.on_lane_mismatch(failure.error)
+        if failure.kind == "device" and self._mps.has_lanes:
+            self._on_gpu_fault(at, device, key, failure.error)
+            return True
+        return False
+
+    def on_exit(self, key: WorkerKey, why: str) -> None:
+        """Handle the exit of a worker's process."""
+        if self._launcher.on_exit(key, why):
+            return
+        training, worker = self._trainings[JobId(key[0])], key[1]
+        at = self._clock()
+        device, steps = training.devices[worker], training.steps_of(worker)
+        self._log_exit(training, worker, why, steps)
+        training.remove_worker(worker)
+        self._arbiter.on_exit(at, device, key)
+        self._mps.on_exit(device, key)
+        self._run(training, training.machine.exited(at, worker, why, steps))
+        self._launcher.start_admitted()
+        self._arbiter.grant_next(at, device)
+        self._flush()
+
+    def _log_exit(self, training: TrainingJob, worker: int, why: str, steps: int) -> None:
+        known = training.state.workers.get(worker)
+        was_expected = known is None or known.mode is WorkerMode.EXITING
+        event, level = ("worker_exited", logging.INFO) if was_expected else ("worker_lost", logging.WARNING)
+        device = self._devices[training.devices[worker]].name
+        log_event(_log, event, level=level, job=training.job, worker=worker, device=device, reason=why, steps=steps)
+
+    def _on_hang(self, at: float, key: WorkerKey) -> None:
+        if self._launcher.on_hang(key):
+            return
+        training = self._trainings[JobId(key[0])]
+        seconds = self._options.hang_s
+        log_event(_log, "worker_hung", level=logging.WARNING, job=key[0], worker=key[1], silent_s=seconds)
+        self._run(training, training.machine.hung(at, key[1], training.steps_of(key[1])))
+
+    def _on_gpu_fault(self, at: float, device: int, key: WorkerKey, error: str) -> None:
+        """Handle a GPU fault under MPS: it ends all clients of the GPU."""
+        if self._mps.is_exiting(device, key):
+            return
+        here, counts = self._launcher.on_gpu_fault(device, error)
+        jobs = sorted({training.job for training, _ in here})
+        log_event(_log, "gpu_fault", level=logging.WARNING, device=self._devices[device].name, error=error, jobs=jobs)
+        how = f"lost its GPU ({error})" if counts else f"was on a GPU that failed for all of its jobs ({error})"
+        for training, worker in here:
+            steps = training.steps_of(worker)
+            self._run(training, training.machine.faulted(at, worker, how, counts=counts, steps=steps))
+        if is_mps_error(error):
+            self._mps.on_lane_mismatch(error)
+        self._flush()
+
+    # -- actions of the state machines --------------------------------------------------------------------------------
+
+    def _run(self, training: TrainingJob, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
                 case Start(worker, device, threads, lane):
-                    training.devices[worker] = device
-                    training.count(worker)
-                    self._entrance.admit(PendingWorker((training.job, worker), device, lane, threads))
+                    training.add_worker(worker, device)
+                    self._launcher.start(PendingWorker((training.job, worker), device, lane, threads))
                 case Send():
                     self._send(training, action)
                 case Kill(worker):
                     self._kill((training.job, worker))
-                case Drop(mirror, reusable):
-                    training.drop(mirror, reusable=reusable)
-                case Tell(words):
-                    self._report(Told(training.job, words))
+                case DropMirror(mirror, reusable):
+                    training.drop_mirror(mirror, reusable=reusable)
+                case Note(text):
+                    self._report(Told(training.job, text))
                 case Emit(fact):
-                    self._emit(fact)
-                case RequestExclusive(device, clears):
-                    (self._entrance.make_room if clears else self._entrance.keep_quiet)(device)
-                    self._solitude.ask(training.job, action)
+                    self._batcher.emit(fact)
+                case RequestExclusive(device, release_memory):
+                    self._launcher.clear_device(device, release_memory=release_memory)
+                    self._exclusive.request(training.job, action)
                 case ReleaseExclusive():
-                    self._solitude.leave(training.job)
-                case Write(what):
+                    self._exclusive.release(training.job)
+                case Persist(record):
                     with contextlib.suppress(OSError):
-                        training.folder.write(what)
+                        training.folder.write(record)
                 case Ended() | Stopped():
-                    self._conclude(training, action)
-        self._solitude.see_to()
-
-    def _kill(self, key: WorkerKey) -> None:
-        if self._gate.give_up(key):  # it never started; its team hears of its end as of any other
-            asyncio.get_running_loop().call_soon(self.ended, key, "it had not been started")
-        else:
-            self._staff.kill(key)
+                    self._on_end(training, action)
+        self._exclusive.update()
 
     def _send(self, training: TrainingJob, action: Send) -> None:
         key = (training.job, action.worker)
-        if isinstance(action.message, Proceed):  # it will ask anew
-            self._rota.begins_anew(self._clock(), training.devices[action.worker], key)
-        self._staff.send(key, action.message, training.beside(action))
+        if isinstance(action.message, Proceed):
+            self._arbiter.on_new_epoch(self._clock(), training.devices[action.worker], key)
+        self._pool.send(key, action.message, training.descriptors_for(action))
 
-    def _conclude(self, training: TrainingJob, end: Ended | Stopped) -> None:
+    def _kill(self, key: WorkerKey) -> None:
+        if self._mps.cancel(key):  # not started yet; the state machine gets its exit as any other
+            asyncio.get_running_loop().call_soon(self.on_exit, key, "it had not been started")
+        else:
+            self._pool.kill(key)
+
+    def _on_end(self, training: TrainingJob, end: Ended | Stopped) -> None:
         if isinstance(end, Ended):
             self._report(end.outcome(training.job))
-        if words := self._rota.story(training.job):
-            self._report(Told(training.job, words))
-        self._gate.over(training.job)
+            log_event(_log, "job_ended", job=training.job, steps=end.steps, reason=end.reason)
+        if summary := self._arbiter.memory_summary(training.job):
+            self._report(Told(training.job, summary))
+        self._mps.on_job_end(training.job)
         training.close()
 
-    def _on_moves(self, command: CommandProcess, facts: Sequence[Fact], reports: Sequence[Report]) -> None:
-        for report in reports:
-            self._report(report)
-        for fact in facts:
-            self._emit(fact)
-        self._flush()
-        if not command.errand.seats:
-            self._rota.forget(self._clock(), (command.errand.job, 0))
-
-    def _on_session(self, command: CommandProcess, message: Message) -> None:
-        """A program with a loop of its own said something."""
-        at, job = self._clock(), command.errand.job
-        if isinstance(message, Joined):
-            self._alternation.see_to(at)
-        elif isinstance(message, TurnRequested):
-            self._alternation.ask_for(at, command)
-        elif isinstance(message, Done):
-            self._rota.forget(at, (job, 0))
-        self._flush()
-
     def _flush(self) -> None:
-        """All that happened at this instant has been seen to."""
-        self._reporting.flush()
-        if self._stopping is not None and self.jobs.is_over:
+        """End the handling of one event: send the facts of this instant."""
+        self._batcher.flush()
+        if self.is_stopping and self.jobs.is_over:
             self.stopped.set()
 
-    def _say(self, who: WorkerKey, message: Message) -> None:
-        job = JobId(who[0])
+    # -- time slicing -------------------------------------------------------------------------------------------------
+
+    def _update_time_slicing(self, at: float) -> None:
+        """Time-slice the jobs that cannot compute on their devices at the same time."""
+        slots = {job: t.state.target.slots for job, t in self._trainings.items() if not t.state.is_over}
+        # A program with its own loop can wait for one turn, not for several.
+        commands = {job: command.state for job, command in self._commands.items() if command.state.has_session}
+        slots |= {job: state.slots for job, state in commands.items() if state.is_solo}
+        has_lanes, has_cap = self._mps.has_lanes, bool(self._options.memory_cap)
+        limits = {
+            number: max_concurrent_jobs(device, has_lanes=has_lanes, has_cap=has_cap)
+            for number, device in self._devices.items()
+        }
+        time_sliced = time_sliced_jobs(slots, limits)
+        for job in commands:
+            if self._commands[job].time_sliced != (job in time_sliced):
+                self._commands[job].set_time_sliced(time_sliced=job in time_sliced)
+        for job, training in self._trainings.items():
+            if not training.state.is_over and training.state.time_sliced != (job in time_sliced):
+                self._set_time_sliced(at, training, time_sliced=job in time_sliced)
+
+    def _set_time_sliced(self, at: float, training: TrainingJob, *, time_sliced: bool) -> None:
+        if time_sliced and self._mps.unavailable:
+            self._note_if_on_gpu(training, f"jobs on the GPU are time-sliced without MPS: {self._mps.unavailable}")
+        self._run(training, training.machine.set_time_sliced(at, time_sliced=time_sliced))
+
+    def _request_turn(self, at: float, training: TrainingJob, key: WorkerKey, device: int) -> None:
+        epoch = training.state.epoch
+        if epoch is None or not epoch.layout.time_sliced or key[1] not in epoch.members:
+            return  # sent before it learned of a change; it will halt or request again
+        solo = epoch.is_solo
+        self._arbiter.request_turn(at, key, training.slot_on(device), multi_step=solo, can_queue=solo)
+
+    def _send_to_sharer(self, key: WorkerKey, message: Message) -> None:
+        """Send a message about turns or memory to a worker or to a command's session."""
+        job = JobId(key[0])
         if job in self._commands:
             self._commands[job].send(message)
         else:
-            self._staff.send(who, message)
+            self._pool.send(key, message)
 
-    # -- lanes --------------------------------------------------------------------------------------------------------
+    # -- commands -----------------------------------------------------------------------------------------------------
 
-    def _faulted(self, at: float, device: int, who: WorkerKey, error: str) -> None:
-        """A GPU failed under one worker: with MPS, under all that are on it."""
-        if self._gate.is_leaving(device, who):
-            return
-        here, counts = self._entrance.fault(device, error)
-        how = f"lost its GPU ({error})" if counts else f"was on a GPU that failed under all of its jobs ({error})"
-        for training, worker in here:
-            steps = training.counted(worker)
-            self._do(training, training.team.faulted(at, worker, how, counts=counts, steps=steps))
-        if is_mps_error(error):
-            self._gate.missed(error)
+    def on_command(self, command: CommandProcess, facts: Sequence[Fact], reports: Sequence[Report]) -> None:
+        """Forward the facts and reports of a command."""
+        for report in reports:
+            self._report(report)
+        for fact in facts:
+            self._batcher.emit(fact)
+        self._flush()
+        if not command.state.slots:
+            self._arbiter.remove(self._clock(), (command.state.job, 0))
+
+    def on_session_message(self, command: CommandProcess, message: Message) -> None:
+        """Handle a message of a program with its own loop."""
+        at, key = self._clock(), (command.state.job, 0)
+        if isinstance(message, Joined):
+            self._update_time_slicing(at)
+        elif isinstance(message, TurnRequested):
+            if command.time_sliced and command.state.slots:
+                self._arbiter.request_turn(at, key, command.state.slots[0], multi_step=True)
+        elif isinstance(message, Done):
+            self._arbiter.remove(at, key)
         self._flush()
 
-    def _reopen(self) -> None:
-        """The gate has opened, or there are no lanes any more."""
-        self._alternation.see_to(self._clock())
-        self._entrance.let_in()
+    # -- MPS ----------------------------------------------------------------------------------------------------------
+
+    def _on_mps_change(self) -> None:
+        """Start workers that waited for the daemon, and time-slice jobs if lanes were turned off."""
+        self._update_time_slicing(self._clock())
+        self._launcher.start_admitted()
         self._flush()
 
-    def _tell_sharers(self, words: str, *jobs: TrainingJob) -> None:
-        """Say something to all jobs, or to some, that have a worker on a GPU."""
-        for training in jobs or self._trainings.values():
-            if any(self._devices[device].cuda is not None for device in training.devices.values()):
-                self._report(Told(training.job, words))
+    def _note_on_gpus(self, text: str) -> None:
+        for training in self._trainings.values():
+            self._note_if_on_gpu(training, text)
+
+    def _note_if_on_gpu(self, training: TrainingJob, text: str) -> None:
+        if any(self._devices[device].cuda is not None for device in training.devices.values()):
+            self._report(Told(training.job, text))

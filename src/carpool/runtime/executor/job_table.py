@@ -11,115 +11,100 @@ from carpool.jobs.devices import LocalDevice
 from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
 from carpool.runtime.executor.client_protocol import ExecutorOptions, HeldJobStatus
-from carpool.runtime.executor.command_process import CommandProcess, OnMessage, OnReports
+from carpool.runtime.executor.command_process import CommandListener, CommandProcess
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.job_state.actions import Mirror, Segment, Send
 from carpool.runtime.job_state.machine import JobMachine
 from carpool.runtime.job_state.state import JobState
 from carpool.runtime.job_state.types import JobOptions, WorkerSlot
 from carpool.runtime.job_state.update_sharding import UpdateSharding
-from carpool.runtime.process.shared_memory import counted, new_counter, new_memory_file
+from carpool.runtime.process.shared_memory import new_memory_file, new_step_counter, read_step_counter
 
 
 class TrainingJob:
-    """What an executor holds for one training job beside its team."""
+    """A training job: its state machine and the memory files that the executor owns for it."""
 
-    def __init__(self, job: JobId, program: Program, folder: JobFolder, team: JobMachine) -> None:
+    def __init__(self, job: JobId, program: Program, folder: JobFolder, machine: JobMachine) -> None:
         self.job = job
         self.program = program
         self.folder = folder
-        self.team = team
-        self.by_token = False
-        self.devices: dict[int, int] = {}  # worker to device
-        self.counters: dict[int, int] = {}  # worker to descriptor
-        self.mirrors: dict[int, int] = {}  # key to descriptor
-        self.spare: list[int] = []  # descriptors to be used again: their pages are there already
-        self.segment: tuple[int, int] | None = None  # key and descriptor
+        self.machine = machine
+        self.state = machine.state
+        self.devices: dict[int, int] = {}  # by worker
+        self._counters: dict[int, int] = {}  # worker to descriptor
+        self._mirrors: dict[int, int] = {}  # key to descriptor
+        self._spare: list[int] = []  # descriptors to reuse: their pages are already allocated
+        self._segment: tuple[int, int] | None = None  # key and descriptor
 
-    @classmethod
-    def begin(
-        cls,
-        job: JobId,
-        program: Program,
-        folder: JobFolder,
-        devices: Mapping[int, LocalDevice],
-        rules: JobOptions,
-        *,
-        resume: bool,
-    ) -> TrainingJob:
-        """A training without workers; with `resume` it goes on from what its folder holds."""
-        kept, cuts, splits = (folder.kept(), folder.cuts(), folder.splits()) if resume else ([], [], [])
-        state = JobState(job, devices, rules, checkpoints=kept, cuts=cuts, splits=splits)
-        return cls(job, program, folder, JobMachine(state))
+    def slot_on(self, device: int) -> WorkerSlot:
+        """The slot of the current target on a device."""
+        return next((slot for slot in self.state.target.slots if slot.device == device), WorkerSlot(device))
 
-    def seat_on(self, device: int) -> WorkerSlot:
-        """What was wished for it on a device."""
-        return next((seat for seat in self.team.wish.seats if seat.device == device), WorkerSlot(device))
+    def add_worker(self, worker: int, device: int) -> None:
+        self.devices[worker] = device
+        self._counters[worker] = new_step_counter(self.job)
 
-    def count(self, worker: int) -> None:
-        """Have a counter for the steps of a new worker."""
-        self.counters[worker] = new_counter(self.job)
+    def remove_worker(self, worker: int) -> None:
+        del self.devices[worker]
+        os.close(self._counters.pop(worker))
+        if not self.devices:
+            self._drop_segment()  # a job without devices takes no memory but its mirror
 
-    def counted(self, worker: int) -> int:
-        """The steps that a worker has done, whether it said so or not."""
-        return counted(self.counters[worker])
+    def counter(self, worker: int) -> int:
+        """The descriptor of a worker's step counter."""
+        return self._counters[worker]
+
+    def steps_of(self, worker: int) -> int:
+        """Steps that a worker has done, reported or not."""
+        return read_step_counter(self._counters[worker])
 
     @property
-    def reached(self) -> int:
-        """Steps done by whoever is furthest."""
-        return max([self.team.done, *map(self.counted, self.counters)])
+    def max_steps(self) -> int:
+        """Steps done by the worker that is furthest."""
+        return max([self.state.steps_done, *map(self.steps_of, self._counters)])
 
-    def bury(self, worker: int) -> None:
-        """A worker is gone."""
-        del self.devices[worker]
-        os.close(self.counters.pop(worker))
+    def descriptors_for(self, action: Send) -> tuple[int, ...]:
+        """The descriptors to send with a message."""
+        if isinstance(action.memory, Segment):
+            return (self._segment_fd(action.memory),)
+        return () if action.memory is None else (self._mirror_fd(action.memory),)
 
-    def beside(self, action: Send) -> tuple[int, ...]:
-        """The descriptors that go with a message."""
-        if isinstance(action.beside, Segment):
-            return (self.shared(action.beside),)
-        return () if action.beside is None else (self.memory(action.beside),)
+    def _mirror_fd(self, mirror: Mirror) -> int:
+        if mirror.key not in self._mirrors:
+            fd = self._spare.pop() if self._spare else new_memory_file(f"mirror-{self.job}"[:200])
+            self._mirrors[mirror.key] = fd
+        return self._mirrors[mirror.key]
 
-    def memory(self, mirror: Mirror) -> int:
-        """The descriptor of a mirror."""
-        if mirror.key not in self.mirrors:
-            self.mirrors[mirror.key] = self.spare.pop() if self.spare else new_memory_file(f"mirror-{self.job}"[:200])
-        return self.mirrors[mirror.key]
+    def _segment_fd(self, segment: Segment) -> int:
+        if self._segment is None or self._segment[0] != segment.key:
+            self._drop_segment()
+            self._segment = (segment.key, new_memory_file(f"segment-{self.job}"[:200], segment.size_bytes))
+        return self._segment[1]
 
-    def shared(self, segment: Segment) -> int:
-        """The descriptor of a segment; the one before it is let go."""
-        if self.segment is None or self.segment[0] != segment.key:
-            self.drop_segment()
-            self.segment = (segment.key, new_memory_file(f"segment-{self.job}"[:200], segment.size_bytes))
-        return self.segment[1]
+    def _drop_segment(self) -> None:
+        if self._segment is not None:
+            os.close(self._segment[1])
+            self._segment = None
 
-    def drop_segment(self) -> None:
-        """No formation needs it."""
-        if self.segment is not None:
-            os.close(self.segment[1])
-            self.segment = None
-
-    def drop(self, mirror: Mirror, *, reusable: bool) -> None:
-        """A mirror is not needed any more."""
-        fd = self.mirrors.pop(mirror.key, None)
-        if fd is not None and reusable and not self.spare:
-            self.spare.append(fd)
+    def drop_mirror(self, mirror: Mirror, *, reusable: bool) -> None:
+        fd = self._mirrors.pop(mirror.key, None)
+        if fd is not None and reusable and not self._spare:
+            self._spare.append(fd)
         elif fd is not None:
             os.close(fd)
 
     def close(self) -> None:
-        """Let go of everything."""
-        for fd in (*self.mirrors.values(), *self.spare, *self.counters.values()):
+        for fd in (*self._mirrors.values(), *self._spare, *self._counters.values()):
             os.close(fd)
-        self.mirrors.clear()
-        self.counters.clear()
-        self.spare.clear()
-        self.drop_segment()
+        self._mirrors.clear()
+        self._counters.clear()
+        self._spare.clear()
+        self._drop_segment()
         self.folder.close()
 
 
 def job_options_of(program: Program, options: ExecutorOptions, *, has_lanes: bool) -> JobOptions:
-    """What a team has to know of its program and of the executor."""
+    """The options of a job's state machine."""
     return JobOptions(
         exact=program.exact,
         shards=program.shards,
@@ -130,8 +115,8 @@ def job_options_of(program: Program, options: ExecutorOptions, *, has_lanes: boo
         time_limit_s=program.time_limit_s,
         mirror_s=options.mirror_s,
         grace_s=options.grace_s,
-        division=UpdateSharding(options.updates),
-        splits=options.splits,
+        update_sharding=UpdateSharding(options.updates),
+        micro_batching=options.splits,
         sync_batchnorm=program.sync_batchnorm,
         reducer=options.reducer,
         has_lanes=has_lanes,
@@ -139,65 +124,75 @@ def job_options_of(program: Program, options: ExecutorOptions, *, has_lanes: boo
     )
 
 
-class ExecutorJobs:
-    """Who is in hand, and how they stand."""
+class JobTable:
+    """Jobs that an executor holds."""
 
     def __init__(self, state: Path, devices: Mapping[int, LocalDevice], grace_s: float) -> None:
         self.trainings: dict[JobId, TrainingJob] = {}
         self.commands: dict[JobId, CommandProcess] = {}
+        self.cores = CoreAllocator()
         self._state = state.absolute()
         self._devices = devices
         self._grace_s = grace_s
-        self.cores = CoreAllocator()
-        self._leaving: set[JobId] = set()
+        self._forgotten: set[JobId] = set()
 
     def __contains__(self, job: JobId) -> bool:
         return job in self.trainings or job in self.commands
 
-    def take(
-        self, job: JobId, program: Program, rules: JobOptions, ears: tuple[OnReports, OnMessage], *, resume: bool
-    ) -> TrainingJob | None:
-        """Take a job in; as a training, if it is one. OSError where its folder cannot be written."""
+    def add_command(self, job: JobId, program: Program, listener: CommandListener, *, resume: bool) -> None:
+        """Add a command. OSError if its folder cannot be written."""
+        folder = self._make_folder(job, resume=resume)
+        self.commands[job] = CommandProcess(job, program, folder, self._devices, self.cores, self._grace_s, listener)
+
+    def add_training(self, job: JobId, program: Program, options: JobOptions, *, resume: bool) -> TrainingJob:
+        """Add a training; with ``resume`` it continues from its folder. OSError if that cannot be written."""
+        folder = self._make_folder(job, resume=resume)
+        state = JobState(
+            job,
+            self._devices,
+            options,
+            checkpoints=folder.state_copies(),
+            batch_splits=folder.batch_splits(),
+            micro_batch_limits=folder.micro_batch_limits(),
+        )
+        self.trainings[job] = TrainingJob(job, program, folder, JobMachine(state))
+        return self.trainings[job]
+
+    def _make_folder(self, job: JobId, *, resume: bool) -> JobFolder:
         folder = JobFolder(self._state, job)
         folder.make(resume=resume)
         folder.log()
-        if program.command:
-            self.commands[job] = CommandProcess(job, program, folder, self._devices, self.cores, self._grace_s, *ears)
-            return None
-        self.trainings[job] = TrainingJob.begin(job, program, folder, self._devices, rules, resume=resume)
-        return self.trainings[job]
+        return folder
 
-    def standings(self) -> dict[JobId, HeldJobStatus]:
-        """How all of them stand; a command makes no steps that we could keep it from."""
+    def statuses(self) -> dict[JobId, HeldJobStatus]:
         found = {}
         for job, training in self.trainings.items():
-            team = training.team
-            found[job] = HeldJobStatus(team.wish.generation, team.done, team.is_still, team.is_over)
+            state = training.state
+            found[job] = HeldJobStatus(state.target.generation, state.steps_done, state.is_idle, state.is_over)
         for job, command in self.commands.items():
-            errand = command.errand
-            found[job] = HeldJobStatus(errand.wish.generation, errand.steps, not errand.seats, errand.is_over)
+            running = command.state
+            found[job] = HeldJobStatus(running.target.generation, running.steps, not running.slots, running.is_over)
         return found
 
     @property
     def is_over(self) -> bool:
-        """Whether no job of it has a process, or will have one."""
-        return all(training.team.is_over for training in self.trainings.values()) and all(
-            command.errand.is_over for command in self.commands.values()
+        """Whether no job has a process, or will have one."""
+        return all(training.state.is_over for training in self.trainings.values()) and all(
+            command.state.is_over for command in self.commands.values()
         )
 
-    def let_go(self, job: JobId) -> None:
-        """Nobody will ask for a job again: it is dropped once it has no process left."""
-        self._leaving.add(job)
+    def forget(self, job: JobId) -> None:
+        """Drop a job once it has no process left."""
+        self._forgotten.add(job)
 
-    def sweep(self) -> None:
-        """Drop those that can be dropped."""
-        for job in list(self._leaving):
+    def drop_forgotten(self) -> None:
+        for job in list(self._forgotten):
             training, command = self.trainings.get(job), self.commands.get(job)
-            if training is not None and training.team.is_over:
+            if training is not None and training.state.is_over:
                 training.close()
                 del self.trainings[job]
-            elif command is not None and command.errand.is_over and command.is_buried:
+            elif command is not None and command.state.is_over and command.has_exited:
                 command.close()
                 del self.commands[job]
             if job not in self:
-                self._leaving.discard(job)
+                self._forgotten.discard(job)

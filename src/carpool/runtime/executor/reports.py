@@ -1,4 +1,9 @@
-"""Executor reports: their types, batching by instant, and numbered delivery until acknowledged."""
+"""Executor reports: their types, batching by instant, and numbered delivery until acknowledged.
+
+Every report is numbered and kept in the executor's outbox. The client stores the number of the last report together
+with its effects in one commit, and acknowledges it only then. After a crash the next client names the last number it
+has, and receives everything after it: nothing is lost, and duplicates are recognized by their number.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +26,19 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """A training was loaded: its length is known from now on."""
+    """The length of a training, known once it is loaded."""
 
     job: JobId
     total_steps: int | None  # None: only a target ends it
     batch_size: int = 0
     num_samples: int = 0
-    target_loss: float | None = None  # it ends when the mean loss of `window` steps gets here
+    target_loss: float | None = None  # training ends when the mean loss of `window` steps reaches it
     window: int = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Something for the job's story, in words."""
+    """A line of a job's story."""
 
     job: JobId
     words: str
@@ -41,7 +46,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a training measured of itself after so many steps."""
+    """Metrics of a training after a step."""
 
     job: JobId
     step: int
@@ -50,7 +55,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a training ended; comes before the fact that says so."""
+    """Result of a training; precedes the fact that ends the job."""
 
     job: JobId
     steps: int
@@ -58,14 +63,14 @@ class Outcome:
     loss: float | None
     metrics: Mapping[str, float] = field(default_factory=dict)
     digest: str | None = None  # None for command jobs
-    reason: str = ""  # in words
+    reason: str = ""
     samples_per_s: float | None = None
-    memory_bytes: int | None = None  # that one of its workers held at most
+    memory_bytes: int | None = None  # peak of one worker
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The executor is no longer there."""
+    """The executor has exited."""
 
     reason: str
 
@@ -74,32 +79,25 @@ Report = Facts | Sized | Told | Evaluation | Outcome | Gone
 
 
 class ReportBatcher:
-    """Passes reports on at once, and facts when all that happened at an instant is known."""
+    """Delivers reports at once, and the facts of an instant together."""
 
-    def __init__(self, pass_on: Callable[[Report], None]) -> None:
-        self._pass_on = pass_on
+    def __init__(self, deliver: Callable[[Report], None]) -> None:
+        self._deliver = deliver
         self._facts: list[Fact] = []
-        self._has_ended = False  # somebody, and its outcome has been told
+        self._has_outcome = False
 
     def report(self, report: Report) -> None:
-        """Say something now."""
-        self._pass_on(report)
-        self._has_ended |= isinstance(report, Outcome)
+        self._deliver(report)
+        self._has_outcome |= isinstance(report, Outcome)
 
     def emit(self, fact: Fact) -> None:
-        """A fact of this instant."""
         self._facts.append(fact)
 
     def flush(self) -> None:
-        """The instant is over: its facts go together; facts, if only none, follow every outcome."""
-        if self._facts or self._has_ended:
-            facts, self._facts, self._has_ended = self._facts, [], False
-            self._pass_on(Facts(tuple(facts)))
-
-
-# An executor puts every report into its outbox. Whoever hears it keeps the number of the last one together with what
-# followed from it, in one commit, and acknowledges it only then. After a crash of the hearer the next one says which
-# number it knows, and gets what came behind it: nothing is lost, and what comes a second time is known by its number.
+        """Deliver the facts of this instant; facts, possibly none, follow every outcome."""
+        if self._facts or self._has_outcome:
+            facts, self._facts, self._has_outcome = self._facts, [], False
+            self._deliver(Facts(tuple(facts)))
 
 
 class NumberedReport(NamedTuple):
@@ -110,7 +108,7 @@ class NumberedReport(NamedTuple):
 
 
 class Outbox:
-    """What has been reported and not been acknowledged, in order."""
+    """Reports that have not been acknowledged, in order."""
 
     def __init__(self) -> None:
         self._kept: deque[NumberedReport] = deque()
@@ -123,29 +121,28 @@ class Outbox:
         return iter(self._kept)
 
     def put(self, report: Report) -> NumberedReport:
-        """Keep a report; with its number."""
         self._last += 1
         numbered = NumberedReport(self._last, report)
         self._kept.append(numbered)
         return numbered
 
     def acknowledge(self, number: int) -> None:
-        """Everything up to a number is in good hands."""
+        """Drop all reports up to a number."""
         while self._kept and self._kept[0].number <= number:
             self._kept.popleft()
 
 
 class Receipts:
-    """What a hearer has taken in: each number once, and none left out."""
+    """Numbers of received reports: each is accepted once, and none may be missing."""
 
     def __init__(self, last: int = 0) -> None:
         self.last = last
 
     def is_new(self, number: int) -> bool:
-        """Whether a report has not been taken in before; from now on it has."""
+        """Accept a number; False if it was accepted before."""
         if number <= self.last:
             return False
         if number != self.last + 1:
-            raise CarpoolError(f"report {number} came after report {self.last}: what is between them is lost")
+            raise CarpoolError(f"report {number} followed report {self.last}: the reports between them are lost")
         self.last = number
         return True

@@ -1,10 +1,17 @@
-"""Executor process: runs jobs on this machine for one client, or as a server that outlives its clients."""
+"""Executor process: runs jobs on this machine for one client, or as a server that outlives its clients.
+
+It logs one line per order, worker launch and exit, fault and recovery. As a server it logs to its stderr, which its
+starter has redirected to ``executor.log``; for a single client, whose terminal it shares, to ``executor.log`` in the
+state folder.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import logging
+import logging.handlers
 import os
 import resource
 import signal
@@ -12,117 +19,122 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from carpool.core.model import JobId
 from carpool.jobs.devices import use_pci_bus_order
+from carpool.jobs.program import Program
+from carpool.logs import configure_logging, log_event
 from carpool.runtime.compat.process_lifetime import exit_with_parent, set_process_name
 from carpool.runtime.executor.client_protocol import (
+    ExecutorOptions,
     Inventory,
     devices_from_json,
-    inventory_to_json,
     json_line,
-    options_from_json,
     order_from_json,
-    program_from_json,
     report_to_json,
 )
-from carpool.runtime.executor.context import ExecutorDependencies
-from carpool.runtime.executor.executor import Executor
+from carpool.runtime.executor.executor import Executor, ExecutorDependencies
 from carpool.runtime.executor.reports import NumberedReport, Outbox, Report
 
-_UNCLAIMED_S = 60.0  # for the first claim, which comes at once
+MAX_LINE_BYTES = 1 << 26
+_FIRST_CLAIM_S = 60.0
+_log = logging.getLogger("carpool.runtime.executor.server")  # this module is also run as __main__
 
 
 class ExecutorServer:
-    """One executor and those who claim it, one after another, each with a higher epoch than the one before.
+    """Serves an executor to clients that claim it one after another, each with a higher epoch.
 
-    The first claim says on which devices and how. An older claim is refused, a newer one cuts the line of the one
-    before. With nobody at the other end the executor stops (`on_orphan` = exit), or lets all jobs stand still and
-    waits: their states are on disk, and after `orphan_s` it ends by itself.
+    The first claim configures the executor. A claim with an older epoch is refused, a newer one closes the connection
+    of the client before. Without a client the executor exits (``on_orphan`` = exit), or suspends all jobs with their
+    states on disk and waits; after ``orphan_s`` it exits.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, log_in_state: bool = False) -> None:
         self._clock = clock
+        self._log_in_state = log_in_state  # and not on stderr
         self._outbox = Outbox()
         self._epoch = self._life = 0
-        self._writer: asyncio.StreamWriter | None = None  # of whoever has claimed it
-        self._is_answered = False  # the claim has been: reports may follow
-        self._expects_another = False  # whoever left said so
-        self._alone_since = self._beaten_at = clock()
-        self._beat_s = 0.0  # between signs of life, where whoever has claimed it wants some
+        self._writer: asyncio.StreamWriter | None = None  # of the current client
+        self._is_claim_answered = False  # reports may follow
+        self._expects_client = False  # the last client announced another one
+        self._alone_since = self._beat_at = clock()
+        self._beat_s = 0.0  # heartbeat interval that the client asked for; 0: none
         self._starting: asyncio.Task[None] | None = None
         self._executor: Executor | None = None
         self._tasks: list[asyncio.Task[Any]] = []
-        self._calls: set[asyncio.Task[None]] = set()
-        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._connections: set[asyncio.Task[None]] = set()
+        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def attend(self) -> int:
-        """Serve until it is over; the exit code."""
-        asyncio.get_running_loop().call_later(_UNCLAIMED_S, self._give_up)
+    async def run(self) -> int:
+        """Serve until the executor ends; the exit code."""
+        asyncio.get_running_loop().call_later(_FIRST_CLAIM_S, self._exit_if_unclaimed)
         try:
-            return await self._ended
+            return await self._exit
         finally:
             for task in filter(None, (self._starting, *self._tasks)):
                 task.cancel()
             if self._executor is not None:
-                await self._executor.end()
-            await self._hang_up()
-            for call in self._calls:
-                call.cancel()
-            await asyncio.gather(*self._calls, return_exceptions=True)
+                await self._executor.close()
+            await self._close_writer()
+            for connection in self._connections:
+                connection.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
 
-    def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Somebody calls."""
-        task = asyncio.create_task(self._converse(reader, writer))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+    def on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One caller, from the claim to the end of the line."""
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one client, from its claim to the end of the connection."""
         try:
             claim = await _next(reader)
-            if claim is None or not self._is_newer(claim, writer):
+            if claim is None or not self._accept(claim, writer):
                 return
             if self._executor is None:
-                self._begin(claim)
+                self._create_executor(claim)
             assert self._starting is not None
             await asyncio.shield(self._starting)
             if self._writer is writer:
-                self._introduce_oneself(claim)
-                await self._listen(reader, writer)
+                self._answer_claim(claim)
+                await self._handle_requests(reader, writer)
         except ConnectionError:
             pass
-        except Exception as error:  # noqa: BLE001 - a bug of ours shows itself, and is not swallowed by the server
+        except Exception as error:  # noqa: BLE001 - a bug ends the process with a traceback
             self._end(error)
         finally:
             if self._writer is writer:
-                self._left()
+                self._on_disconnect()
             writer.close()
 
     # -- claims -------------------------------------------------------------------------------------------------------
 
-    def _is_newer(self, claim: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+    def _accept(self, claim: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
         if claim["epoch"] <= self._epoch:
+            log_event(_log, "claim_refused", level=logging.WARNING, epoch=claim["epoch"], current=self._epoch)
             writer.write(json_line({"report": "Refused", "epoch": self._epoch}))
             return False
         self._epoch = claim["epoch"]
-        before, self._writer, self._is_answered = self._writer, writer, False
+        before, self._writer, self._is_claim_answered = self._writer, writer, False
         if before is not None:
             before.close()
-            self._left_alone()
+            self._on_client_lost()
         return True
 
-    def _begin(self, claim: dict[str, Any]) -> None:
+    def _create_executor(self, claim: dict[str, Any]) -> None:
         self._life = self._epoch
-        self._options = options_from_json(claim["options"])
+        self._options = ExecutorOptions(**claim["options"])
         self._devices = devices_from_json(claim["devices"])
-        self._executor = Executor(
-            self._devices, Path(claim["state"]), self._options, self._report, ExecutorDependencies(clock=self._clock)
-        )
-        if self._waits:
-            self._executor.wait()
+        state = Path(claim["state"])
+        if self._log_in_state:
+            buffer_log(state / "executor.log")
+        dependencies = ExecutorDependencies(clock=self._clock)
+        self._executor = Executor(self._devices, state, self._options, self._report, dependencies)
+        if self._outlives_clients:
+            self._executor.suspend(suspended=True)
         self._starting = asyncio.create_task(self._start(self._executor))
 
     async def _start(self, executor: Executor) -> None:
@@ -134,131 +146,139 @@ class ExecutorServer:
         ticking.add_done_callback(lambda task: None if task.cancelled() else self._end(task.exception()))
         self._tasks = [stopping, ticking]
 
-    def _introduce_oneself(self, claim: dict[str, Any]) -> None:
-        """Tell a new caller how things stand, and then all that it has not heard."""
+    def _answer_claim(self, claim: dict[str, Any]) -> None:
+        """Send the inventory to a new client, and then all reports that it has not stored."""
         assert self._executor is not None
         if claim["life"] == self._life:
             self._outbox.acknowledge(claim["after"])
-        standings = self._executor.jobs.standings()
-        inventory = Inventory(os.getpid(), self._life, tuple(self._devices), standings)
-        self._beat_s = claim.get("beat_s", 0.0)  # an older carpool would not understand them
-        self._say({"report": "Claimed", "beat_s": self._beat_s, **inventory_to_json(inventory)})
-        self._is_answered = True
+        inventory = Inventory(os.getpid(), self._life, tuple(self._devices), self._executor.jobs.statuses())
+        self._beat_s = claim.get("beat_s", 0.0)  # an older version would not understand heartbeats
+        is_first, jobs = self._epoch == self._life, len(inventory.jobs)
+        log_event(_log, "claimed", epoch=self._epoch, first=is_first, jobs=jobs, unsent_reports=len(self._outbox))
+        self._send({"report": "Claimed", "beat_s": self._beat_s, **asdict(inventory)})
+        self._is_claim_answered = True
         for numbered in self._outbox:
-            self._send(numbered)
+            self._send_report(numbered)
 
-    def _left(self) -> None:
-        """Nobody is there any more."""
-        self._writer, self._is_answered = None, False
-        self._left_alone()
-        if not self._waits:
+    def _on_disconnect(self) -> None:
+        self._writer, self._is_claim_answered = None, False
+        self._on_client_lost()
+        if not self._outlives_clients:
             self._end(0)
 
-    def _left_alone(self) -> None:
+    def _on_client_lost(self) -> None:
         self._alone_since = self._clock()
-        if self._waits and self._executor is not None and not self._expects_another:
-            self._executor.wait()
+        if not self._outlives_clients or self._executor is None:
+            return
+        is_announced = self._expects_client or self._executor.is_stopping
+        level = logging.INFO if is_announced else logging.WARNING
+        log_event(_log, "client_left" if is_announced else "client_lost", level=level, epoch=self._epoch)
+        if not self._expects_client:
+            self._executor.suspend(suspended=True)
 
     @property
-    def _waits(self) -> bool:
+    def _outlives_clients(self) -> bool:
         return self._executor is not None and self._options.on_orphan == "wait"
 
-    # -- what is said -------------------------------------------------------------------------------------------------
+    # -- requests and reports -----------------------------------------------------------------------------------------
 
-    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         executor = self._executor
         assert executor is not None
         while (value := await _next(reader)) is not None and self._writer is writer:
             match value["do"]:
                 case "introduce":
-                    program = program_from_json(value["program"])
-                    executor.introduce(JobId(value["job"]), program, resume=value["resume"])
+                    program = Program.from_json(value["program"])
+                    executor.add_job(JobId(value["job"]), program, resume=value["resume"])
+                    if self._log_in_state:
+                        flush_log()  # the state folder exists now
                 case "carry":
-                    executor.carry([order_from_json(order) for order in value["orders"]])
+                    executor.apply_orders([order_from_json(order) for order in value["orders"]])
                 case "forget":
-                    executor.forget(JobId(value["job"]))
+                    executor.remove_job(JobId(value["job"]))
                 case "acknowledge":
                     self._outbox.acknowledge(value["number"])
                 case "proceed":
-                    self._expects_another = False
-                    executor.proceed()
+                    self._expects_client = False
+                    executor.suspend(suspended=False)
                 case "leave":
-                    self._expects_another = True
+                    self._expects_client = True
                 case "stop":
+                    log_event(_log, "stop", checkpoint=value["checkpoint"])
                     executor.stop(checkpoint=value["checkpoint"])
 
     def _report(self, report: Report) -> None:
         numbered = self._outbox.put(report)
-        if self._is_answered:
-            self._send(numbered)
-            if not self._waits:  # nobody else will ever ask for it
+        if self._is_claim_answered:
+            self._send_report(numbered)
+            if not self._outlives_clients:  # there will be no other client to repeat it for
                 self._outbox.acknowledge(numbered.number)
 
-    def _send(self, numbered: NumberedReport) -> None:
-        self._say({"number": numbered.number, **report_to_json(numbered.report)})
+    def _send_report(self, numbered: NumberedReport) -> None:
+        self._send({"number": numbered.number, **report_to_json(numbered.report)})
 
-    def _say(self, value: dict[str, Any]) -> None:
+    def _send(self, value: dict[str, Any]) -> None:
         if self._writer is not None:
             with contextlib.suppress(ConnectionError, RuntimeError):
                 self._writer.write(json_line(value))
 
-    # -- time, and the end --------------------------------------------------------------------------------------------
+    # -- time and end -------------------------------------------------------------------------------------------------
 
     async def _tick(self, executor: Executor) -> None:
         while True:
             await asyncio.sleep(self._options.tick_s)
             executor.tick()
-            self._beat()
+            self._send_heartbeat()
             alone_s = 0.0 if self._writer is not None else self._clock() - self._alone_since
-            if self._expects_another and alone_s > self._options.handover_s:
-                self._expects_another = False
-                executor.wait()
-            if self._waits and alone_s > self._patience_s(executor):
+            if self._expects_client and alone_s > self._options.handover_s:
+                self._expects_client = False
+                executor.suspend(suspended=True)
+            if self._outlives_clients and alone_s > self._max_alone_s(executor):
                 self.retire()
 
-    def _beat(self) -> None:
-        """Say that it is at work, although there is nothing to say; from the loop, since that is what may hang."""
-        if self._is_answered and self._beat_s and self._clock() - self._beaten_at >= self._beat_s:
-            self._beaten_at = self._clock()
-            self._say({"report": "Alive"})
+    def _send_heartbeat(self) -> None:
+        """Send a heartbeat from the event loop, since that is what may hang."""
+        if self._is_claim_answered and self._beat_s and self._clock() - self._beat_at >= self._beat_s:
+            self._beat_at = self._clock()
+            self._send({"report": "Alive"})
 
-    def _patience_s(self, executor: Executor) -> float:
-        """How long to wait for somebody; with nothing to hand over not for long."""
+    def _max_alone_s(self, executor: Executor) -> float:
+        """How long to wait for a client; shorter with nothing to hand over."""
         options = self._options
-        has_something = len(self._outbox) or not executor.jobs.is_over
-        return options.orphan_s if has_something else min(options.orphan_s, options.handover_s)
+        has_work = len(self._outbox) or not executor.jobs.is_over
+        return options.orphan_s if has_work else min(options.orphan_s, options.handover_s)
 
     def retire(self) -> None:
-        """Keep all states on disk and end."""
+        """Save the states of all jobs and exit."""
         if self._executor is None or self._starting is None or not self._starting.done():
             self._end(0)
         else:
+            log_event(_log, "retiring")
             self._alone_since = self._clock()  # once
             self._executor.stop(checkpoint=True)
 
-    def end(self) -> None:
-        """End with everything that it started: whoever it worked for has died."""
+    def exit(self) -> None:
+        """Exit at once with all processes: the parent has died."""
         self._end(0)
 
-    def _give_up(self) -> None:
-        """Nobody has ever claimed it: whoever started it died at once."""
+    def _exit_if_unclaimed(self) -> None:
         if self._executor is None:
             self._end(0)
 
-    def _end(self, why: int | str | BaseException | None) -> None:
-        """With an exit code, words for people, or a bug of ours."""
-        if self._ended.done():
+    def _end(self, result: int | str | BaseException | None) -> None:
+        """Exit with a code, an error for the user, or an exception, which is a bug."""
+        if self._exit.done():
             return
-        if isinstance(why, BaseException):
-            self._ended.set_exception(why)
-        elif isinstance(why, str):
-            print(f"carpool: {why}", file=sys.stderr)  # noqa: T201 - there is nobody else to tell
-            self._ended.set_result(1)
+        if isinstance(result, BaseException):
+            self._exit.set_exception(result)
+        elif isinstance(result, str):
+            print(f"carpool: {result}", file=sys.stderr)  # noqa: T201 - there is no client to report it to
+            self._exit.set_result(1)
         else:
-            self._ended.set_result(why or 0)
+            self._exit.set_result(result or 0)
 
-    async def _hang_up(self) -> None:
-        writer = self._writer  # whoever is at the other end may leave while this waits
+    async def _close_writer(self) -> None:
+        writer = self._writer  # the client may disconnect while this waits
         if writer is not None:
             with contextlib.suppress(ConnectionError, TimeoutError):
                 await asyncio.wait_for(writer.drain(), self._options.grace_s)
@@ -273,40 +293,57 @@ async def _next(reader: asyncio.StreamReader) -> dict[str, Any] | None:
     return value
 
 
-MAX_LINE_BYTES = 1 << 26
+def buffer_log(path: Path) -> None:
+    """Log to a file from `flush_log` on, and keep the lines until then: a run that fails to start leaves no file."""
+    logger = logging.getLogger("carpool")
+    file = logging.FileHandler(path, encoding="utf-8", delay=True)
+    file.setFormatter(logger.handlers[0].formatter)
+    logger.handlers[:] = [
+        logging.handlers.MemoryHandler(1 << 20, flushLevel=logging.CRITICAL + 1, target=file, flushOnClose=False)
+    ]
+
+
+def flush_log() -> None:
+    """Write the buffered lines, and the following ones directly."""
+    logger = logging.getLogger("carpool")
+    for handler in logger.handlers:
+        if isinstance(handler, logging.handlers.MemoryHandler) and handler.target is not None:
+            handler.flush()
+            logger.handlers[:] = [handler.target]
 
 
 async def serve_client(end: socket.socket) -> int:
-    """Do what comes over one line until it is closed or says stop; the exit code."""
-    post = ExecutorServer()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, post.end)
-    post.answer(*await asyncio.open_connection(sock=end, limit=MAX_LINE_BYTES))
-    return await post.attend()
+    """Serve one client until its connection is closed; the exit code."""
+    server = ExecutorServer(log_in_state=True)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.exit)
+    server.on_connection(*await asyncio.open_connection(sock=end, limit=MAX_LINE_BYTES))
+    return await server.run()
 
 
 async def serve_clients(listener: socket.socket) -> int:
-    """Do what those say who call one after another, and wait for the next in between; the exit code."""
-    post = ExecutorServer()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, post.retire)
-    server = await asyncio.start_unix_server(post.answer, sock=listener, limit=MAX_LINE_BYTES)
+    """Serve one client after another; the exit code."""
+    server = ExecutorServer()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.retire)
+    accepting = await asyncio.start_unix_server(server.on_connection, sock=listener, limit=MAX_LINE_BYTES)
     try:
-        return await post.attend()
+        return await server.run()
     finally:
-        server.close()
+        accepting.close()
 
 
 def main() -> int:
-    """``python -m carpool.runtime.executor.server FD [PARENT]``: serve PARENT at the other end of FD, or all who call."""
+    """``python -m carpool.runtime.executor.server FD [PARENT]``: serve PARENT over FD, or all that connect to FD."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     set_process_name("carpool-exec")
+    configure_logging()
     use_pci_bus_order()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every job has a log and mirrors
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # every job has a log and mirrors
     end = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(end.fileno(), False)
     if len(sys.argv) == 2:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal of whoever started it may go
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the starter's terminal may be closed
         return asyncio.run(serve_clients(end))
     exit_with_parent(int(sys.argv[2]), signal.SIGTERM)
     return asyncio.run(serve_client(end))

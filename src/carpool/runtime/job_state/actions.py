@@ -14,7 +14,7 @@ from carpool.runtime.sharing.lanes import WHOLE
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The shared memory of a formation, made when its key is first named; a new key takes the old one's place."""
+    """Shared memory of an epoch's ranks, created on first use; a new key replaces the previous segment."""
 
     key: int
     size_bytes: int
@@ -22,14 +22,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """A memory file for a job's state, made when it is first named and kept until it is dropped."""
+    """A memory file for a job's state, created on first use and kept until `DropMirror`."""
 
     key: int
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a worker on a device and let it begin."""
+    """Start a worker on a device."""
 
     worker: int
     device: int
@@ -39,58 +39,58 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Say something to a worker."""
+    """Send a message to a worker, with the descriptor of a memory file."""
 
     worker: int
     message: Message
-    beside: Segment | Mirror | None = None
+    memory: Segment | Mirror | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End a worker's process now."""
+    """Kill a worker's process."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
-    """A mirror is no longer needed."""
+class DropMirror:
+    """Free a mirror."""
 
     mirror: Mirror
-    reusable: bool = False  # nobody can be writing to it any more
+    reusable: bool = False  # no worker can still be writing to it
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Words for the job's story."""
+class Note:
+    """Add a line to the job's story."""
 
-    words: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """A fact for the scheduler."""
+    """Report a fact to the scheduler."""
 
     fact: Fact
 
 
 @dataclass(frozen=True, slots=True)
 class RequestExclusive:
-    """Let every other job on a device stand still until `ReleaseExclusive`, and answer with `JobMachine.left_alone`."""
+    """Pause all other jobs on a device until `ReleaseExclusive`; answered by `JobMachine.exclusive_granted`."""
 
     device: int
-    clears: bool = True  # they give back the memory that they only keep for later
+    release_memory: bool = True  # the other jobs also free their cached memory
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseExclusive:
-    """The neighbours may go on."""
+    """Resume the other jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSplit:
-    """How steps are cut over the devices from a step on: default mode replays with the same parts."""
+    """How steps are split over devices from a step on; in default mode replayed steps use the same split."""
 
     step: int
     devices: tuple[int, ...]
@@ -99,17 +99,17 @@ class BatchSplit:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchLimit:
-    """From a step on no pass has more samples than this: more did not fit into memory."""
+    """Most samples of a micro-batch from a step on: more ran out of memory."""
 
     step: int
     samples: int
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """Keep a cut or a split durably, beside the checkpoints."""
+class Persist:
+    """Write a record to disk, beside the checkpoints."""
 
-    what: BatchSplit | MicroBatchLimit
+    record: BatchSplit | MicroBatchLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +123,20 @@ class Ended:
     metrics: Mapping[str, float] = field(default_factory=dict)
     digest: str | None = None
     samples_per_s: float = 0.0
-    memory_bytes: int = 0  # that one of its workers held at most; 0: unknown
+    memory_bytes: int = 0  # peak of one worker; 0: unknown
 
     def outcome(self, job: JobId) -> Outcome:
-        """As it is reported."""
-        figures = (self.steps, self.epochs, self.loss, self.metrics, self.digest, self.reason)
-        return Outcome(job, *figures, self.samples_per_s or None, self.memory_bytes or None)
+        result = (self.steps, self.epochs, self.loss, self.metrics, self.digest, self.reason)
+        return Outcome(job, *result, self.samples_per_s or None, self.memory_bytes or None)
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The team was stopped and has no process left; its job is not over."""
+    """The job was stopped and has no process left; it can be resumed."""
 
     steps: int
 
 
-Action = Start | Send | Kill | Drop | Tell | Emit | RequestExclusive | ReleaseExclusive | Write | Ended | Stopped
+Action = (
+    Start | Send | Kill | DropMirror | Note | Emit | RequestExclusive | ReleaseExclusive | Persist | Ended | Stopped
+)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from carpool.jobs.devices import LocalDevice
 from carpool.runtime.job_state.actions import BatchSplit, MicroBatchLimit
 from carpool.runtime.job_state.proportional_split import (
-    WORTH,
+    MIN_GAIN,
     DeviceShare,
     DeviceSpeeds,
     is_worth_it,
+    slowest_pass_s,
     split_proportionally,
 )
 from carpool.runtime.job_state.types import JobOptions, ProcessGroupEpoch, StepLayout, Target, WorkerSlot
@@ -19,38 +20,37 @@ from carpool.runtime.job_state.update_sharding import Ranges, UpdateShardingPlan
 from carpool.runtime.process.protocol import Contributed, Ready, WorkerFailed
 from carpool.runtime.reduce.shards import MicroBatchLimits, max_micro_batch
 
+_MAX_FAILURES = 10  # of a split, before it is tried again: the measurements may be out of date
+
+Slots = tuple[WorkerSlot, ...]
+
 
 class LearningRateGain:
-    """With a batch m: m/m0·(φ + m0)/(φ + m) steps with the own m0, if the learning rate grows by as much.
+    """AdaScale's gain for a batch m: (m/m0)·(φ + m0)/(φ + m), with the job's own batch m0 and gradient noise scale φ.
 
-    φ is the gradient noise scale; this is the gain of AdaScale (Johnson et al., ICML 2020). It is fixed when a batch is
-    first used, from the noise that is known then: a learning rate that followed every report would make the noise of
-    reports part of the training.
+    (Johnson et al., ICML 2020.) It is fixed when a batch size is first used: a learning rate that followed every report
+    would feed the noise of the reports into the training.
     """
 
     def __init__(self) -> None:
         self._noise: float | None = None
-        self._of: dict[tuple[int, int], float] = {}
+        self._gains: dict[tuple[int, int], float] = {}
 
-    def hear(self, noise: float | None) -> None:
-        """The noise scale as a worker has measured it; None: it cannot tell."""
+    def on_noise(self, noise: float | None) -> None:
         self._noise = self._noise if noise is None else noise
 
     def of(self, batch_size: int, own: int) -> float:
-        """In steps with the own batch; 0: nobody knows yet."""
+        """The gain; 0 while the noise is unknown."""
         if batch_size == own:
             return 1.0
-        if (batch_size, own) not in self._of and self._noise is not None:
-            self._of[batch_size, own] = batch_size / own * (self._noise + own) / (self._noise + batch_size)
-        return self._of.get((batch_size, own), 0.0)
-
-
-_MOST_FAILURES = 10  # after which what was measured may be long out of date
+        if (batch_size, own) not in self._gains and self._noise is not None:
+            self._gains[batch_size, own] = batch_size / own * (self._noise + own) / (self._noise + batch_size)
+        return self._gains.get((batch_size, own), 0.0)
 
 
 @dataclass(slots=True)
 class _BestSplit:
-    """The quickest cut that has been measured on some seats, and how often another one proved worse."""
+    """The fastest split measured on some slots, and how often another one turned out slower."""
 
     counts: tuple[int, ...]
     slowest_s: float  # the longest pass
@@ -58,212 +58,204 @@ class _BestSplit:
 
 
 class BatchSplitter:
-    """Decides the shape of formations.
+    """Decides the layout of epochs.
 
-    In default mode the cut of a step is part of what is learned, so cuts are recorded with the step from which they
-    hold, and steps that are made again (after a crash) are cut as the first time.
+    In default mode the split of a step affects what is learned, so splits are recorded with the step from which they
+    hold, and steps that are made again after a crash are split as the first time.
     """
 
-    def __init__(self, devices: Mapping[int, LocalDevice], rules: JobOptions, cuts: Sequence[BatchSplit]) -> None:
+    def __init__(self, devices: Mapping[int, LocalDevice], options: JobOptions, splits: Sequence[BatchSplit]) -> None:
         self._devices = devices
-        self._rules = rules
-        self._cuts = list(cuts)
+        self._options = options
+        self._splits = list(splits)
         self._speeds = DeviceSpeeds()
-        self._divider = UpdateShardingPlanner(rules.division)
+        self._update_sharding = UpdateShardingPlanner(options.update_sharding)
         self._last: StepLayout | None = None
-        self._ordered: tuple[int, ...] = ()  # counts that an order asked for, as long as they hold
-        self._best: dict[tuple[tuple[WorkerSlot, ...], int], _BestSplit] = {}  # by seats and batch size
-        self.ready: Ready | None = None  # what the job's workers said of the training
-        self.gains = LearningRateGain()
+        self._ordered: tuple[int, ...] = ()  # counts given by the order, as long as it holds
+        self._best: dict[tuple[Slots, int], _BestSplit] = {}  # by slots and batch size
+        self.ready: Ready | None = None  # what the job's workers reported about the training
+        self.lr_gain = LearningRateGain()
 
-    def shape(
+    def layout(
         self,
-        wish: Target,
-        seats: tuple[WorkerSlot, ...],
+        target: Target,
+        slots: Slots,
         step: int,
         *,
-        by_token: bool,
-        now: ProcessGroupEpoch | None,
+        time_sliced: bool,
+        current: ProcessGroupEpoch | None,
         is_new: bool,
     ) -> StepLayout:
-        """How these seats should make the next step; like ``now`` unless a change is worth it.
+        """How these slots should make the next step: like the current epoch unless a change is worth it.
 
-        ``is_new`` says that the step has never been made before.
+        ``is_new`` means that the step has never been made before.
         """
-        batch = self.batch_size(wish, len(seats))
-        if len(seats) == 1:
-            return StepLayout(seats, (), batch, by_token)
-        if self._rules.sync_batchnorm:
-            by_token = False  # a part that waits for its turn would keep the others waiting in the middle of theirs
-        updates = self._updates(seats) if not by_token else ()
-        if len(wish.parts) == len(seats) and seats == wish.seats:
-            self._ordered = wish.parts
-            return StepLayout(seats, wish.parts, batch, by_token, updates)
-        same = now is not None and now.shape.seats == seats and now.shape.batch_size == batch
-        present = now.shape.counts if now is not None and same else ()
-        return StepLayout(seats, self._counts(seats, step, batch, present, is_new=is_new), batch, by_token, updates)
+        batch = self.batch_size(target, len(slots))
+        if len(slots) == 1:
+            return StepLayout(slots, (), batch, time_sliced)
+        if self._options.sync_batchnorm:
+            time_sliced = False  # a rank that waits for its turn would block the others in the middle of theirs
+        update_ranges = () if time_sliced else self._update_ranges(slots)
+        if len(target.parts) == len(slots) and slots == target.slots:
+            self._ordered = target.parts
+            return StepLayout(slots, target.parts, batch, time_sliced, update_ranges)
+        now = None if current is None else current.layout
+        in_use = now.counts if now is not None and (now.slots, now.batch_size) == (slots, batch) else ()
+        counts = self._counts(slots, step, batch, in_use, is_new=is_new)
+        return StepLayout(slots, counts, batch, time_sliced, update_ranges)
 
-    def _updates(self, seats: tuple[WorkerSlot, ...]) -> Ranges:
-        """Who updates which parameters; whoever does, the bits are the same."""
-        if self.ready is None or not self.ready.may_split or self._rules.reducer == "group":
-            return ()  # what is exchanged lies in shared memory
-        return self._divider.ranges(self.ready.sizes, [self.trait(seat) for seat in seats])
+    def _update_ranges(self, slots: Slots) -> Ranges:
+        """Which rank updates which parameters; the bits do not depend on it."""
+        if self.ready is None or not self.ready.can_shard_update or self._options.reducer == "group":
+            return ()  # the exchange needs shared memory
+        return self._update_sharding.ranges(self.ready.sizes, [self.device_share(slot) for slot in slots])
 
-    def _counts(
-        self, seats: tuple[WorkerSlot, ...], step: int, batch: int, present: tuple[int, ...], *, is_new: bool
-    ) -> tuple[int, ...]:
-        recorded = self._recorded(step, seats)
-        if not is_new and (recorded or present):
-            return recorded or present
+    def _counts(self, slots: Slots, step: int, batch: int, in_use: tuple[int, ...], *, is_new: bool) -> tuple[int, ...]:
+        recorded = self._recorded(step, slots)
+        if not is_new and (recorded or in_use):
+            return recorded or in_use
         last = self._last
-        if not present and last is not None and (last.seats, last.batch_size) == (seats, batch):
-            present = last.counts
-        elif not present and sum(recorded) == batch:
-            present = recorded
-        speeds = [self._speeds.of(self.trait(seat)) for seat in seats]
-        if self._rules.exact:
-            counts = split_proportionally(self._rules.shards, speeds, 1)
+        if not in_use and last is not None and (last.slots, last.batch_size) == (slots, batch):
+            in_use = last.counts
+        elif not in_use and sum(recorded) == batch:
+            in_use = recorded
+        speeds = [self._speeds.of(self.device_share(slot)) for slot in slots]
+        if self._options.exact:
+            wanted = split_proportionally(self._options.shards, speeds, 1)
         else:
-            counts = split_proportionally(
-                batch, speeds, 2 if self.ready is not None and self.ready.has_batch_norm else 1
-            )
-        return self._tried((seats, batch), present, counts, speeds) if present else counts
+            has_batch_norm = self.ready is not None and self.ready.has_batch_norm
+            wanted = split_proportionally(batch, speeds, 2 if has_batch_norm else 1)
+        return self._improved((slots, batch), in_use, wanted, speeds) if in_use else wanted
 
-    def _tried(
-        self,
-        where: tuple[tuple[WorkerSlot, ...], int],
-        present: tuple[int, ...],
-        wanted: tuple[int, ...],
-        speeds: Sequence[float],
+    def _improved(
+        self, where: tuple[Slots, int], in_use: tuple[int, ...], wanted: tuple[int, ...], speeds: Sequence[float]
     ) -> tuple[int, ...]:
-        """The wanted counts if they promise enough; back to the best ones known if the present ones proved worse.
+        """The wanted counts if they promise enough; the best known ones if those in use turned out slower.
 
-        Speeds are taken not to depend on the parts. Where they do (devices that have cores or a memory bus in common),
-        dealing by them can make things worse: then it is tried again after twice as many passes each time.
+        Speeds are assumed not to depend on the counts. Where they do (devices that share cores or a memory bus), a
+        proportional split can be slower: then it is tried again after twice as many passes each time.
         """
-        traits = [self.trait(seat) for seat in where[0]]
+        shares = [self.device_share(slot) for slot in where[0]]
         best = self._best.get(where)
-        if not self._speeds.are_settled(traits, 2**best.failures if best is not None and best.counts == present else 1):
-            return wanted if present == self._ordered else present  # an order that holds no more is left at once
-        slowest_s = max(count / speed for count, speed in zip(present, speeds, strict=True))
+        times = 2**best.failures if best is not None and best.counts == in_use else 1
+        if not self._speeds.are_settled(shares, times):
+            return wanted if in_use == self._ordered else in_use  # counts of an expired order are left at once
+        slowest_s = slowest_pass_s(in_use, speeds)
         if best is None:
-            best = self._best[where] = _BestSplit(present, slowest_s)
-        elif best.counts == present or slowest_s <= best.slowest_s:
-            best.counts, best.slowest_s = present, slowest_s
-        elif slowest_s > (1.0 + WORTH) * best.slowest_s:
+            best = self._best[where] = _BestSplit(in_use, slowest_s)
+        elif best.counts == in_use or slowest_s <= best.slowest_s:
+            best.counts, best.slowest_s = in_use, slowest_s
+        elif slowest_s > (1.0 + MIN_GAIN) * best.slowest_s:
             return best.counts
-        return wanted if is_worth_it(present, wanted, speeds) else present
+        return wanted if is_worth_it(in_use, wanted, speeds) else in_use
 
-    def record(self, step: int, shape: StepLayout) -> BatchSplit | None:
-        """Remember how steps are cut from here on; the cut, if it is news."""
-        best, last, self._last = self._best.get((shape.seats, shape.batch_size)), self._last, shape
-        if best is not None and last is not None and last.seats == shape.seats and last.counts != shape.counts:
-            went_back = shape.counts == best.counts and self._ordered not in {last.counts, shape.counts}
-            best.failures = min(best.failures + went_back, _MOST_FAILURES)
-        if shape.counts != self._ordered:
+    def record(self, step: int, layout: StepLayout) -> BatchSplit | None:
+        """Remember how steps are split from here on; the split if it is new."""
+        best, last, self._last = self._best.get((layout.slots, layout.batch_size)), self._last, layout
+        if best is not None and last is not None and last.slots == layout.slots and last.counts != layout.counts:
+            went_back = layout.counts == best.counts and self._ordered not in {last.counts, layout.counts}
+            best.failures = min(best.failures + went_back, _MAX_FAILURES)
+        if layout.counts != self._ordered:
             self._ordered = ()
         self._speeds.passes.clear()
-        if self._rules.exact:
+        if self._options.exact:
             return None
-        cut = BatchSplit(step, shape.devices, shape.counts)
-        held = [known for known in self._cuts if known.step <= step]
-        if held and replace(held[-1], step=step) == cut:
+        split = BatchSplit(step, layout.devices, layout.counts)
+        known = [earlier for earlier in self._splits if earlier.step <= step]
+        if known and replace(known[-1], step=step) == split:
             return None
-        self._cuts = [known for known in self._cuts if known.step < step]
-        self._cuts.append(cut)
-        return cut
+        self._splits = [*(earlier for earlier in self._splits if earlier.step < step), split]
+        return split
 
-    def _recorded(self, step: int, seats: tuple[WorkerSlot, ...]) -> tuple[int, ...]:
-        """The parts that held at a step when it was made before on these devices; empty if it was not."""
-        held = [cut for cut in self._cuts if cut.step <= step]
-        is_same = held and held[-1].devices == tuple(seat.device for seat in seats)
-        return held[-1].parts if is_same else ()
+    def _recorded(self, step: int, slots: Slots) -> tuple[int, ...]:
+        """The parts with which a step was made before on these devices; empty if it was not."""
+        known = [split for split in self._splits if split.step <= step]
+        is_same = known and known[-1].devices == tuple(slot.device for slot in slots)
+        return known[-1].parts if is_same else ()
 
-    def measure(self, seat: WorkerSlot, said: Contributed) -> None:
-        """A worker's pass, and its update before, took so long."""
-        trait = self.trait(seat)
-        self._speeds.measure(trait, said.seconds, said.samples)
-        self._divider.measure(trait, said.update_s, said.copy_s)
+    def on_pass(self, slot: WorkerSlot, message: Contributed) -> None:
+        """Record the duration of a worker's pass and of its last update."""
+        share = self.device_share(slot)
+        self._speeds.measure(share, message.seconds, message.samples)
+        self._update_sharding.measure(share, message.update_s, message.copy_s)
 
-    def passed(self, shape: StepLayout, between_s: float) -> None:
-        """A step in this shape took so long beside its longest pass."""
-        self._divider.passed([self.trait(seat) for seat in shape.seats], shape.updates, between_s)
+    def on_step(self, layout: StepLayout, sync_s: float) -> None:
+        """Record how long a step took beside its longest pass."""
+        self._update_sharding.on_step([self.device_share(slot) for slot in layout.slots], layout.update_ranges, sync_s)
 
-    def gain(self, wish: Target, size: int) -> float:
-        """What a step counts for beside one with the training's own batch on as many devices."""
-        return self.gains.of(self.batch_size(wish, size), self.batch_size(replace(wish, batch_size=0), size))
+    def lr_gain_of(self, target: Target, size: int) -> float:
+        """The learning-rate gain of the target's batch size over the training's own on as many devices."""
+        return self.lr_gain.of(self.batch_size(target, size), self.batch_size(replace(target, batch_size=0), size))
 
-    def batch_size(self, wish: Target, size: int) -> int:
+    def batch_size(self, target: Target, size: int) -> int:
         """Samples per step on so many devices."""
         assert self.ready is not None
-        own = wish.batch_size or self._rules.batch_size or self.ready.batch_size
-        return min(own * size, self.ready.num_samples) if self._rules.batch_per_device else own
+        own = target.batch_size or self._options.batch_size or self.ready.batch_size
+        return min(own * size, self.ready.num_samples) if self._options.batch_per_device else own
 
-    def trait(self, seat: WorkerSlot) -> DeviceShare:
-        """What a seat's speed depends on."""
-        device = self._devices[seat.device]
-        trait = (device.kind, seat.fraction)
-        self._speeds.guess(trait, max(1, len(device.cores)) * seat.fraction)
-        return trait
+    def device_share(self, slot: WorkerSlot) -> DeviceShare:
+        """What a slot's speed depends on; the first guess is the number of cores, of which an exact pass uses one."""
+        device = self._devices[slot.device]
+        share = (device.kind, slot.fraction)
+        self._speeds.guess(share, 1.0 if self._options.exact else max(1, len(device.cores)) * slot.fraction)
+        return share
 
-    def threads(self, seat: WorkerSlot) -> int:
-        """Threads that a share of a device allows; on a GPU, as many as cores were asked for."""
-        device = self._devices[seat.device]
-        return max(1, self._rules.cpus if device.cuda is not None else round(seat.fraction * len(device.cores)))
-
-
-# A step's gradient is a mean over samples, so passes over a few samples each, weighted by how many, add up to the same
-# gradient; only the rounding differs. That is why exact jobs are not split, and batch-normalised ones are not because
-# their statistics would be taken over fewer samples. Steps before the first split stay whole when they are made again.
+    def threads(self, slot: WorkerSlot) -> int:
+        """Intra-op threads: in proportion to the share of a CPU device; on a GPU, the cores the job asked for."""
+        device = self._devices[slot.device]
+        return max(1, self._options.cpus if device.cuda is not None else round(slot.fraction * len(device.cores)))
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryShortage:
-    """A step that ran out of memory on a device although its neighbours stood still."""
+    """A step that ran out of memory on a device while the other jobs there were paused."""
 
-    said: WorkerFailed
+    failure: WorkerFailed
     device: LocalDevice
     batch_size: int
 
     @property
-    def words(self) -> str:
-        """What happened, with the memory that there is."""
+    def description(self) -> str:
         size = f" ({self.device.memory_bytes / 2**30:.1f} GiB)" if self.device.memory_bytes else ""
-        what = f"step {self.said.step + 1} of {self.batch_size} samples"
-        return f"{what} needs more memory than {self.device.name} has{size}, even alone: {self.said.error}."
+        step = f"step {self.failure.step + 1} of {self.batch_size} samples"
+        return f"{step} needs more memory than {self.device.name} has{size}: {self.failure.error}."
 
 
 class MicroBatching:
-    """How a job's steps have been split so far."""
+    """MicroBatchLimits on the samples of a pass, halved each time a step runs out of memory.
+
+    The gradient is a mean over samples, so weighted passes over fewer samples add up to the same gradient, up to
+    rounding. Steps before the first limit stay whole when they are made again.
+    """
 
     def __init__(self, known: Sequence[MicroBatchLimit] = ()) -> None:
         self._known = list(known)
 
     @property
     def limits(self) -> MicroBatchLimits:
-        """For the workers."""
-        return tuple((split.step, split.samples) for split in self._known)
+        return tuple((limit.step, limit.samples) for limit in self._known)
 
     def halve(self, step: int, samples: int) -> MicroBatchLimit | None:
-        """Split the passes over so many samples once more, from a step on; None: there is nothing to split."""
+        """Halve the passes over so many samples from a step on; None if they have a single sample."""
         now = min(max_micro_batch(self.limits, step) or samples, samples)
         if now < 2:
             return None
-        split = MicroBatchLimit(step, -(-now // 2))
-        self._known.append(split)
-        return split
+        limit = MicroBatchLimit(step, -(-now // 2))
+        self._known.append(limit)
+        return limit
 
 
-def why_not_split(short: MemoryShortage, rules: JobOptions, ready: Ready | None) -> str:
-    """Why a job must fail where others would be split, with a way out; empty: it may be split."""
-    if not short.said.samples:
-        why = "It was not a pass over its samples: evaluate in smaller batches, or choose a smaller model."
-    elif rules.exact:
-        why = "An exact job is not split into micro-steps, which would change its bits: {lower}, or set exact = false."
+def why_not_split(shortage: MemoryShortage, options: JobOptions, ready: Ready | None) -> str:
+    """Why a job must fail instead of using micro-batches, and the way out; empty: it may use them."""
+    lower = f"lower batch_size ({shortage.batch_size})"
+    if not shortage.failure.samples:
+        why = "It was not a training pass: evaluate in smaller batches, or choose a smaller model."
+    elif options.exact:
+        why = f"Micro-batches would change the bits of an exact job: {lower}, or set exact = false."
     elif ready is not None and ready.has_batch_norm:
-        why = "A batch-normalised job is not split into micro-steps, which would change its statistics: {lower}."
-    elif not rules.splits:
-        why = "Steps are not split into micro-steps here: {lower}."
+        why = f"Micro-batches would change the statistics of BatchNorm: {lower}."
+    elif not options.micro_batching:
+        why = f"Micro-batches are turned off: {lower}."
     else:
         return ""
-    return f"{short.words} " + why.format(lower=f"lower batch_size ({short.batch_size})")
+    return f"{shortage.description} {why}"

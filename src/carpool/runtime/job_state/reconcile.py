@@ -1,16 +1,24 @@
-"""Reconciliation: takes every possible step from a job's present state to its target, including shutdown; pure."""
+"""Reconciliation: takes every possible step from a job's current state to its target, including shutdown; pure.
+
+    target       the slots of the newest order; workers are started on them while the current epoch continues
+    epoch        workers that make steps together; it ends at a step boundary when something has to change
+    at boundary  workers between epochs; those that lack the newest state load a copy of it, then a new epoch starts
+
+In default mode an epoch waits for every slot, so that a lost worker is replaced and its step is made again with the
+same parts. In exact mode the remaining workers continue at once: who computes which shard does not change the result.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from carpool.core.messages import JobFailed, JobFinished
-from carpool.runtime.job_state.actions import Action, Emit, Ended, Kill, Segment, Stopped, Write
+from carpool.runtime.job_state.actions import Action, Emit, Ended, Kill, Persist, Segment, Stopped
 from carpool.runtime.job_state.proportional_split import segment_bytes
 from carpool.runtime.job_state.state import JobState
 from carpool.runtime.job_state.types import (
-    AT_REST,
-    AT_WORK,
+    AT_BOUNDARY,
+    STEPPING,
     ProcessGroupEpoch,
     StepLayout,
     WorkerMode,
@@ -20,353 +28,363 @@ from carpool.runtime.job_state.types import (
 )
 from carpool.runtime.process.protocol import Halt, Proceed, ReleaseMemory
 
-
-def release_workers(team: JobState, at: float) -> None:
-    """Keep the newest state outside of the workers, then send all of them away."""
-    team.actions += team.seclusion.end()
-    if team.safe.is_busy or _is_being_kept(team, at):
-        return
-    for worker in list(team.workers.values()):
-        if worker.mode is not WorkerMode.LEAVING:
-            team.dismiss(at, worker)
-    if not team.workers and team.stopping is not None:
-        team.is_over = True
-        team.actions.append(Stopped(team.safe.saved_step if team.stopping else team.done))
+_STANDBY_S = 30.0  # a policy that searches for a share tries another one for less than this
 
 
-def _is_being_kept(team: JobState, at: float) -> bool:
-    """Start whatever must be done so that the newest state outlasts the workers; whether anything must."""
-    newest = max(team.holders, key=lambda worker: worker.step, default=None)
-    step = team.newest_step
-    if team.stopping is None:
-        if newest is None or team.safe.step >= newest.step:
-            return False
-        team.actions.append(team.safe.publish(newest.id))
-        return True
-    if not team.stopping or step <= team.safe.saved_step:
-        return False
-    if newest is not None and newest.step == step:
-        if team.was_asked_to_save:
-            return False  # the disk is full, and the story says so
-        team.was_asked_to_save = True
-        team.actions.append(team.safe.save(at, newest.id))
-        return True
-    scribes = [w for w in team.workers.values() if w.writes and w.mode is not WorkerMode.LEAVING]
-    if not scribes:  # the state lies in a mirror: a worker has to be started to write it
-        team.start(WorkerSlot(min(team.devices)), writes=True)
-    elif scribes[0].mode is WorkerMode.STANDING:
-        team.load(scribes[0])
-    return True
-
-
-def finish(team: JobState, at: float) -> None:
-    """Finish or fail: all workers go, then the scheduler hears of it."""
-    if team.formation is not None:
-        team.ran_s += at - team.formation.since
-        team.formation = None
-    result = team.result
-    if result is not None and not team.failure:
-        unlike = [w for w in team.workers.values() if w.mode is WorkerMode.OVER and w.digest != result.digest]
-        if unlike:
-            where = ", ".join(team.name(worker.device) for worker in unlike)
-            team.fail(f"the workers on {where} ended with other weights than the first one: a bug of carpool")
-    for worker in list(team.workers.values()):
-        if worker.mode is WorkerMode.LEAVING:
-            continue
-        if team.failure and worker.mode in AT_WORK:
-            team.actions.append(Kill(worker.id))
-            worker.mode, worker.left_at = WorkerMode.LEAVING, at
-        else:
-            team.dismiss(at, worker)
-    if not team.workers:
-        _conclude(team)
-
-
-def _conclude(team: JobState) -> None:
-    """The last worker is gone: say how it ended."""
-    wish, answers, result = team.wish, team.answers, team.result
-    team.is_over = True
-    team.actions += team.seclusion.end()
-    team.actions += team.safe.empty()
-    is_unheard = answers.is_open(wish) and not answers.is_assigned
-    if is_unheard and wish.seats and not team.failure:  # the scheduler hears first that it ran
-        team.actions.append(answers.assigned(wish.generation, team.losses.high))
-    generation = answers.last_generation(wish)
-    if team.failure or result is None:
-        team.actions.append(Ended(team.failure, team.losses.high, memory_bytes=team.memory_bytes))
-        team.actions.append(Emit(JobFailed(team.job, generation, team.failure)))
-        return
-    batch = team.cutter.batch_size(wish, 1)
-    steps = result.step - (team.first_step or 0)
-    rate = steps * batch / team.ran_s if team.ran_s > 0 else 0.0
-    figures = (result.step, result.epoch, result.loss, dict(result.metrics), result.digest, rate)
-    team.actions.append(Ended(result.reason, *figures, memory_bytes=team.memory_bytes))
-    team.actions.append(Emit(JobFinished(team.job, generation)))
-
-
-# wish        seats that the newest order asks for; workers are started on them aside, while the others work
-#     formation   workers that make steps together; it is dissolved at a boundary when something is to change
-#     at rest     workers between formations; the newest state among them (or the mirror, or the checkpoint) is handed
-#                 to those that lack it, then all proceed in a new formation
-#
-# In default mode a formation waits for every seat, so that a lost worker is replaced and the step is made again with the
-# same parts. In exact mode the survivors go on at once: who owns which shard does not change the result.
-#
-# There is no plan that could be interrupted: every time it looks at what is there.
-
-
-_RESERVE_S = 30.0  # for which the worker on a lane that was left stands by: longer than another one is tried
-
-
-def reconcile(team: JobState, at: float) -> list[Action]:
-    """What is to be done, after every step towards the wish that can be taken now."""
-    if not team.is_over:
-        _settle(team, at)
-    actions, team.actions = team.actions, []
+def reconcile(state: JobState, at: float) -> list[Action]:
+    """Take every step towards the target that is possible now; returns the actions decided since the last call."""
+    if not state.is_over:
+        _advance(state, at)
+    actions, state.actions = state.actions, []
     return actions
 
 
-def wants_change(team: JobState, formation: ProcessGroupEpoch) -> bool:
-    """Whether the formation should stop at the next boundary."""
-    if team.is_held or team.waits or team.wants_nothing or team.seclusion.is_awaited:
+def _advance(state: JobState, at: float) -> None:
+    epoch = state.epoch
+    if epoch is not None and all(state.workers[member].mode in AT_BOUNDARY for member in epoch.members):
+        state.end_epoch(at)
+    if state.failure or (state.result is not None and not state.is_stepping):
+        _finish(state, at)
+        return
+    _start_and_dismiss(state, at)
+    if state.workers_on_target():
+        state.actions += state.exclusive.request_for_probe(state.target)
+    if state.epoch is not None:
+        _halt_for_change(state, state.epoch)
+    elif not state.is_stepping:
+        _leave_boundary(state, at)
+    _acknowledge(state)
+
+
+def needs_new_epoch(state: JobState, epoch: ProcessGroupEpoch) -> bool:
+    """Whether the epoch should end at the next step boundary."""
+    if state.is_paused or state.is_suspended or state.is_releasing or state.exclusive.is_pending:
         return True
-    seated = team.seated()
-    if len(seated) < len(team.wish.seats):
-        return False  # newcomers are not there yet; meanwhile it goes on as it is
-    if seated != list(formation.members):
+    ready = state.workers_on_target()
+    if len(ready) < len(state.target.slots):
+        return False  # continue as it is until the new workers are ready
+    if ready != list(epoch.members):
         return True
-    following = formation.step + 1  # the present step is being made as it was cut
-    return _shape(team, team.wish.seats, following, formation) != formation.shape
+    next_step = epoch.step + 1  # the current step keeps its layout
+    return _layout(state, state.target.slots, next_step, epoch) != epoch.layout
 
 
-def _settle(team: JobState, at: float) -> None:
-    formation = team.formation
-    if formation is not None and all(team.workers[m].mode in AT_REST for m in formation.members):
-        team.dissolve(at)
-    if team.failure or (team.result is not None and not team.is_at_work):
-        finish(team, at)
+# -- while an epoch runs ----------------------------------------------------------------------------------------------
+
+
+def _start_and_dismiss(state: JobState, at: float) -> None:
+    """Start workers on target slots that have none, dismiss new workers that are no longer needed."""
+    slots = () if state.stopping is not None else state.target.slots
+    wanted = {state.slot_key(slot) for slot in slots}
+    for worker in list(state.workers.values()):
+        is_member = state.epoch is None or worker.id in state.epoch.members
+        is_needed = worker.is_writer or (worker.has_state and is_member) or _is_on_standby(state, at, worker)
+        if not is_needed and worker.key not in wanted and worker.mode is not WorkerMode.EXITING:
+            state.dismiss(at, worker)
+    taken = {worker.key for worker in state.workers.values()}
+    for slot in slots:
+        if state.slot_key(slot) not in taken:
+            state.start_worker(slot)
+
+
+def _halt_for_change(state: JobState, epoch: ProcessGroupEpoch) -> None:
+    if epoch.halting:
         return
-    _staff(team, at)
-    if team.seated():
-        team.actions += team.seclusion.ask_for_probe(team.wish)
-    if team.formation is not None:
-        _steer(team, team.formation)
-    elif not team.is_at_work:
-        _move_on(team, at)
-    _answer(team)
-
-
-def _staff(team: JobState, at: float) -> None:
-    """Start workers on wished seats that have none, send away newcomers that are no longer wished."""
-    seats = () if team.stopping is not None else team.wish.seats
-    wished = {team.berth(seat) for seat in seats}
-    for worker in list(team.workers.values()):
-        is_member = team.formation is None or worker.id in team.formation.members
-        is_needed = worker.writes or (worker.holds and is_member) or _is_in_reserve(team, at, worker)
-        if not is_needed and worker.berth not in wished and worker.mode is not WorkerMode.LEAVING:
-            team.dismiss(at, worker)
-    taken = {worker.berth for worker in team.workers.values()}
-    for seat in seats:
-        if team.berth(seat) not in taken:
-            team.start(seat)
-
-
-def _steer(team: JobState, formation: ProcessGroupEpoch) -> None:
-    """While a formation works: begin to halt it when something is to change."""
-    if formation.halting:
+    _preload_new_workers(state)
+    if not needs_new_epoch(state, epoch):
         return
-    _rehearse(team)
-    if not wants_change(team, formation):
-        return
-    formation.halting = True
-    if formation.is_solo:  # in company the next Apply says it, so that no pass is wasted
-        team.send(formation.members[0], Halt())
-        team.workers[formation.members[0]].mode = WorkerMode.HALTING
+    epoch.halting = True
+    if epoch.is_solo:  # several ranks learn it from the next Apply, so that no pass is wasted
+        state.send(epoch.members[0], Halt())
+        state.workers[epoch.members[0]].mode = WorkerMode.HALTING
 
 
-def _rehearse(team: JobState) -> None:
-    """Let newcomers take over the last mirror aside: with memory and code in place the real one goes quicker.
+def _preload_new_workers(state: JobState) -> None:
+    """Let new workers load the last mirror ahead of time: the final load is faster with memory and code in place.
 
-    On a GPU where nobody takes turns they make steps with it too, which are undone: kernels are loaded and chosen, and
-    recordings made and proven, while the training goes on where it is.
+    On a GPU that is not time-sliced they also run warm-up steps, which load kernels and capture CUDA graphs.
     """
-    newest = team.safe.newest
-    for worker in team.workers.values():
-        if worker.mode is WorkerMode.STANDING and not worker.holds and newest is not None and newest.mirror is not None:
-            is_alone = len(team.wish.seats) == 1 and not team.by_token and not team.splits.limits
-            on_gpu = team.devices[worker.device].cuda is not None
-            team.load(worker, team.memory_bytes if is_alone and on_gpu else 0)
+    newest = state.copies.newest
+    if newest is None or newest.mirror is None:
+        return
+    may_warm_up = len(state.target.slots) == 1 and not state.time_sliced and not state.micro_batching.limits
+    for worker in state.workers.values():
+        if worker.mode is WorkerMode.IDLE and not worker.has_state:
+            on_gpu = state.devices[worker.device].cuda is not None
+            state.load_state(worker, state.memory_bytes if may_warm_up and on_gpu else 0)
 
 
-def _move_on(team: JobState, at: float) -> None:
-    """While nobody works: leave, stand still, or work again."""
-    if team.wants_nothing:
-        release_workers(team, at)
-    elif team.waits:
-        _keep_waiting(team, at)
-    elif team.is_held:
-        if team.clears:
-            _make_room(team)
+# -- at a step boundary -----------------------------------------------------------------------------------------------
+
+
+def _leave_boundary(state: JobState, at: float) -> None:
+    if state.is_releasing:
+        _release_workers(state, at)
+    elif state.is_suspended:
+        _save_once(state, at)
+    elif state.is_paused:
+        if state.pause_frees_memory:
+            _release_memory(state)
     else:
-        _gather(team, at)
+        _form_group(state, at)
 
 
-def _keep_waiting(team: JobState, at: float) -> None:
-    """While nobody is there to decide: let the newest state be on disk, in case nobody comes any more."""
-    newest = max(team.holders, key=lambda worker: worker.step, default=None)
-    if newest is None or newest.step <= team.safe.saved_step or team.safe.is_busy or team.was_waiting_saved:
+def _save_once(state: JobState, at: float) -> None:
+    """Write the newest state to disk in case no client ever comes back."""
+    newest = max(state.state_holders, key=lambda worker: worker.step, default=None)
+    if newest is None or newest.step <= state.copies.saved_step:
         return
-    team.was_waiting_saved = True
-    team.actions.append(team.safe.save(at, newest.id))
+    if not state.copies.is_writing and not state.saved_while_suspended:
+        state.saved_while_suspended = True
+        state.actions.append(state.copies.save(at, newest.id))
 
 
-def _make_room(team: JobState) -> None:
-    """While it stands still for a neighbour: let the workers give back memory that is only kept for later."""
-    for worker in team.workers.values():
-        if worker.mode is WorkerMode.STANDING and worker.id not in team.sparing:
-            team.sparing[worker.id] = False
-            team.send(worker.id, ReleaseMemory())
+def _release_memory(state: JobState) -> None:
+    for worker in state.workers.values():
+        if worker.mode is WorkerMode.IDLE and worker.id not in state.memory_released:
+            state.memory_released[worker.id] = False
+            state.send(worker.id, ReleaseMemory())
 
 
-def _gather(team: JobState, at: float) -> None:
-    """Bring everybody on the wished seats to the newest state and let them proceed."""
-    seated = [team.workers[worker] for worker in team.seated()]
-    holders = team.holders
-    if not seated or team.seclusion.is_awaited or team.safe.is_publishing:
+def _form_group(state: JobState, at: float) -> None:
+    """Bring all workers on target slots to the newest state, then start an epoch."""
+    if state.exclusive.is_pending or state.copies.is_publishing:
         return
-    if any(worker.mode is WorkerMode.LOADING for worker in team.workers.values()):
+    if any(worker.mode is WorkerMode.LOADING for worker in state.workers.values()):
         return
-    if len(seated) < len(team.wish.seats):
-        some_go_on = team.rules.exact or all(worker.mode is WorkerMode.OVER for worker in holders)
-        if not some_go_on or not any(worker.holds for worker in seated):
-            return
-        if not team.rules.exact:
-            seated = [worker for worker in seated if worker.mode is WorkerMode.OVER]
-    step = team.newest_step
-    behind = [worker for worker in seated if not worker.is_at(step)]
-    if not behind:
-        _proceed(team, at, seated, step)
-    elif team.safe.step == step:
+    members = _next_members(state)
+    step = state.newest_step
+    behind = [worker for worker in members if not worker.can_continue_from(step)]
+    if members and not behind:
+        _start_epoch(state, at, members, step)
+    elif members and state.copies.step == step:
         for worker in behind:
-            team.load(worker)
-    else:
-        team.actions.append(team.safe.publish(max(holders, key=lambda worker: worker.step).id))
+            state.load_state(worker)
+    elif members:
+        state.actions.append(state.copies.publish(max(state.state_holders, key=lambda worker: worker.step).id))
 
 
-def _proceed(team: JobState, at: float, seated: list[WorkerState], step: int) -> None:
-    """Let workers that stand at the same step work together from there."""
-    seats = tuple(seat for seat in team.wish.seats if any(w.berth == team.berth(seat) for w in seated))
-    shape = _shape(team, seats, step, None)
-    team.sparing.clear()
-    team.number += 1
-    team.formation = formation = ProcessGroupEpoch(team.number, tuple(w.id for w in seated), shape, step, at)
-    if (cut := team.cutter.record(step, shape)) is not None:
-        team.actions.append(Write(cut))
-    _tell_dealing(team, shape)
-    _tell_division(team, shape)
-    _send_off(team, formation, seated)
-    wished = team.wished
-    _part_with(team, at, [w for w in team.workers.values() if w.berth not in wished and w.mode in AT_REST])
-    team.first_step = step if team.first_step is None else team.first_step
-    team.safe.begin(at)
+def _next_members(state: JobState) -> list[WorkerState]:
+    """The workers of the next epoch; none while it has to wait for a worker that is still starting."""
+    ready = [state.workers[worker] for worker in state.workers_on_target()]
+    if len(ready) == len(state.target.slots):
+        return ready
+    if state.options.exact:
+        return ready if any(worker.has_state for worker in ready) else []
+    done = [worker for worker in ready if worker.mode is WorkerMode.DONE]
+    holders = state.state_holders
+    is_over = all(worker.mode is WorkerMode.DONE for worker in holders)
+    return done if is_over and any(worker.has_state for worker in ready) else []
 
 
-def _part_with(team: JobState, at: float, leaving: Sequence[WorkerState]) -> None:
-    """Send workers away, but for the one that just left a lane of a GPU for another: it stands by.
-
-    Whoever looks for the right share goes back to the best one in the end, and finds it as it was measured.
-    """
-    newest = [worker for worker in leaving if not worker.reserve_until]
-    for worker in newest:
-        worker.reserve_until = at + _RESERVE_S if worker.has_joined and worker.mode is WorkerMode.STANDING else 0.0
-    for worker in leaving:
-        if (newest and worker not in newest) or not _is_in_reserve(team, at, worker):
-            team.dismiss(at, worker)
-
-
-def _is_in_reserve(team: JobState, at: float, worker: WorkerState) -> bool:
-    """Whether a worker stands by, and may go on doing so: not for long, and not where memory is short."""
-    is_short = team.by_token or bool(team.splits.limits) or team.seclusion.is_second_try
-    seats = [seat.device for seat in team.wish.seats]
-    return at < worker.reserve_until and worker.device in seats and team.stopping is None and not is_short
+def _start_epoch(state: JobState, at: float, members: list[WorkerState], step: int) -> None:
+    slots = tuple(slot for slot in state.target.slots if any(w.key == state.slot_key(slot) for w in members))
+    layout = _layout(state, slots, step, None)
+    state.memory_released.clear()
+    state.last_number += 1
+    state.epoch = ProcessGroupEpoch(state.last_number, tuple(w.id for w in members), layout, step, at)
+    if (split := state.splitter.record(step, layout)) is not None:
+        state.actions.append(Persist(split))
+    _note_shards(state, layout)
+    _note_update_ranges(state, layout)
+    _send_proceed(state, state.epoch, members)
+    wanted = state.target_keys
+    _dismiss_or_keep(state, at, [w for w in state.workers.values() if w.key not in wanted and w.mode in AT_BOUNDARY])
+    state.first_step = step if state.first_step is None else state.first_step
+    state.copies.on_epoch_start(at)
 
 
-def _send_off(team: JobState, formation: ProcessGroupEpoch, seated: list[WorkerState]) -> None:
-    """Tell every member of a new formation what is its own."""
-    shape, cutter = formation.shape, team.cutter
-    owners = owners_of(shape, exact=team.rules.exact)
-    segment = _segment(team, owners) if owners else None
-    for rank, (worker, seat) in enumerate(zip(seated, shape.seats, strict=True)):
+def _send_proceed(state: JobState, epoch: ProcessGroupEpoch, members: list[WorkerState]) -> None:
+    layout, splitter = epoch.layout, state.splitter
+    owners = owners_of(layout, exact=state.options.exact)
+    segment = _segment(state, owners) if owners else None
+    for rank, (worker, slot) in enumerate(zip(members, layout.slots, strict=True)):
         proceed = Proceed(
-            formation.number,
+            epoch.number,
             rank,
-            len(seated),
+            len(members),
             owners,
-            parts=() if team.rules.exact else shape.counts,
-            updates=shape.updates,
-            reducer=team.rules.reducer,
-            by_token=shape.by_token,
-            batch_size=shape.batch_size,
-            gain=cutter.gain(team.wish, len(seated)),
-            threads=cutter.threads(seat),
-            update_threads=min(cutter.threads(seat) for seat in shape.seats),
-            limits=team.splits.limits,
-            probe=team.seclusion.probe_of(team.wish),
+            parts=() if state.options.exact else layout.counts,
+            update_ranges=layout.update_ranges,
+            reducer=state.options.reducer,
+            time_sliced=layout.time_sliced,
+            batch_size=layout.batch_size,
+            lr_gain=splitter.lr_gain_of(state.target, len(members)),
+            threads=splitter.threads(slot),
+            update_threads=min(splitter.threads(slot) for slot in layout.slots),
+            limits=state.micro_batching.limits,
+            probe=state.exclusive.pending_probe(state.target),
         )
-        team.send(worker.id, proceed, segment)
-        worker.mode, worker.holds, worker.has_joined, worker.reserve_until = WorkerMode.WORKING, True, True, 0.0
-        team.losses.joined(worker.device)
+        state.send(worker.id, proceed, segment)
+        worker.mode, worker.has_state, worker.has_joined = WorkerMode.RUNNING, True, True
+        worker.standby_until = 0.0
+        state.retry_budget.on_join(worker.device)
 
 
-def _segment(team: JobState, owners: tuple[tuple[int, int], ...]) -> Segment:
-    """The memory that ranks share: the last one where it is large enough.
+def _segment(state: JobState, owners: tuple[tuple[int, int], ...]) -> Segment:
+    """Shared memory for the ranks; the last segment where it is large enough.
 
     It holds all contributions, or with a process group only its store, a file that grows by itself.
     """
-    assert team.ready is not None
-    size = 0 if team.rules.reducer == "group" else segment_bytes(owners, team.ready.segment_bytes)
-    if team.segment is None or team.segment.size_bytes < size:
-        team.segment = Segment(team.number, size)
-    return team.segment
+    assert state.ready is not None
+    size = 0 if state.options.reducer == "group" else segment_bytes(owners, state.ready.contribution_bytes)
+    if state.segment is None or state.segment.size_bytes < size:
+        state.segment = Segment(state.last_number, size)
+    return state.segment
 
 
-def _shape(team: JobState, seats: tuple[WorkerSlot, ...], step: int, now: ProcessGroupEpoch | None) -> StepLayout:
-    is_new = step >= team.losses.high
-    return team.cutter.shape(team.wish, seats, step, by_token=team.by_token, now=now, is_new=is_new)
+def _layout(state: JobState, slots: tuple[WorkerSlot, ...], step: int, current: ProcessGroupEpoch | None) -> StepLayout:
+    is_new = step >= state.retry_budget.max_step
+    return state.splitter.layout(
+        state.target, slots, step, time_sliced=state.time_sliced, current=current, is_new=is_new
+    )
 
 
-def _tell_dealing(team: JobState, shape: StepLayout) -> None:
-    """How many shards unlike devices have, when that has changed."""
-    if not team.rules.exact or len({team.cutter.trait(seat) for seat in shape.seats}) < 2 or shape.counts == team.dealt:
+def _dismiss_or_keep(state: JobState, at: float, unused: Sequence[WorkerState]) -> None:
+    """Dismiss workers, but keep the one that has just left a lane on standby.
+
+    A policy that searches for the best share returns to it in the end; the worker then runs as it was measured.
+    """
+    newest = [worker for worker in unused if not worker.standby_until]
+    for worker in newest:
+        may_keep = worker.has_joined and worker.mode is WorkerMode.IDLE
+        worker.standby_until = at + _STANDBY_S if may_keep else 0.0
+    for worker in unused:
+        if (newest and worker not in newest) or not _is_on_standby(state, at, worker):
+            state.dismiss(at, worker)
+
+
+def _is_on_standby(state: JobState, at: float, worker: WorkerState) -> bool:
+    memory_is_short = state.time_sliced or bool(state.micro_batching.limits) or state.exclusive.is_retry
+    devices = [slot.device for slot in state.target.slots]
+    return at < worker.standby_until and worker.device in devices and state.stopping is None and not memory_is_short
+
+
+def _note_shards(state: JobState, layout: StepLayout) -> None:
+    """Note the shards of heterogeneous devices when they change."""
+    is_heterogeneous = len({state.splitter.device_share(slot) for slot in layout.slots}) > 1
+    if state.options.exact and is_heterogeneous and layout.counts != state.noted_shards:
+        state.noted_shards = layout.counts
+        counts = zip(layout.devices, layout.counts, strict=True)
+        state.note(f"shards per device: {', '.join(f'{state.device_name(d)} {count}' for d, count in counts)}")
+
+
+def _note_update_ranges(state: JobState, layout: StepLayout) -> None:
+    """Note which device updates which share of the parameters when that changes."""
+    if layout.update_ranges == state.update_ranges:
         return
-    team.dealt = shape.counts
-    named = [f"{team.name(seat.device)} {count}" for seat, count in zip(shape.seats, shape.counts, strict=True)]
-    team.tell(f"shards of a step on each device: {', '.join(named)}")
+    state.update_ranges = layout.update_ranges
+    if not layout.update_ranges:
+        state.note("every device updates all parameters")
+        return
+    assert state.ready is not None
+    sizes = state.ready.sizes
+    shares = [sum(sizes[first:stop]) / sum(sizes) for first, stop in layout.update_ranges]
+    named = [f"{state.device_name(d)} {share:.0%}" for d, share in zip(layout.devices, shares, strict=True)]
+    state.note(f"each device updates a share of the parameters: {', '.join(named)}")
 
 
-def _tell_division(team: JobState, shape: StepLayout) -> None:
-    """Who updates the parameters, when that has changed."""
-    if shape.updates == team.divided:
+def _acknowledge(state: JobState) -> None:
+    """Acknowledge the order once it is in force and no worker is left elsewhere."""
+    target, epoch = state.target, state.epoch
+    if not state.acks.is_pending(target) or state.stopping is not None:
         return
-    team.divided = shape.updates
-    if not shape.updates:
-        team.tell("every device updates all parameters itself")
+    wanted = state.target_keys
+    if any(worker.key not in wanted and not worker.standby_until for worker in state.workers.values()):
         return
-    assert team.ready is not None
-    parts = [sum(team.ready.sizes[first:stop]) / sum(team.ready.sizes) for first, stop in shape.updates]
-    named = [f"{team.name(seat.device)} {part:.0%}" for seat, part in zip(shape.seats, parts, strict=True)]
-    team.tell(f"each device updates a part of the parameters for all: {', '.join(named)}")
+    if not target.slots:
+        state.actions.append(state.acks.released(target.generation, state.steps_done))
+    elif epoch is not None and epoch.layout.slots == target.slots and not epoch.halting:
+        state.actions.append(state.acks.assigned(target.generation, epoch.step))
 
 
-def _answer(team: JobState) -> None:
-    """Tell the scheduler, once, when things are as ordered and nobody is left elsewhere."""
-    wish, formation = team.wish, team.formation
-    if not team.answers.is_open(wish) or team.stopping is not None:
+# -- release, stop and end --------------------------------------------------------------------------------------------
+
+
+def _release_workers(state: JobState, at: float) -> None:
+    """Copy the newest state out of the workers, then dismiss all of them."""
+    state.actions += state.exclusive.cancel()
+    if state.copies.is_writing or _is_copying_state(state, at):
         return
-    wished = team.wished
-    if any(worker.berth not in wished and not worker.reserve_until for worker in team.workers.values()):
+    for worker in list(state.workers.values()):
+        if worker.mode is not WorkerMode.EXITING:
+            state.dismiss(at, worker)
+    if not state.workers and state.stopping is not None:
+        state.is_over = True
+        state.actions.append(Stopped(state.copies.saved_step if state.stopping else state.steps_done))
+
+
+def _is_copying_state(state: JobState, at: float) -> bool:
+    """Start the copy that keeps the newest state beyond its workers; False if none is needed."""
+    newest = max(state.state_holders, key=lambda worker: worker.step, default=None)
+    if state.stopping is None:
+        if newest is None or state.copies.step >= newest.step:
+            return False
+        state.actions.append(state.copies.publish(newest.id))
+        return True
+    if not state.stopping or state.newest_step <= state.copies.saved_step:
+        return False
+    if newest is None or newest.step < state.newest_step:
+        _save_mirror(state)
+        return True
+    if state.stop_save_requested:
+        return False  # it failed, and the story says so
+    state.stop_save_requested = True
+    state.actions.append(state.copies.save(at, newest.id))
+    return True
+
+
+def _save_mirror(state: JobState) -> None:
+    """Have a worker that is started for it write the mirrored state to disk."""
+    writers = [w for w in state.workers.values() if w.is_writer and w.mode is not WorkerMode.EXITING]
+    if not writers:
+        state.start_worker(WorkerSlot(min(state.devices)), is_writer=True)
+    elif writers[0].mode is WorkerMode.IDLE:
+        state.load_state(writers[0])
+
+
+def _finish(state: JobState, at: float) -> None:
+    """Dismiss all workers of a finished or failed job, then report its end."""
+    if state.epoch is not None:
+        state.ran_s += at - state.epoch.since
+        state.epoch = None
+    _compare_weights(state)
+    for worker in list(state.workers.values()):
+        if worker.mode is WorkerMode.EXITING:
+            continue
+        if state.failure and worker.mode in STEPPING:
+            state.actions.append(Kill(worker.id))
+            worker.mode, worker.exiting_since = WorkerMode.EXITING, at
+        else:
+            state.dismiss(at, worker)
+    if not state.workers:
+        _report_end(state)
+
+
+def _compare_weights(state: JobState) -> None:
+    result = state.result
+    if result is None or state.failure:
         return
-    if not wish.seats:
-        team.actions.append(team.answers.released(wish.generation, team.done))
-    elif formation is not None and formation.shape.seats == wish.seats and not formation.halting:
-        team.actions.append(team.answers.assigned(wish.generation, formation.step))
+    done = [worker for worker in state.workers.values() if worker.mode is WorkerMode.DONE]
+    if different := [state.device_name(w.device) for w in done if w.digest != result.digest]:
+        state.fail(f"the final weights on {', '.join(different)} differ from those of rank 0: a bug in carpool")
+
+
+def _report_end(state: JobState) -> None:
+    target, acks, result = state.target, state.acks, state.result
+    state.is_over = True
+    state.actions += state.exclusive.cancel()
+    state.actions += state.copies.drop_all()
+    is_unacknowledged = acks.is_pending(target) and not acks.is_assigned
+    if is_unacknowledged and target.slots and not state.failure:  # the scheduler has to learn first that it ran
+        state.actions.append(acks.assigned(target.generation, state.retry_budget.max_step))
+    generation = acks.final_generation(target)
+    if state.failure or result is None:
+        state.actions.append(Ended(state.failure, state.retry_budget.max_step, memory_bytes=state.memory_bytes))
+        state.actions.append(Emit(JobFailed(state.job, generation, state.failure)))
+        return
+    samples = (result.step - (state.first_step or 0)) * state.splitter.batch_size(target, 1)
+    rate = samples / state.ran_s if state.ran_s > 0 else 0.0
+    figures = (result.step, result.epoch, result.loss, dict(result.metrics), result.digest, rate)
+    state.actions.append(Ended(result.reason, *figures, memory_bytes=state.memory_bytes))
+    state.actions.append(Emit(JobFinished(state.job, generation)))

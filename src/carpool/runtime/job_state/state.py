@@ -14,18 +14,18 @@ from carpool.runtime.job_state.actions import (
     Kill,
     MicroBatchLimit,
     Mirror,
+    Note,
     ReleaseExclusive,
     RequestExclusive,
     Segment,
     Send,
     Start,
-    Tell,
 )
 from carpool.runtime.job_state.batch_split import BatchSplitter, MicroBatching
 from carpool.runtime.job_state.state_copies import StateCopies
 from carpool.runtime.job_state.types import (
-    AT_REST,
-    AT_WORK,
+    AT_BOUNDARY,
+    STEPPING,
     JobOptions,
     ProcessGroupEpoch,
     SlotKey,
@@ -36,357 +36,330 @@ from carpool.runtime.job_state.types import (
     WorkerState,
 )
 from carpool.runtime.job_state.update_sharding import Ranges
-from carpool.runtime.process.protocol import (
-    Done,
-    Halt,
-    Leave,
-    Message,
-    MetricsMeasured,
-    Ready,
-)
+from carpool.runtime.process.protocol import Done, Halt, Leave, Message, MetricsMeasured, Ready
 from carpool.runtime.sharing.lanes import WHOLE, percent
 
 
 class Acks:
-    """Says once of each order that it is in force."""
+    """Acknowledges each order once, when it is in force."""
 
     def __init__(self, job: JobId) -> None:
         self._job = job
-        self.generation = 0  # newest that was answered
-        self._is_release = True  # whether that answer was a release
+        self.generation = 0  # newest acknowledged
+        self._is_release = True  # whether that was a release
 
     @property
     def is_assigned(self) -> bool:
         """Whether the scheduler believes that the job runs."""
         return bool(self.generation) and not self._is_release
 
-    def is_open(self, wish: Target) -> bool:
-        """Whether an order waits for its answer."""
-        return self.generation < wish.generation
+    def is_pending(self, target: Target) -> bool:
+        return self.generation < target.generation
 
     def assigned(self, generation: int, step: int) -> Emit:
-        """The job runs as ordered, from this step on."""
         self.generation, self._is_release = generation, False
         return Emit(AssignApplied(self._job, generation, float(step)))
 
     def released(self, generation: int, step: int) -> Emit:
-        """The job holds nothing any more, and has done so many steps."""
         self.generation, self._is_release = generation, True
         return Emit(ReleaseApplied(self._job, generation, float(step)))
 
-    def last_generation(self, wish: Target) -> int:
-        """The generation that the end of a job belongs to."""
-        return wish.generation if self._is_release else self.generation
+    def final_generation(self, target: Target) -> int:
+        """The generation that the end of the job belongs to."""
+        return target.generation if self._is_release else self.generation
 
 
 class RetryBudget:
-    """Counts workers lost in the same step until that step is completed, and workers lost before they could join.
+    """Limits how often workers may be lost in one step, or on one device before they join.
 
-    After a loss steps are made again from the last mirror, so that a later loss may hit an earlier step: that is bad
-    luck, and counts for that step. A step that kills its worker each time does so at the same place.
+    A step's count is reset when the step completes. Steps are replayed from the last mirror after a loss, so a loss in
+    an earlier step counts for that step: only a step that fails every time exhausts the budget.
     """
 
     def __init__(self, retries: int) -> None:
         self._retries = retries
-        self.high = 0  # most steps ever seen done
-        self._lost: dict[int, int] = {}  # by steps done before the one that was being made
-        self._stillborn: dict[int, int] = {}  # by device
+        self.max_step = 0  # most steps ever seen done
+        self._lost: dict[int, int] = {}  # by steps done before the failing one
+        self._start_failures: dict[int, int] = {}  # by device
 
-    def progressed(self, step: int) -> None:
-        """So many steps are done."""
-        self.high = max(self.high, step)
-        for earlier in [known for known in self._lost if known < step]:
-            del self._lost[earlier]
+    def on_progress(self, step: int) -> None:
+        self.max_step = max(self.max_step, step)
+        self._lost = {failing: count for failing, count in self._lost.items() if failing >= step}
 
-    def lost(self, step: int) -> str:
-        """A formation lost a worker when so many steps were done; why that is the end, or nothing."""
+    def on_loss(self, step: int) -> str:
+        """Count a worker lost in an epoch; why the job fails, or nothing."""
         self._lost[step] = self._lost.get(step, 0) + 1
-        if self._lost[step] < self._retries:
-            return ""
-        return f"workers were lost {self._lost[step]} times without completing step {step + 1}"
+        return self._exhausted(self._lost[step], f"in step {step + 1}")
 
-    def lost_before_joining(self, device: int) -> str:
-        """A newcomer was lost; why that is the end, or nothing."""
-        self._stillborn[device] = self._stillborn.get(device, 0) + 1
-        if self._stillborn[device] < self._retries:
-            return ""
-        return f"its worker was lost {self._stillborn[device]} times before it could join"
+    def on_start_failure(self, device: int) -> str:
+        """Count a worker lost before it joined an epoch; why the job fails, or nothing."""
+        self._start_failures[device] = self._start_failures.get(device, 0) + 1
+        return self._exhausted(self._start_failures[device], "before it could make a step")
 
-    def joined(self, device: int) -> None:
-        """A worker takes part."""
-        self._stillborn.pop(device, None)
+    def on_join(self, device: int) -> None:
+        self._start_failures.pop(device, None)
+
+    def _exhausted(self, count: int, when: str) -> str:
+        return f"lost its worker {count} times {when} (retries: {self._retries})" if count >= self._retries else ""
 
 
 class ExclusiveRequest:
-    """What one team asks of its neighbours, who then stand still until it lets them go on."""
+    """A job's request that the other jobs on a device pause: to retry a step that ran out of memory, or for a probe."""
 
     def __init__(self) -> None:
-        self.is_awaited = False  # the neighbours have not come to a standstill yet
-        self._short_at: int | None = None  # the step that ran out of memory and is tried again
-        self._probing = 0  # generation for whose probe the neighbours were asked to stand still; 0: for none
+        self.is_pending = False
+        self._short_at: int | None = None  # the step that ran out of memory and is retried
+        self._probing = 0  # generation whose probe the request is for; 0: none
         self._probed = 0  # newest generation whose probe was measured
 
     @property
-    def is_second_try(self) -> bool:
-        """Whether the present step has run out of memory before."""
+    def is_retry(self) -> bool:
+        """Whether the current step has run out of memory before."""
         return self._short_at is not None
 
-    def probe_of(self, wish: Target) -> int:
-        """Steps that are still to be measured for a wish."""
-        return wish.probe if self._probed < wish.generation else 0
+    def pending_probe(self, target: Target) -> int:
+        """Steps still to be measured."""
+        return target.probe if self._probed < target.generation else 0
 
     def is_probing(self, generation: int) -> bool:
-        """Whether the neighbours stand still so that a measurement for this generation can be made."""
         return bool(self._probing) and self._probing == generation
 
-    def ask_for_probe(self, wish: Target) -> list[Action]:
-        """Before a probe: ask for quiet, once. What spans devices is not measured alone."""
-        if self._probing or self.is_awaited or not self.probe_of(wish) or len(wish.seats) != 1:
+    def request_for_probe(self, target: Target) -> list[Action]:
+        """Request exclusive access once per probe; jobs on several devices are measured without it."""
+        if self._probing or self.is_pending or not self.pending_probe(target) or len(target.slots) != 1:
             return []
-        self._probing, self.is_awaited = wish.generation, True
-        return [RequestExclusive(wish.seats[0].device, clears=False)]
+        self._probing, self.is_pending = target.generation, True
+        return [RequestExclusive(target.slots[0].device, release_memory=False)]
 
-    def ask_for_memory(self, step: int, device: int) -> list[Action]:
-        """A step ran out of memory for the first time: ask for room."""
-        self._short_at, self.is_awaited = step, True
+    def request_for_memory(self, step: int, device: int) -> list[Action]:
+        self._short_at, self.is_pending = step, True
         return [RequestExclusive(device)]
 
-    def granted(self) -> None:
-        """The neighbours stand still."""
-        self.is_awaited = False
+    def on_granted(self) -> None:
+        self.is_pending = False
 
-    def progressed(self, step: int) -> list[Action]:
-        """So many steps are done: where one of them had run short, the neighbours may go on."""
-        if self._short_at is None or step <= self._short_at or self.is_awaited:
+    def on_progress(self, step: int) -> list[Action]:
+        """Release the device once the step that had run out of memory is done."""
+        if self._short_at is None or step <= self._short_at or self.is_pending:
             return []
         self._short_at = None
         return [ReleaseExclusive()]
 
-    def measured(self, generation: int) -> list[Action]:
-        """The probe of a generation has been made."""
+    def on_probe_measured(self, generation: int) -> list[Action]:
         self._probed = generation
         return self.end_probe()
 
     def end_probe(self) -> list[Action]:
-        """Let neighbours go on that stood still for a probe."""
         if not self._probing:
             return []
-        self._probing, self.is_awaited = 0, False
+        self._probing, self.is_pending = 0, False
         return [ReleaseExclusive()]
 
-    def end(self) -> list[Action]:
-        """Nothing is asked for any more."""
+    def cancel(self) -> list[Action]:
         actions = self.end_probe()
         if self._short_at is not None:
-            self._short_at, self.is_awaited = None, False
+            self._short_at, self.is_pending = None, False
             actions.append(ReleaseExclusive())
         return actions
 
 
 class JobState:
-    """The workers of one job, their formation, and the actions that have been decided but not handed out yet.
+    """The workers of one job, their epoch, and the actions decided but not yet returned.
 
-    `hearing.py` changes it by what workers say, `settling.py` brings it closer to the wish, and `parting.py` to an end.
+    `machine.py` changes it on events; `reconcile.py` moves it towards the target.
     """
 
     def __init__(
         self,
         job: JobId,
         devices: Mapping[int, LocalDevice],
-        rules: JobOptions,
+        options: JobOptions,
         *,
-        checkpoints: Sequence[StateCopy] = (),  # to go on from, oldest first
-        cuts: Sequence[BatchSplit] = (),  # that held when the job ran before
-        splits: Sequence[MicroBatchLimit] = (),
+        checkpoints: Sequence[StateCopy] = (),  # to resume from, oldest first
+        batch_splits: Sequence[BatchSplit] = (),  # of the run that is resumed
+        micro_batch_limits: Sequence[MicroBatchLimit] = (),
     ) -> None:
         self.job = job
         self.devices = devices
-        self.rules = rules
-        self.wish = Target(0)
+        self.options = options
+        self.target = Target(0)
         self.workers: dict[int, WorkerState] = {}
-        self.formation: ProcessGroupEpoch | None = None
+        self.epoch: ProcessGroupEpoch | None = None
         self.actions: list[Action] = []
-        self.safe = StateCopies(rules, checkpoints)
-        self.losses = RetryBudget(rules.retries)
-        self.cutter = BatchSplitter(devices, rules, cuts)
-        self.splits = MicroBatching(splits)
-        self.seclusion = ExclusiveRequest()
-        self.answers = Acks(job)
-        self.number = 0  # the last of workers and formations
-        self.sparing: dict[int, bool] = {}  # workers asked to give memory back; whether they have
-        self.segment: Segment | None = None  # of the last formation, for the next one: its pages are there already
-        self.divided: Ranges = ()  # updates, in the last formation
-        self.dealt: tuple[int, ...] = ()  # shards of unlike devices, as last told
-        self.measured: MetricsMeasured | None = None  # the last evaluation
-        # What others ask of it.
-        self.by_token = False
-        self.is_held = False  # stands still for a neighbour
-        self.clears = True  # and makes room for it
-        self.waits = False  # stands still because nobody is there who could decide anything
-        self.was_waiting_saved = False  # its state was to be written to disk since
+        self.copies = StateCopies(options, checkpoints)
+        self.retry_budget = RetryBudget(options.retries)
+        self.splitter = BatchSplitter(devices, options, batch_splits)
+        self.micro_batching = MicroBatching(micro_batch_limits)
+        self.exclusive = ExclusiveRequest()
+        self.acks = Acks(job)
+        self.last_number = 0  # of workers and epochs
+        self.memory_released: dict[int, bool] = {}  # workers asked to free cached memory; whether they have
+        self.segment: Segment | None = None  # of the last epoch; reused because its pages are already mapped
+        self.update_ranges: Ranges = ()  # of the last epoch
+        self.noted_shards: tuple[int, ...] = ()  # shards per device, as last noted
+        self.last_metrics: MetricsMeasured | None = None
+        # Requests of the executor.
+        self.time_sliced = False
+        self.is_paused = False  # for another job's exclusive access
+        self.pause_frees_memory = True
+        self.is_suspended = False  # the executor has no client
+        self.saved_while_suspended = False
         self.stopping: bool | None = None  # asked to stop; whether with a checkpoint
-        self.was_asked_to_save = False  # at the stop
-        # How it ends.
-        self.is_over = False  # the job has ended, or the team was stopped, and no process is left
-        self.result: Done | None = None  # what rank 0 said at the end
+        self.stop_save_requested = False
+        # The end.
+        self.is_over = False  # ended or stopped, and no process is left
+        self.result: Done | None = None  # from rank 0
         self.failure = ""
         self.first_step: int | None = None
-        self.ran_s = 0.0  # time in formations before the present one
-        self.memory_bytes = 0  # that a worker held at most
+        self.ran_s = 0.0  # in epochs before the current one
+        self.memory_bytes = 0  # peak of one worker
+        self.lost_workers = 0
 
-    # -- what is known ------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> Ready | None:
-        """What the first worker said of the training."""
-        return self.cutter.ready
+        """What the first worker reported about the training."""
+        return self.splitter.ready
 
     @property
-    def is_at_work(self) -> bool:
-        """Whether any worker of it computes."""
-        return any(worker.mode in AT_WORK for worker in self.workers.values())
+    def is_stepping(self) -> bool:
+        return any(worker.mode in STEPPING for worker in self.workers.values())
 
     @property
-    def is_still(self) -> bool:
-        """Whether none does, and none is about to."""
-        return self.formation is None and not self.is_at_work
+    def is_idle(self) -> bool:
+        return self.epoch is None and not self.is_stepping
 
     @property
-    def has_made_room(self) -> bool:
-        """Whether it stands still and holds no memory but what its state needs."""
-        standing = [w.id for w in self.workers.values() if w.mode is WorkerMode.STANDING]
-        return self.is_still and all(self.sparing.get(worker) for worker in standing)
+    def has_released_memory(self) -> bool:
+        idle = [worker.id for worker in self.workers.values() if worker.mode is WorkerMode.IDLE]
+        return self.is_idle and all(self.memory_released.get(worker) for worker in idle)
 
     @property
-    def done(self) -> int:
-        """Steps done, as far as is known."""
-        steps = [worker.step for worker in self.holders]
-        if self.formation is not None:
-            steps.append(self.formation.step)
-        return max(steps, default=self.safe.step)
+    def steps_done(self) -> int:
+        """Steps done, as far as known."""
+        steps = [worker.step for worker in self.state_holders]
+        if self.epoch is not None:
+            steps.append(self.epoch.step)
+        return max(steps, default=self.copies.step)
 
     @property
-    def holders(self) -> list[WorkerState]:
-        """Workers at rest with a state that is worth something."""
-        return [worker for worker in self.workers.values() if worker.holds and worker.mode in AT_REST]
+    def state_holders(self) -> list[WorkerState]:
+        """Workers at a step boundary that hold a state."""
+        return [worker for worker in self.workers.values() if worker.has_state and worker.mode in AT_BOUNDARY]
 
     @property
     def newest_step(self) -> int:
-        """Steps done in the newest state there is, in a worker at rest or outside of them."""
-        return max([self.safe.step, *(worker.step for worker in self.holders)])
+        """Steps done in the newest state, in a worker or in a copy."""
+        return max([self.copies.step, *(worker.step for worker in self.state_holders)])
 
     @property
-    def wants_nothing(self) -> bool:
-        """Whether all workers are to go, although the job is not over."""
-        return self.stopping is not None or not self.wish.seats
+    def is_releasing(self) -> bool:
+        """Whether all workers have to exit although the job is not over."""
+        return self.stopping is not None or not self.target.slots
 
     @property
-    def wished(self) -> set[SlotKey]:
-        """Where workers are wanted."""
-        return {self.berth(seat) for seat in self.wish.seats}
+    def target_keys(self) -> set[SlotKey]:
+        return {self.slot_key(slot) for slot in self.target.slots}
 
-    def seated(self) -> list[int]:
-        """Workers on the wished seats that are there, by seat."""
-        able = AT_REST | AT_WORK
-        found = {w.berth: w.id for w in self.workers.values() if w.mode in able}
-        return [found[berth] for berth in map(self.berth, self.wish.seats) if berth in found]
+    def workers_on_target(self) -> list[int]:
+        """Workers that can take part on the target's slots, by slot."""
+        found = {w.key: w.id for w in self.workers.values() if w.mode in AT_BOUNDARY | STEPPING}
+        return [found[key] for key in map(self.slot_key, self.target.slots) if key in found]
 
-    def berth(self, seat: WorkerSlot) -> SlotKey:
-        """What a worker on this seat must have been started with.
+    def slot_key(self, slot: WorkerSlot) -> SlotKey:
+        """The device and lane that a worker on this slot must have been started with.
 
-        A lane changes the bits, because libraries choose kernels by the multiprocessors they see; a whole one does not.
-        So an exact job always has a whole one, and learns the same whatever its share is and whoever it shares with.
+        An exact job always gets a whole lane: libraries choose kernels by the number of visible multiprocessors, so
+        another lane would change its bits.
         """
-        is_lane = self.rules.has_lanes and not self.rules.exact and self.devices[seat.device].cuda is not None
-        return seat.device, percent(seat.fraction) if is_lane else WHOLE
+        is_lane = self.options.has_lanes and not self.options.exact and self.devices[slot.device].cuda is not None
+        return slot.device, percent(slot.fraction) if is_lane else WHOLE
 
-    def name(self, device: int) -> str:
-        """What people call a device."""
+    def device_name(self, device: int) -> str:
         return self.devices[device].name
 
-    # -- what becomes of workers --------------------------------------------------------------------------------------
+    # -- workers ------------------------------------------------------------------------------------------------------
 
-    def start(self, seat: WorkerSlot, *, writes: bool = False) -> None:
-        """Have a worker on a seat, or one there that only writes a state to disk."""
-        self.number += 1
-        device, lane = self.berth(seat)
-        self.workers[self.number] = WorkerState(self.number, device, lane, writes=writes)
-        self.actions.append(Start(self.number, device, self.cutter.threads(seat), lane))
+    def start_worker(self, slot: WorkerSlot, *, is_writer: bool = False) -> None:
+        self.last_number += 1
+        device, lane = self.slot_key(slot)
+        self.workers[self.last_number] = WorkerState(self.last_number, device, lane, is_writer=is_writer)
+        self.actions.append(Start(self.last_number, device, self.splitter.threads(slot), lane))
 
-    def load(self, worker: WorkerState, rehearses: int = 0) -> None:
-        """Hand the newest state to a worker, which rehearses with it where so many bytes are free."""
-        newest = self.safe.newest
-        worker.mode, worker.loads, worker.rehearses = WorkerMode.LOADING, newest.path if newest else "", rehearses > 0
-        self.actions.append(self.safe.load(worker.id, rehearses))
-        if self.measured is not None and self.measured.step == self.safe.step:
-            self.send(worker.id, self.measured)  # the state may have been taken before its evaluation
+    def load_state(self, worker: WorkerState, warmup_bytes: int = 0) -> None:
+        """Send the newest copy of the state to a worker, which then runs warm-up steps if that much memory is free."""
+        newest = self.copies.newest
+        worker.mode, worker.is_warming_up = WorkerMode.LOADING, warmup_bytes > 0
+        worker.loading_path = newest.path if newest else ""
+        self.actions.append(self.copies.load(worker.id, warmup_bytes))
+        if self.last_metrics is not None and self.last_metrics.step == self.copies.step:
+            self.send(worker.id, self.last_metrics)  # the copy may have been taken before its evaluation
 
     def dismiss(self, at: float, worker: WorkerState) -> None:
-        """Send a worker away: politely where it listens, by force where it has nothing to lose."""
-        if worker.mode is WorkerMode.WARMING or (worker.mode is WorkerMode.LOADING and not worker.rehearses):
+        """Have a worker exit; kill it where it does not read messages and has nothing to lose."""
+        is_loading = worker.mode is WorkerMode.LOADING and not worker.is_warming_up
+        if worker.mode is WorkerMode.STARTING or is_loading:
             self.actions.append(Kill(worker.id))
         else:
             self.send(worker.id, Leave())
-        worker.mode, worker.left_at, worker.reserve_until = WorkerMode.LEAVING, at, 0.0
+        worker.mode, worker.exiting_since, worker.standby_until = WorkerMode.EXITING, at, 0.0
 
-    def kill(self, at: float, who: WorkerState, how: str, *, counts: bool = True) -> None:
-        """End a worker by force; it counts as dead at once, though its device is free only when it has ended."""
-        self.actions.append(Kill(who.id))
-        if who.mode is not WorkerMode.LEAVING:
-            who.mode, who.left_at = WorkerMode.LEAVING, at
-            self.lose(at, who, how, counts=counts)
+    def kill_worker(self, at: float, worker: WorkerState, how: str, *, counts: bool = True) -> None:
+        """Kill a worker; it counts as lost at once, but its device is free only when it has exited."""
+        self.actions.append(Kill(worker.id))
+        if worker.mode is not WorkerMode.EXITING:
+            worker.mode, worker.exiting_since = WorkerMode.EXITING, at
+            self.lose_worker(at, worker, how, counts=counts)
 
-    def lose(self, at: float, who: WorkerState, how: str, *, counts: bool = True) -> None:
-        """A worker is dead or as good as dead; where it `counts`, often enough is the end of the job."""
-        where = self.name(who.device)
-        self.actions += self.safe.given_up(who.id)
-        formation, enough = self.formation, ""
-        if formation is not None and who.id in formation.members:
-            self.tell(f"the worker on {where} {how} at step {formation.step} and is replaced")
-            enough = self.losses.lost(formation.step) if counts else ""
-            self.segment = None  # a worker that was killed may still be writing into it
-            self.dissolve(at)
-        elif not who.has_joined:
-            self.tell(f"the worker on {where} {how} before it could join and is replaced")
-            enough = self.losses.lost_before_joining(who.device) if counts else ""
-        else:
-            self.tell(f"the worker on {where} {how} and is replaced")
-        if enough and self.result is None:
-            self.fail(f"{enough}; the last one, on {where}, {how}")
+    def lose_worker(self, at: float, worker: WorkerState, how: str, *, counts: bool = True) -> None:
+        """Handle the loss of a worker; if it ``counts``, the job fails once the retry budget is exhausted."""
+        device = self.device_name(worker.device)
+        self.lost_workers += 1
+        self.actions += self.copies.discard_writes_of(worker.id)
+        epoch, exhausted, when = self.epoch, "", ""
+        if epoch is not None and worker.id in epoch.members:
+            when = f" at step {epoch.step}"
+            exhausted = self.retry_budget.on_loss(epoch.step) if counts else ""
+            self.segment = None  # a killed worker may still be writing into it
+            self.end_epoch(at)
+        elif not worker.has_joined:
+            when = " before its first step"
+            exhausted = self.retry_budget.on_start_failure(worker.device) if counts else ""
+        self.note(f"the worker on {device} {how}{when}; starting another one")
+        if exhausted and self.result is None:
+            self.fail(f"{exhausted}; the last one, on {device}, {how}")
 
-    def dissolve(self, at: float) -> None:
-        """End the formation now; whoever still works in it stops at its boundary."""
-        assert self.formation is not None
-        self.ran_s += at - self.formation.since
-        for member in self.formation.members:
+    def end_epoch(self, at: float) -> None:
+        """End the epoch now; workers that are still making steps halt at their next boundary."""
+        assert self.epoch is not None
+        self.ran_s += at - self.epoch.since
+        for member in self.epoch.members:
             worker = self.workers.get(member)
-            if worker is not None and worker.mode is WorkerMode.WORKING:
+            if worker is not None and worker.mode is WorkerMode.RUNNING:
                 self.send(member, Halt())
                 worker.mode = WorkerMode.HALTING
-        self.formation = None
+        self.epoch = None
 
-    def counted(self, who: WorkerState, steps: int) -> None:
-        """A worker that is lost had done so many steps; alone it says so a few times a second only."""
-        formation = self.formation
-        if formation is not None and formation.is_solo and who.id in formation.members and steps > formation.step:
-            formation.step = steps
-            self.progressed(steps)
+    def record_steps(self, worker: WorkerState, steps: int) -> None:
+        """Take over the step counter of a lost worker: a single rank reports its steps only a few times a second."""
+        epoch = self.epoch
+        if epoch is not None and epoch.is_solo and worker.id in epoch.members and steps > epoch.step:
+            epoch.step = steps
+            self.on_progress(steps)
 
-    def progressed(self, step: int) -> None:
-        """So many steps are done."""
-        self.losses.progressed(step)
-        self.actions += self.seclusion.progressed(step)
+    def on_progress(self, step: int) -> None:
+        self.retry_budget.on_progress(step)
+        self.actions += self.exclusive.on_progress(step)
 
-    # -- what is said -------------------------------------------------------------------------------------------------
+    # -- actions ------------------------------------------------------------------------------------------------------
 
-    def fail(self, words: str) -> None:
-        """The job cannot go on; the first reason is the one that is told."""
-        self.failure = self.failure or words
+    def fail(self, error: str) -> None:
+        """Fail the job; the first error is the one reported."""
+        self.failure = self.failure or error
 
-    def tell(self, words: str) -> None:
-        """Add to the job's story."""
-        self.actions.append(Tell(words))
+    def note(self, text: str) -> None:
+        self.actions.append(Note(text))
 
-    def send(self, worker: int, message: Message, beside: Segment | Mirror | None = None) -> None:
-        """Say something to a worker."""
-        self.actions.append(Send(worker, message, beside))
+    def send(self, worker: int, message: Message, memory: Segment | Mirror | None = None) -> None:
+        self.actions.append(Send(worker, message, memory))

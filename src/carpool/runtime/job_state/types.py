@@ -12,56 +12,54 @@ from carpool.runtime.job_state.update_sharding import Ranges, UpdateSharding
 from carpool.runtime.process.protocol import Ready
 from carpool.runtime.sharing.lanes import WHOLE
 
-SlotKey = tuple[int, int]  # a device and a lane of it
+SlotKey = tuple[int, int]  # device and lane: what a worker's process is bound to
 
 
 class WorkerMode(StrEnum):
     """What a worker is doing."""
 
-    WARMING = "warming"  # loads the entry
-    STANDING = "standing"  # at a boundary, waiting
-    LOADING = "loading"  # takes over a state
-    WORKING = "working"  # in the formation
-    HALTING = "halting"  # works, and was told to stop at the boundary
-    OVER = "over"  # its training has ended
-    LEAVING = "leaving"  # was sent away or killed; its end has not been seen yet
+    STARTING = "starting"  # loads the entry
+    IDLE = "idle"  # at a step boundary
+    LOADING = "loading"  # loads a state
+    RUNNING = "running"  # makes steps in the current epoch
+    HALTING = "halting"  # makes steps, and was told to stop at the next boundary
+    DONE = "done"  # its training has ended
+    EXITING = "exiting"  # was dismissed or killed; its exit has not been seen yet
 
 
-AT_REST = frozenset({WorkerMode.STANDING, WorkerMode.OVER})
-AT_WORK = frozenset({WorkerMode.WORKING, WorkerMode.HALTING})
+AT_BOUNDARY = frozenset({WorkerMode.IDLE, WorkerMode.DONE})
+STEPPING = frozenset({WorkerMode.RUNNING, WorkerMode.HALTING})
 
 
 @dataclass(slots=True)
 class WorkerState:
-    """What a team knows of one worker."""
+    """One worker of a job."""
 
     id: int
     device: int
-    lane: int = WHOLE  # percent of the device that its process was started with
-    mode: WorkerMode = WorkerMode.WARMING
-    holds: bool = False  # a state that has been trained or loaded, not just the entry's own
-    has_joined: bool = False  # has been in a formation
-    step: int = 0  # steps done, exact when at rest
+    lane: int = WHOLE  # percent of the device its process was started with
+    mode: WorkerMode = WorkerMode.STARTING
+    has_state: bool = False  # trained or loaded, not just the entry's initial weights
+    has_joined: bool = False  # was a member of an epoch
+    step: int = 0  # steps done; exact at a boundary
     digest: str = ""  # of the final weights
-    loads: str = ""  # the checkpoint it is reading
-    rehearses: bool = False  # makes steps that are undone, so it has work on the device
-    writes: bool = False  # is here only to write a mirrored state to disk
-    left_at: float = 0.0  # when it was sent away
-    reserve_until: float = 0.0  # stands by on a lane that may be wanted again soon; 0: it does not
+    loading_path: str = ""  # the checkpoint it is reading
+    is_warming_up: bool = False  # makes warm-up steps while loading, so it may be using the device
+    is_writer: bool = False  # was started only to write a mirrored state to disk
+    exiting_since: float = 0.0
+    standby_until: float = 0.0  # kept on a lane that may be assigned again soon; 0: not on standby
 
     @property
-    def berth(self) -> SlotKey:
-        """Where it is, as far as that cannot be changed."""
+    def key(self) -> SlotKey:
         return self.device, self.lane
 
-    def is_at(self, step: int) -> bool:
-        """Whether it could make the step after so many; before the first one no state is needed."""
-        return self.step == step and (self.holds or step == 0)
+    def can_continue_from(self, step: int) -> bool:
+        return self.step == step and (self.has_state or step == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlot:
-    """A place for one worker."""
+    """A device share for one worker."""
 
     device: int
     fraction: float = 1.0
@@ -73,38 +71,37 @@ class Target:
     """What the newest order asks for."""
 
     generation: int
-    seats: tuple[WorkerSlot, ...] = ()  # none: hold nothing
+    slots: tuple[WorkerSlot, ...] = ()  # none: release all devices
     batch_size: int = 0  # 0: the training's own
-    parts: tuple[int, ...] = ()  # samples or shards per seat; empty: by speed
-    probe: int = 0  # steps to be measured, after as many that warm up; 0: nothing is asked
+    parts: tuple[int, ...] = ()  # samples or shards per slot; empty: by speed
+    probe: int = 0  # steps to measure, after as many warm-up steps; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """Everything about a formation but who fills it: two of them differ when work must be arranged anew."""
+    """How an epoch divides a step; a different layout needs a new epoch."""
 
-    seats: tuple[WorkerSlot, ...]
-    counts: tuple[int, ...]  # samples (default mode) or shards (exact mode) per rank; empty: alone
+    slots: tuple[WorkerSlot, ...]
+    counts: tuple[int, ...]  # samples (default mode) or shards (exact mode) per rank; empty: a single rank
     batch_size: int
-    by_token: bool
-    updates: Ranges = ()  # parameters that each rank updates; empty: all do all
+    time_sliced: bool
+    update_ranges: Ranges = ()  # parameters each rank updates; empty: all update all
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Devices by rank."""
-        return tuple(seat.device for seat in self.seats)
+        return tuple(slot.device for slot in self.slots)
 
 
 @dataclass(slots=True)
 class StepTiming:
-    """How long a step takes in company, and how much of that is waiting and adding up."""
+    """Moving averages of an epoch's step time and of its share beside the slowest pass."""
 
     step_s: float | None = None
     sync_s: float | None = None
     _last: float | None = None
 
-    def barrier(self, at: float, slowest_s: float) -> float | None:
-        """All contributions to a step are there; the slowest pass took so long. What the step took beside it."""
+    def on_barrier(self, at: float, slowest_s: float) -> float | None:
+        """Record that all ranks contributed; the time since the last step minus the slowest pass."""
         last, self._last = self._last, at
         if last is None:
             return None
@@ -117,27 +114,26 @@ class StepTiming:
 
 @dataclass(slots=True)
 class ProcessGroupEpoch:
-    """Workers that make steps together."""
+    """Workers that make steps together, from one change of the group to the next."""
 
     number: int
-    members: tuple[int, ...]  # by rank
-    shape: StepLayout
-    step: int  # steps done, as far as is known
+    members: tuple[int, ...]  # workers by rank
+    layout: StepLayout
+    step: int  # steps done, as far as known
     since: float
     halting: bool = False
-    contributed: dict[int, float] = field(default_factory=dict)  # to the present step, with the seconds it took
-    updated: set[int] = field(default_factory=set)  # have updated their parameters in the last step
-    rhythm: StepTiming = field(default_factory=StepTiming)
+    contributed: dict[int, float] = field(default_factory=dict)  # seconds of each worker's pass in the current step
+    updated: set[int] = field(default_factory=set)  # workers that have updated their range in the last step
+    timing: StepTiming = field(default_factory=StepTiming)
 
     @property
     def is_solo(self) -> bool:
-        """Whether its one member makes steps without asking."""
         return len(self.members) == 1
 
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """The newest state outside of workers: a mirror in memory, or a checkpoint on disk."""
+    """A state outside the workers: a mirror in memory, or a checkpoint on disk."""
 
     step: int
     mirror: Mirror | None = None
@@ -146,7 +142,7 @@ class StateCopy:
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What a team has to know of its program and of the executor's options."""
+    """Options of a job's state machine, from its program and from the executor."""
 
     exact: bool = False
     shards: int = 8
@@ -156,39 +152,38 @@ class JobOptions:
     checkpoint_s: float = 60.0
     time_limit_s: float = 0.0  # 0: none
     mirror_s: float = 2.0
-    grace_s: float = 5.0  # between a polite word and a kill
-    division: UpdateSharding = UpdateSharding.CHOSEN  # of updates
-    splits: bool = True  # what does not fit into memory even alone may be split
-    sync_batchnorm: bool = False  # the parts of a step show each other their statistics
+    grace_s: float = 5.0  # between `Leave` and a kill
+    update_sharding: UpdateSharding = UpdateSharding.CHOSEN
+    micro_batching: bool = True  # split steps that do not fit into memory
+    sync_batchnorm: bool = False  # ranks exchange their statistics within a pass
     reducer: str = "shared"  # or "group"
-    has_lanes: bool = False  # a share of a GPU is a lane, which a process has for life
-    cpus: int = 0  # cores of each worker on a GPU; 0: as many threads as are usual
+    has_lanes: bool = False  # a share of a GPU is an MPS percentage, fixed for a process's life
+    cpus: int = 0  # cores of each worker on a GPU; 0: torch's default number of threads
 
 
-def owners_of(shape: StepLayout, *, exact: bool) -> tuple[tuple[int, int], ...]:
-    """Pieces of each rank: shards by count in exact mode, one part each in default mode."""
-    if not shape.counts:
+def owners_of(layout: StepLayout, *, exact: bool) -> tuple[tuple[int, int], ...]:
+    """Pieces of each rank: its shards in exact mode, one part in default mode."""
+    if not layout.counts:
         return ()
-    return as_owners(shape.counts if exact else (1,) * len(shape.seats))
+    return as_owners(layout.counts if exact else (1,) * len(layout.slots))
 
 
 def entry_mismatch(first: Ready, other: Ready) -> str:
-    """What is wrong when two workers of a job loaded unlike trainings; empty if nothing is."""
+    """The error when two workers of a job loaded different initial weights; empty if they are equal."""
     if first.fingerprint == other.fingerprint:
         return ""
-    unlike = f"{first.fingerprint[:12]} and {other.fingerprint[:12]}"
     return (
-        f"two workers loaded the entry and got unlike weights ({unlike}): it is not deterministic. Take "
-        "all randomness from torch, NumPy or random after import, and none from the time, the process or the order of "
-        "sets."
+        "the entry is not deterministic: two workers loaded different initial weights "
+        f"({first.fingerprint[:12]} and {other.fingerprint[:12]}). Draw all random numbers from torch, NumPy or random "
+        "after import, and none from the time, the process id or the order of a set."
     )
 
 
-def as_target(order: Order) -> Target:
-    """An order as what a team understands."""
+def target_of(order: Order) -> Target:
+    """An order as the target of a job's state machine."""
     if not isinstance(order, Assign):
         return Target(order.generation)
     allocation = order.allocation
-    seats = [WorkerSlot(device, share.fraction, share.turn) for share in allocation.shares for device in share.devices]
+    slots = [WorkerSlot(device, share.fraction, share.turn) for share in allocation.shares for device in share.devices]
     probe = order.purpose.steps if isinstance(order.purpose, Probe) else 0
-    return Target(order.generation, tuple(seats), allocation.batch_size, allocation.parts, probe)
+    return Target(order.generation, tuple(slots), allocation.batch_size, allocation.parts, probe)

@@ -1,7 +1,7 @@
 """Memory arbiter of one device under a cap: admits granted jobs and evicts others to make room; pure.
 
-A grant waits here until there is room for whom it is for. Whoever has not said yet what it needs is taken to need all
-of the cap: it loads, makes its first steps and is measured alone on the device.
+A turn grant waits here until there is memory for its job. A job that has not been measured yet is assumed to need the
+whole cap: it loads, makes its first steps and is measured alone on the device.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Evict(Generic[K]):
-    """Somebody has to give memory back: its scratch, or wholly its state too."""
+    """Swap out a job's scratch, and ``wholly`` its state too."""
 
-    who: K
+    client: K
     wholly: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Admit(Generic[K]):
-    """Somebody is let in: its state, and wholly its scratch too."""
+    """Swap in a job's state, and ``wholly`` its scratch too."""
 
-    who: K
+    client: K
     wholly: bool
 
 
 @dataclass(slots=True)
 class Counts:
-    """How often a job that came to its turn was still on the device."""
+    """A job's turns, and how many of them found its state on the device."""
 
     turns: int = 0
     hits: int = 0
@@ -42,156 +42,152 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class SwapPlan(Generic[K]):
-    """What is to be said now."""
+    """What to send now."""
 
-    told: list[TurnGrant[K]]  # grants that have room
-    leave: list[Evict[K]]
-    come: list[Admit[K]]  # before their turn
+    granted: list[TurnGrant[K]]  # grants that have memory
+    swap_out: list[Evict[K]]
+    swap_in: list[Admit[K]]  # before their turn
 
 
 @dataclass(slots=True, eq=False)
 class MemoryArbiter(Generic[K]):
-    """Who is on the device, and who waits for room there."""
+    """Jobs on the device, and grants that wait for memory there."""
 
     capacity: int  # bytes
-    speculates: bool = True  # keeps those who may come again, and lets the next ones in while another computes
-    leaves_early: bool = True  # who computes gives its memory back without being asked once it is through
+    swap_ahead: bool = True  # swap the next job in while another runs, and keep those that may come again
+    evict_early: bool = True  # a running job swaps out at the end of its turn without being asked
     needs: dict[K, MemoryNeed] = field(default_factory=dict)
     counts: dict[K, Counts] = field(default_factory=dict)
-    _states: set[K] = field(default_factory=set)  # on the device, or on their way to or from it
+    _states: set[K] = field(default_factory=set)  # on the device, or on their way in or out
     _scratches: set[K] = field(default_factory=set)
-    _leaving: dict[K, bool] = field(default_factory=dict)  # told to, and not gone yet; wholly or not
+    _leaving: dict[K, bool] = field(default_factory=dict)  # being swapped out; wholly or not
     _recent: list[K] = field(default_factory=list)  # the latest first
     _waiting: list[TurnGrant[K]] = field(default_factory=list)
 
     @property
     def taken(self) -> int:
-        """Bytes on the device, or on their way there, of those who have been measured."""
+        """Bytes of measured jobs on the device, or on their way there."""
         return self._taken_by_others(None)
 
     @property
-    def room(self) -> int:
-        """Bytes that a newcomer may take, alone on the device."""
+    def free_bytes(self) -> int:
+        """Bytes for a new job that is alone on the device."""
         return max(0, self.capacity - self._fixed)
 
-    def measured(self, who: K, need: MemoryNeed) -> None:
-        """Somebody said what it takes."""
-        self.needs[who] = need
+    def on_measured(self, client: K, need: MemoryNeed) -> None:
+        self.needs[client] = need
 
-    def want(self, granted: TurnGrant[K]) -> None:
-        """Somebody is next."""
-        self._waiting.append(granted)
-        counts = self.counts.setdefault(granted.who, Counts())
+    def enqueue(self, grant: TurnGrant[K]) -> None:
+        """Let a grant wait for memory."""
+        self._waiting.append(grant)
+        counts = self.counts.setdefault(grant.client, Counts())
         counts.turns += 1
-        counts.hits += granted.who in self._states and granted.who not in self._leaving
+        counts.hits += grant.client in self._states and grant.client not in self._leaving
 
-    def left(self, who: K, *, wholly: bool) -> None:
-        """Somebody gave back what it was told to."""
-        if self._leaving.get(who) == wholly:
-            del self._leaving[who]
-        self._scratches.discard(who)
+    def on_swapped_out(self, client: K, *, wholly: bool) -> None:
+        if self._leaving.get(client) == wholly:
+            del self._leaving[client]
+        self._scratches.discard(client)
         if wholly:
-            self._states.discard(who)
+            self._states.discard(client)
 
-    def give_up(self, who: K) -> None:
-        """Somebody will not use the grant that it may be waiting for."""
-        self._waiting = [granted for granted in self._waiting if granted.who != who]
+    def cancel(self, client: K) -> None:
+        """Drop the grants that a job waits for."""
+        self._waiting = [grant for grant in self._waiting if grant.client != client]
 
-    def gone(self, who: K) -> None:
-        """Somebody's process has ended."""
-        self.give_up(who)
+    def on_exit(self, client: K) -> None:
+        self.cancel(client)
         for group in (self._states, self._scratches):
-            group.discard(who)
-        self._leaving.pop(who, None)
-        self.needs.pop(who, None)
-        self._recent = [other for other in self._recent if other != who]
+            group.discard(client)
+        self._leaving.pop(client, None)
+        self.needs.pop(client, None)
+        self._recent = [other for other in self._recent if other != client]
 
-    def moves(self, running: K | None, soon: K | None = None) -> SwapPlan[K]:
-        """What to say, while somebody computes and somebody else will probably be next after those who wait here."""
-        made: SwapPlan[K] = SwapPlan([], [], [])
+    def plan(self, running: K | None, likely_next: K | None = None) -> SwapPlan[K]:
+        """Admit waiting grants in order as far as memory allows; then bring in the job that is likely next."""
+        plan: SwapPlan[K] = SwapPlan([], [], [])
         while self._waiting:
-            granted = self._waiting[0]
-            if not self.speculates and running not in {None, granted.who}:
-                return made
-            if not self._admit(granted.who, running, made.leave):
-                return made
+            grant = self._waiting[0]
+            if not self.swap_ahead and running not in {None, grant.client}:
+                return plan
+            if not self._admit(grant.client, running, plan.swap_out):
+                return plan
             del self._waiting[0]
-            self._recent = [granted.who, *(other for other in self._recent if other != granted.who)]
-            made.told.append(granted)
-        may_come = soon is not None and self.speculates and soon in self.needs and soon not in self._states
-        if may_come and soon is not None and running is not None and running in self.needs:
-            self._expect(soon, running, made)
-        return made
+            self._recent = [grant.client, *(other for other in self._recent if other != grant.client)]
+            plan.granted.append(grant)
+        is_known = likely_next in self.needs and likely_next not in self._states
+        if likely_next is not None and is_known and self.swap_ahead and running is not None and running in self.needs:
+            self._swap_in_ahead(likely_next, running, plan)
+        return plan
 
-    def _expect(self, who: K, running: K, made: SwapPlan[K]) -> None:
-        """Let somebody in while another computes: as much of it as fits beside that one.
+    def _swap_in_ahead(self, client: K, running: K, plan: SwapPlan[K]) -> None:
+        """Bring in as much of a job as fits beside the running one.
 
-        Where nothing does, those who rest make room meanwhile: then only the one that computes has to leave for it.
+        If nothing fits, idle jobs are evicted meanwhile: then only the running one has to leave for it.
         """
-        beside = self._plan(running, who)
-        if who not in beside.states:
-            self._send_away(self._plan_alone(who), {who, running}, made.leave)
+        beside = self._residents_with(running, client)
+        if client not in beside.states:
+            self._evict(self._residents_without_running(client), {client, running}, plan.swap_out)
             return
-        self._send_away(beside, {who, running}, made.leave)
-        wholly = who in beside.scratches
-        if self._has_room(who, wholly=wholly):
-            self._states.add(who)
+        self._evict(beside, {client, running}, plan.swap_out)
+        wholly = client in beside.scratches
+        if self._fits(client, wholly=wholly):
+            self._states.add(client)
             if wholly:
-                self._scratches.add(who)
-            made.come.append(Admit(who, wholly))
+                self._scratches.add(client)
+            plan.swap_in.append(Admit(client, wholly))
 
-    def _admit(self, who: K, running: K | None, leave: list[Evict[K]]) -> bool:
-        """Let somebody in wholly if there is room; else say who has to leave for it."""
-        wanted = self._plan(running, who)
-        if who not in wanted.scratches:  # not beside the one that computes: that has to leave too, when it is through
-            wanted = self._plan_alone(who)
-        self._send_away(wanted, {who} if self.leaves_early or running is None else {who, running}, leave)
-        if not self._has_room(who, wholly=True):
+    def _admit(self, client: K, running: K | None, swap_out: list[Evict[K]]) -> bool:
+        """Admit a job with state and scratch if they fit; otherwise evict others for it."""
+        wanted = self._residents_with(running, client)
+        if client not in wanted.scratches:  # does not fit beside the running job, which then has to leave too
+            wanted = self._residents_without_running(client)
+        self._evict(wanted, {client} if self.evict_early or running is None else {client, running}, swap_out)
+        if not self._fits(client, wholly=True):
             return False
-        self._states.add(who)
-        self._scratches.add(who)
+        self._states.add(client)
+        self._scratches.add(client)
         return True
 
-    def _send_away(self, wanted: Residents[K], spared: set[K], leave: list[Evict[K]]) -> None:
-        """Tell those to leave who have what others are to have."""
+    def _evict(self, wanted: Residents[K], spared: set[K], swap_out: list[Evict[K]]) -> None:
+        """Swap out what is not wanted on the device."""
         for other in [*self._states]:
             if other in spared:
                 continue
             wholly = other not in wanted.states
-            is_told = self._leaving.get(other, False) or (other in self._leaving and not wholly)
-            if not is_told and (wholly or (other in self._scratches and other not in wanted.scratches)):
+            is_leaving = self._leaving.get(other, False) or (other in self._leaving and not wholly)
+            if not is_leaving and (wholly or (other in self._scratches and other not in wanted.scratches)):
                 self._leaving[other] = wholly
-                leave.append(Evict(other, wholly))
+                swap_out.append(Evict(other, wholly))
 
-    def _has_room(self, who: K, *, wholly: bool) -> bool:
-        """Whether somebody can come in now."""
-        if who in self._leaving:
+    def _fits(self, client: K, *, wholly: bool) -> bool:
+        if client in self._leaving:
             return False
-        if not self._states - {who}:  # then it has all there is, whatever it needs
+        if not self._states - {client}:  # alone it may take all there is
             return True
-        need = self._need(who)
-        return self._taken_by_others(who) + (need.whole if wholly else need.state) <= self.capacity
+        need = self._need(client)
+        return self._taken_by_others(client) + (need.whole if wholly else need.state) <= self.capacity
 
-    def _plan_alone(self, who: K) -> Residents[K]:
-        """Who is to be there once the one that computes is through; nobody else beside one larger than the cap."""
-        wanted = self._plan(None, who)
-        return wanted if who in wanted.scratches else Residents(frozenset(), frozenset())
+    def _residents_without_running(self, client: K) -> Residents[K]:
+        """Who stays once the running job has left; no other job beside one larger than the cap."""
+        wanted = self._residents_with(None, client)
+        return wanted if client in wanted.scratches else Residents(frozenset(), frozenset())
 
-    def _plan(self, running: K | None, who: K) -> Residents[K]:
+    def _residents_with(self, running: K | None, client: K) -> Residents[K]:
         now = Residents(frozenset(self._states), frozenset(self._scratches))
-        holder = running if running in self._states and running != who else None
-        needs = {each: self._need(each) for each in {*self._states, who, *self.needs}}
-        recent = [other for other in self._recent if other in needs] if self.speculates else []
-        return plan_residents(self.capacity, needs, now, running=holder, coming=[who], recent=recent)
+        holder = running if running in self._states and running != client else None
+        needs = {each: self._need(each) for each in {*self._states, client, *self.needs}}
+        recent = [other for other in self._recent if other in needs] if self.swap_ahead else []
+        return plan_residents(self.capacity, needs, now, running=holder, coming=[client], recent=recent)
 
-    def _taken_by_others(self, who: K | None) -> int:
-        states = sum(self._need(each).state for each in self._states if each != who)
-        scratches = sum(self._need(each).scratch for each in self._scratches if each != who)
+    def _taken_by_others(self, client: K | None) -> int:
+        states = sum(self._need(each).state for each in self._states if each != client)
+        scratches = sum(self._need(each).scratch for each in self._scratches if each != client)
         return states + scratches + self._fixed
 
     @property
     def _fixed(self) -> int:
         return sum(need.fixed for need in self.needs.values())
 
-    def _need(self, who: K) -> MemoryNeed:
-        return self.needs[who] if who in self.needs else MemoryNeed(self.room)
+    def _need(self, client: K) -> MemoryNeed:
+        return self.needs[client] if client in self.needs else MemoryNeed(self.free_bytes)

@@ -1,4 +1,9 @@
-"""Channel between executor and worker: JSON lines over a Unix socket pair, file descriptors, heartbeats."""
+"""Channel between executor and worker: JSON lines over a Unix socket pair, file descriptors, heartbeats.
+
+A line that comes with descriptors begins with their number: ``2 {"say":…}``. The kernel delivers descriptors with the
+first byte of the line or later ones of the same read, never before, so that counting tells which line they belong to.
+Workers use the blocking `Channel`, the executor `AsyncChannel`.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +25,28 @@ from carpool.core.errors import CarpoolError
 from carpool.runtime.process import protocol
 from carpool.runtime.process.protocol import Alive, Message
 
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind
-    for kind in vars(protocol).values()
-    if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
+_READ_BYTES = 1 << 16
+_MAX_DESCRIPTORS = 64  # of one message
+_ANCILLARY_BYTES = socket.CMSG_LEN(_MAX_DESCRIPTORS * struct.calcsize("i"))
+_READ_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+
+_TYPES: dict[str, type[Message]] = {
+    message.__name__: message
+    for message in vars(protocol).values()
+    if isinstance(message, type) and issubclass(message, Message) and message is not Message
 }
-_SPOTS = {name: tuple(spot.name for spot in fields(kind)) for name, kind in _KINDS.items()}
-_write = json.JSONEncoder(separators=(",", ":")).encode
+_FIELDS = {name: tuple(field.name for field in fields(message)) for name, message in _TYPES.items()}
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ProtocolError(CarpoolError):
-    """A line that is no message: a bug, or somebody else on the socket."""
+    """A line is not a message of the protocol."""
 
 
 def encode(message: Message) -> bytes:
     """A message as one line."""
     name = type(message).__name__
-    return _write({"say": name, **{spot: getattr(message, spot) for spot in _SPOTS[name]}}).encode() + b"\n"
+    return _encode_json({"say": name, **{field: getattr(message, field) for field in _FIELDS[name]}}).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
@@ -44,40 +54,29 @@ def decode(line: bytes) -> Message:
     try:
         value = json.loads(line)
         name = value.pop("say")
-        return _KINDS[name](**{spot: _frozen(value[spot]) for spot in _SPOTS[name]})
+        return _TYPES[name](**{field: _frozen(value[field]) for field in _FIELDS[name]})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProtocolError(f"{line[:200]!r} is no message: {type(error).__name__}: {error}") from None
+        raise ProtocolError(f"{line[:200]!r} is not a message: {type(error).__name__}: {error}") from None
 
 
 def _frozen(item: Any) -> Any:
-    """Lists back into the tuples they were."""
+    """Turn JSON lists back into tuples."""
     return tuple(_frozen(part) for part in item) if isinstance(item, list) else item
 
 
-# A line that comes with descriptors begins with their number: ``2 {"say":…}``. The kernel hands descriptors over together
-# with the first byte of the line or later bytes of the same read, never before, so that counting is enough to tell which
-# line they belong to. A worker uses `Channel`, which blocks; an executor uses `AsyncChannel`.
-
-
-_READ_BYTES = 1 << 16
-_MOST_DESCRIPTORS = 64  # beside one message
-_BESIDE_BYTES = socket.CMSG_LEN(_MOST_DESCRIPTORS * struct.calcsize("i"))
-_HOW_TO_READ = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-
-
 class Closed(CarpoolError):
-    """The other side is gone."""
+    """The other side has closed the channel."""
 
 
 class Received(NamedTuple):
-    """A message and the descriptors beside it, which now belong to the receiver."""
+    """A message and its descriptors, which now belong to the receiver."""
 
     message: Message
     fds: tuple[int, ...]
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a new connection; nothing of it is visible in the file system."""
+    """Two ends of a new connection."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
@@ -88,7 +87,7 @@ def close_all(fds: Sequence[int]) -> None:
 
 
 class Channel:
-    """A worker's end: blocking, with a quick look whether anything is there. Any thread may send, one receives."""
+    """A worker's end: blocking, with a cheap `poll`. Any thread may send, one receives."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(True)
@@ -99,7 +98,7 @@ class Channel:
         self._poll.register(end.fileno(), select.POLLIN)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Say something; descriptors are duplicated on the way and stay the caller's."""
+        """Send a message; its descriptors are duplicated and stay the caller's."""
         line = memoryview(_framed(message, fds))
         try:
             with self._sending:
@@ -107,10 +106,9 @@ class Channel:
                 if sent < len(line):
                     self._socket.sendall(line[sent:])
         except OSError as error:
-            raise Closed(f"nobody hears {type(message).__name__}: {error.strerror}") from error
+            raise Closed(f"{type(message).__name__} was not sent: {error.strerror}") from error
 
     def fileno(self) -> int:
-        """The descriptor at which there is something to read when somebody has spoken."""
         return self._socket.fileno()
 
     def poll(self) -> bool:
@@ -118,7 +116,7 @@ class Channel:
         return self._incoming.is_ready or bool(self._poll.poll(0))
 
     def receive(self, timeout_s: float | None = None) -> Received | None:
-        """The next message; ``None`` if none came in time. Raises `Closed` when there will be none."""
+        """The next message; ``None`` after a timeout. Raises `Closed` when there will be none."""
         while (found := self._incoming.take()) is None:
             if not self._poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)):
                 return None
@@ -127,13 +125,12 @@ class Channel:
         return found
 
     def close(self) -> None:
-        """Close this end and whatever was not taken."""
         self._socket.close()
         self._incoming.close()
 
 
 class AsyncChannel:
-    """An executor's end, for one asyncio loop: sending never waits and never fails, the end is seen by `receive`."""
+    """An executor's end, for one asyncio loop: `send` never blocks or fails, `receive` raises `Closed`."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -146,7 +143,7 @@ class AsyncChannel:
         self._loop.add_reader(end.fileno(), self._read)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Say something; descriptors may be closed as soon as this returns. What nobody hears any more is dropped."""
+        """Send a message; its descriptors may be closed when this returns. Dropped if the channel is closed."""
         if self._ended:
             return
         idle = not self._outgoing
@@ -194,7 +191,7 @@ class AsyncChannel:
             self._loop.add_writer(self._socket.fileno(), self._write)
             return
         except OSError:
-            self._drop_outgoing()  # whoever receives will see the end once all that was said before it is heard
+            self._drop_outgoing()  # the reader sees the end after all earlier messages
         self._loop.remove_writer(self._socket.fileno())
 
     def _end(self, reason: str) -> None:
@@ -212,7 +209,7 @@ class AsyncChannel:
 
 
 class _Incoming:
-    """Bytes and descriptors as they arrive, cut into messages."""
+    """Splits incoming bytes and descriptors into messages."""
 
     def __init__(self) -> None:
         self._partial: list[bytes] = []
@@ -224,20 +221,17 @@ class _Incoming:
         return bool(self._lines)
 
     def read(self, end: socket.socket) -> None:
-        """Read once what is there."""
         try:
-            # Not socket.recv_fds, which drops its flags: descriptors would be inherited by what a worker starts.
-            data, beside, flags, _ = end.recvmsg(_READ_BYTES, _BESIDE_BYTES, _HOW_TO_READ)
+            # Not socket.recv_fds, which drops its flags: programs that a worker starts would inherit the descriptors.
+            data, ancillary, flags, _ = end.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, _READ_FLAGS)
         except (ConnectionResetError, BrokenPipeError) as error:
-            raise Closed(f"the other side is gone: {error.strerror}") from error
-        for _, _, numbers in beside:
+            raise Closed(f"connection lost: {error.strerror}") from error
+        for _, _, numbers in ancillary:
             self._fds.extend(memoryview(numbers).cast("i"))
         if flags & socket.MSG_CTRUNC:
-            raise ProtocolError(
-                f"descriptors were lost: more than {_MOST_DESCRIPTORS} beside a message, or too many open"
-            )
+            raise ProtocolError(f"descriptors were lost: more than {_MAX_DESCRIPTORS} in a message, or too many open")
         if not data:
-            raise Closed("the other side has closed the channel")
+            raise Closed("the other side closed the channel")
         first, *rest = data.split(b"\n")
         self._partial.append(first)
         for piece in rest:
@@ -245,7 +239,6 @@ class _Incoming:
             self._partial = [piece]
 
     def take(self) -> Received | None:
-        """The next whole message, if there is one."""
         if not self._lines:
             return None
         line = self._lines.popleft()
@@ -254,11 +247,10 @@ class _Incoming:
             number, _, line = line.partition(b" ")
             count = int(number)
         if count > len(self._fds):
-            raise ProtocolError(f"{count} descriptors belong to {line[:80]!r}; {len(self._fds)} came")
+            raise ProtocolError(f"{line[:80]!r} needs {count} descriptors; {len(self._fds)} came")
         return Received(decode(line), tuple(self._fds.popleft() for _ in range(count)))
 
     def close(self) -> None:
-        """Let go of what was not taken."""
         close_all(self._fds)
         self._fds.clear()
         self._lines.clear()
@@ -270,7 +262,7 @@ def _framed(message: Message, fds: Sequence[int]) -> bytes:
 
 
 class Heartbeat:
-    """Says `Alive` at an interval; ends the process when nobody hears it, even in the middle of a step."""
+    """Sends `Alive` at an interval; exits the process when the channel is closed, even in the middle of a step."""
 
     def __init__(self, channel: Channel, interval_s: float) -> None:
         self._channel = channel
@@ -278,7 +270,6 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def _beat(self) -> None:

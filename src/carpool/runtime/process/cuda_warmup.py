@@ -1,8 +1,8 @@
 """CUDA warm-up: initializes the context and loads common kernels before a process has a job.
 
-On a GPU that is most of a start: CUDA's context, the libraries behind matrix products, convolutions and attention, and
-the kernels that nearly every training uses, which are loaded when they are used first. So a tiny training of each sort
-is made, one step of it, and thrown away. What it leaves behind is the context, and no memory of torch's.
+On a GPU that is most of a start: the CUDA context, the libraries behind matrix products, convolutions and attention,
+and kernels, which are loaded on first use. So one step of a few tiny trainings is made and thrown away. Only the
+context stays, and no memory of torch's allocator.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from carpool.runtime.process.protocol import Leave, Prewarm, Prewarmed
 from carpool.runtime.state.digest import fingerprint
 from carpool.runtime.worker.error_classifier import failure_message, is_process_lost
 
-_WORDS, _LENGTH, _WIDTH = 256, 16, 64
+_TOKENS, _LENGTH, _WIDTH = 256, 16, 64
 
 
 def wait_for_job(channel: Channel, warm: Prewarm) -> Received:
-    """Warm up, say so, and wait: for the job's `Begin`, or for the end."""
+    """Warm up, report it and wait for a job's `Begin`."""
     Heartbeat(channel, warm.heartbeat_s).start()
-    set_process_name("carpool-seat")
+    set_process_name("carpool-warm")
     if warm.cores:
         os.sched_setaffinity(0, warm.cores)
     os.environ.update(warm.environment)
     began = time.perf_counter()
     device = torch.device(warm.device)
     try:
-        left_out = warm_up(device)
+        skipped = warm_up(device)
     except Exception as error:
         channel.send(failure_message(error, 0))
         raise LeaveRequested from error
-    channel.send(Prewarmed(time.perf_counter() - began, _held_bytes(device), tuple(left_out)))
+    channel.send(Prewarmed(time.perf_counter() - began, _held_bytes(device), tuple(skipped)))
     received = channel.receive()
     assert received is not None, "without a timeout there is a message or an end"
     if isinstance(received.message, Leave):
@@ -59,29 +59,29 @@ def wait_for_job(channel: Channel, warm: Prewarm) -> Received:
 
 
 def warm_up(device: torch.device) -> list[str]:
-    """Use whatever a training is likely to use; what could not be used, in words: a job may not need it."""
+    """Run what trainings commonly use; what failed and why: a job may not need it."""
     enable_determinism()  # before CUDA starts
-    torch.zeros(1, device=device).add_(1).item()  # this has to work
-    left_out = []
+    torch.zeros(1, device=device).add_(1).item()  # must not fail
+    skipped = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, work in _LIKELY.items():
+        for name, run in _TRAININGS.items():
             try:
-                work(device)
+                run(device)
             except Exception as error:
                 if is_process_lost(error):
                     raise
-                left_out.append(f"{name}: {type(error).__name__}: {error}"[:200])
+                skipped.append(f"{name}: {type(error).__name__}: {error}"[:200])
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        release_cublas_workspaces()
+        release_cublas_workspaces()  # else the allocator keeps them
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    return left_out
+    return skipped
 
 
-def _try_out(training: Training, device: torch.device) -> None:
+def _run_one_step(training: Training, device: torch.device) -> None:
     trainer = Trainer(training, device=device, graph=False)
     for _ in trainer.steps():
         pass
@@ -89,7 +89,7 @@ def _try_out(training: Training, device: torch.device) -> None:
 
 
 def _held_bytes(device: torch.device) -> int:
-    """Memory of the GPU that this process takes up."""
+    """GPU memory of this process."""
     nvml = Nvml.open() if device.type == "cuda" else None
     if nvml is None:
         return 0
@@ -101,11 +101,11 @@ def _held_bytes(device: torch.device) -> int:
     return max((row.memory_bytes for row in rows if row.pid == os.getpid()), default=0)
 
 
-# -- tiny trainings of each sort --------------------------------------------------------------------------------------
+# -- tiny trainings ---------------------------------------------------------------------------------------------------
 
 
 def _batch(device: torch.device) -> int:
-    """Libraries choose kernels by size: on a GPU it is a usual one."""
+    """A common size on a GPU, because libraries choose kernels by size."""
     return 128 if device.type == "cuda" else 4
 
 
@@ -121,8 +121,8 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1
     ]
 
 
-def _pictures(batch: int, *, channels_last: bool = False) -> Training:
-    """Convolutions of the usual sizes, at the size of CIFAR's pictures."""
+def _images(batch: int, *, channels_last: bool = False) -> Training:
+    """Common convolutions on images of CIFAR's size."""
     model = nn.Sequential(
         *[*_conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)],
         *[*_conv(64, 128, 3), *_conv(128, 128, 3, 2), *_conv(128, 128, 3, groups=128), *_conv(128, 256, 1)],
@@ -141,61 +141,60 @@ def _pictures(batch: int, *, channels_last: bool = False) -> Training:
 
 
 class _Attention(nn.Module):
-    """A block of a transformer that says the next word, by torch's own attention or written out."""
+    """A transformer block that predicts the next token, with torch's fused attention or an explicit one."""
 
     def __init__(self, *, is_fused: bool) -> None:
         super().__init__()
         self.is_fused = is_fused
-        self.words = nn.Embedding(_WORDS, _WIDTH)
+        self.embedding = nn.Embedding(_TOKENS, _WIDTH)
         self.norm = nn.LayerNorm(_WIDTH)
         self.mix = nn.Linear(_WIDTH, 3 * _WIDTH)
         self.body = nn.Sequential(
-            nn.Linear(_WIDTH, 4 * _WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * _WIDTH, _WORDS)
+            nn.Linear(_WIDTH, 4 * _WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * _WIDTH, _TOKENS)
         )
 
-    def forward(self, numbers: Tensor) -> Tensor:
-        """Logits of the next words."""
-        mixed = self.mix(self.norm(self.words(numbers))).unflatten(-1, (3, 4, _WIDTH // 4)).permute(2, 0, 3, 1, 4)
+    def forward(self, tokens: Tensor) -> Tensor:
+        mixed = self.mix(self.norm(self.embedding(tokens))).unflatten(-1, (3, 4, _WIDTH // 4)).permute(2, 0, 3, 1, 4)
         if self.is_fused:
-            said = scaled_dot_product_attention(mixed[0], mixed[1], mixed[2], is_causal=True)
+            mixed_values = scaled_dot_product_attention(mixed[0], mixed[1], mixed[2], is_causal=True)
         else:
-            places = torch.arange(numbers.shape[1], device=numbers.device)
+            places = torch.arange(tokens.shape[1], device=tokens.device)
             scores = mixed[0] @ mixed[1].transpose(-1, -2) / math.sqrt(_WIDTH // 4)
             scores = scores.masked_fill(places[None, :] > places[:, None], torch.finfo(scores.dtype).min)
-            said = self.body[2](scores.softmax(-1)) @ mixed[2]
-        logits: Tensor = self.body(said.transpose(1, 2).flatten(-2)).flatten(0, 1)
+            mixed_values = self.body[2](scores.softmax(-1)) @ mixed[2]
+        logits: Tensor = self.body(mixed_values.transpose(1, 2).flatten(-2)).flatten(0, 1)
         return logits
 
 
-def _word_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
+def _token_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
     return cross_entropy(model(batch[0]), batch[1].flatten())
 
 
 def _padded_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
-    said = batch[1].flatten()
-    total = cross_entropy(model(batch[0]), said, ignore_index=0, reduction="sum", label_smoothing=0.1)
-    return total, (said != 0).sum()
+    tokens = batch[1].flatten()
+    total = cross_entropy(model(batch[0]), tokens, ignore_index=0, reduction="sum", label_smoothing=0.1)
+    return total, (tokens != 0).sum()
 
 
-def _sentences(batch: int, *, is_fused: bool) -> Training:
+def _text(batch: int, *, is_fused: bool) -> Training:
     model = _Attention(is_fused=is_fused)
-    numbers = torch.ones(batch, _LENGTH, dtype=torch.int64)
+    tokens = torch.ones(batch, _LENGTH, dtype=torch.int64)
     adam = torch.optim.AdamW if is_fused else torch.optim.Adam
     return Training(
         model=model,
         optimizer=adam(model.parameters(), lr=0.001),
-        dataset=TensorData(numbers, numbers),
-        loss=_word_loss if is_fused else _padded_loss,
+        dataset=TensorData(tokens, tokens),
+        loss=_token_loss if is_fused else _padded_loss,
         batch_size=batch,
         stop=Stop(steps=1),
         clip_norm=1.0 if is_fused else None,
     )
 
 
-# By the name that a failure is told with.
-_LIKELY: dict[str, Callable[[torch.device], object]] = {
-    "pictures": lambda device: _try_out(_pictures(_batch(device)), device),
-    "pictures, channels last": lambda device: _try_out(_pictures(_batch(device), channels_last=True), device),
-    "sentences": lambda device: _try_out(_sentences(_batch(device), is_fused=True), device),
-    "sentences, attention written out": lambda device: _try_out(_sentences(_batch(device), is_fused=False), device),
+# By the name under which a failure is reported.
+_TRAININGS: dict[str, Callable[[torch.device], object]] = {
+    "images": lambda device: _run_one_step(_images(_batch(device)), device),
+    "images, channels last": lambda device: _run_one_step(_images(_batch(device), channels_last=True), device),
+    "text": lambda device: _run_one_step(_text(_batch(device), is_fused=True), device),
+    "text, explicit attention": lambda device: _run_one_step(_text(_batch(device), is_fused=False), device),
 }

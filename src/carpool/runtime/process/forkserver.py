@@ -1,9 +1,9 @@
 """Fork server: a process with torch imported that forks workers in milliseconds.
 
-It is started by fork and exec (``python -m carpool.runtime.process.forkserver``), not by a plain fork of the executor: so it has
-none of the executor's descriptors, threads and event loop, can be started at any time, and the executor itself need not
-import torch. It has a single thread and never touches CUDA, which is what makes forking it safe. Every worker leads a
-session of its own and dies with the fork server; the fork server dies with the executor and takes along what workers started.
+It is started by fork and exec, not by a plain fork of the executor: so it has none of the executor's descriptors,
+threads and event loop, and the executor itself does not import torch. It has a single thread and never initializes
+CUDA, which makes forking it safe. Every worker leads its own session and dies with the fork server, which dies with the
+executor and kills what workers have started.
 """
 
 from __future__ import annotations
@@ -30,35 +30,34 @@ from carpool.runtime.compat.process_lifetime import exit_with_parent, set_proces
 from carpool.runtime.process.channel import AsyncChannel, Channel, Closed, close_all, pair
 from carpool.runtime.process.protocol import Alive, Exited, Fork, Forked, SendSignal
 
-_START_S = 120.0  # importing torch from a cold disk takes its time
+_START_S = 120.0  # importing torch from a cold disk is slow
 _STOP_S = 10.0
-# Libraries that would start threads of their own when imported; workers set their threads themselves.
+# Libraries that would start threads when imported; workers set their number of threads themselves.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class ForkServerDied(CarpoolError):
-    """The fork server has ended, and all its workers with it."""
+    """The fork server has exited, and all its workers with it."""
 
 
 class ForkServer:
     """The executor's handle on its fork server.
 
-    ``on_exit`` is called in the loop with every worker that has ended; ``on_gone`` once if the fork server itself ends
-    without being asked to.
+    ``on_exit`` is called for every worker that has exited, ``on_death`` if the fork server itself exits unexpectedly.
     """
 
     def __init__(
         self,
         on_exit: Callable[[Exited], object],
-        on_gone: Callable[[str], object] = lambda reason: None,
+        on_death: Callable[[str], object] = lambda reason: None,
     ) -> None:
         self._on_exit = on_exit
-        self._on_gone = on_gone
+        self._on_death = on_death
         self._forks: deque[asyncio.Future[int]] = deque()
         self._stopping = False
 
     async def start(self) -> None:
-        """Start it and wait until it can fork."""
+        """Start the process and wait until it can fork."""
         ours, theirs = pair()
         with theirs:
             program = [sys.executable, "-P", "-m", "carpool.runtime.process.forkserver"]
@@ -67,36 +66,37 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=with_huge_pages(os.environ) | dict.fromkeys(_ONE_THREAD, "1"),
-                process_group=0,  # Ctrl-C in the terminal is the executor's business
+                process_group=0,  # Ctrl-C in the terminal is handled by the client
             )
         self._channel = AsyncChannel(ours)
         try:
             await asyncio.wait_for(self._channel.receive(), _START_S)
         except (Closed, TimeoutError) as error:
             await self.stop()
-            raise ForkServerDied(f"the fork server did not start: {error}. What it said stands on stderr.") from error
+            raise ForkServerDied(
+                f"the fork server did not start: {error}. Its output is on the executor's stderr."
+            ) from error
         self._listener = asyncio.create_task(self._listen())
 
     @property
     def pid(self) -> int:
-        """Its process."""
         return self._process.pid
 
     async def fork(self, channel: socket.socket, log: int | None = None) -> int:
-        """Make a worker that serves this end of a channel (which may be closed here afterwards); its pid."""
+        """Fork a worker on this end of a channel, which may be closed here afterwards; its pid."""
         if self._stopping or self._listener.done():
-            raise ForkServerDied("the fork server has ended")
+            raise ForkServerDied("the fork server has exited")
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._forks.append(answer)
         self._channel.send(Fork(), [channel.fileno()] if log is None else [channel.fileno(), log])
         return await answer
 
-    def kill(self, pid: int, sign: signal.Signals = signal.SIGKILL) -> None:
-        """Send a worker a signal; nothing happens if it has ended."""
-        self._channel.send(SendSignal(pid, int(sign)))
+    def kill(self, pid: int, signum: signal.Signals = signal.SIGKILL) -> None:
+        """Send a worker a signal; ignored if it has exited."""
+        self._channel.send(SendSignal(pid, int(signum)))
 
     async def stop(self) -> None:
-        """End it and all workers that are left; returns when they are gone."""
+        """Stop it and all its workers; returns when they have exited."""
         self._stopping = True
         self._channel.close()
         try:
@@ -113,22 +113,22 @@ class ForkServer:
                 match (await self._channel.receive()).message:
                     case Forked(pid, error):
                         _settle(self._forks.popleft(), pid, error)
-                        await asyncio.sleep(0)  # whoever asked hears of the worker before it hears of its end
+                        await asyncio.sleep(0)  # the caller learns of the worker before it learns of its exit
                     case Exited() as exited:
                         self._on_exit(exited)
         except Closed as error:
             for answer in self._forks:
                 if not answer.done():
-                    answer.set_exception(ForkServerDied(f"the fork server has ended: {error}"))
+                    answer.set_exception(ForkServerDied(f"the fork server has exited: {error}"))
             if not self._stopping:
-                self._on_gone(str(error))
+                self._on_death(str(error))
 
 
 def _settle(answer: asyncio.Future[int], pid: int, error: str) -> None:
     if answer.cancelled():
         return
     if error:
-        answer.set_exception(CarpoolError(f"no worker could be forked: {error}"))
+        answer.set_exception(CarpoolError(f"forking a worker failed: {error}"))
     else:
         answer.set_result(pid)
 
@@ -137,7 +137,7 @@ def _settle(answer: asyncio.Future[int], pid: int, error: str) -> None:
 
 
 class _Server:
-    """Forks on request, reaps, reports; ends when the executor does."""
+    """Forks and reaps workers; exits with the executor."""
 
     def __init__(self, channel: Channel, inbox: int) -> None:
         self._channel = channel
@@ -147,38 +147,38 @@ class _Server:
         self._poll.register(inbox, select.POLLIN)
 
     def serve(self) -> None:
-        """Go on until the executor is gone."""
+        """Serve until the executor closes the channel."""
         try:
             while True:
                 for ready, _ in self._poll.poll():
                     if ready == self._inbox:
-                        self._hear()
+                        self._receive()
                     else:
-                        self._bury(ready)
+                        self._reap(ready)
         except Closed:
             pass
         finally:
             for handle, pid in self._workers.items():
-                _kill_family(pid)
+                _kill_session(pid)
                 os.waitpid(pid, 0)
                 os.close(handle)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while self._channel.poll():
             received = self._channel.receive()
             assert received is not None
             match received.message:
                 case Fork():
                     self._fork(received.fds)
-                case SendSignal(pid, sign):
+                case SendSignal(pid, signum):
                     if pid in self._workers.values():
-                        os.kill(pid, sign)
+                        os.kill(pid, signum)
 
     def _fork(self, fds: tuple[int, ...]) -> None:
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the child has a handler of its own
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the child has its own handler
         try:
             pid = os.fork()
             if not pid:
@@ -194,16 +194,16 @@ class _Server:
         self._poll.register(handle, select.POLLIN)
         self._channel.send(Forked(pid))
 
-    def _bury(self, handle: int) -> None:
+    def _reap(self, handle: int) -> None:
         pid = self._workers.pop(handle)
         self._poll.unregister(handle)
         os.close(handle)
-        _kill_family(pid)  # while its number cannot be anybody else's yet
+        _kill_session(pid)  # before its pid can be reused
         _, status = os.waitpid(pid, 0)
         self._channel.send(Exited(pid, os.waitstatus_to_exitcode(status)))
 
     def _become_worker(self, parent: int, fds: tuple[int, ...]) -> int:
-        """In the child: shed what is the fork server's, and work."""
+        """In the child: drop the fork server's resources and run the worker."""
         try:
             exit_with_parent(parent)
             os.setsid()
@@ -212,12 +212,12 @@ class _Server:
             if len(fds) > 1:
                 os.dup2(fds[1], 1)
                 os.dup2(fds[1], 2)
-            self._channel.close()  # also takes its number from the socket, which must not close another's later
+            self._channel.close()  # and detaches it from the socket object, which must not close a reused descriptor
             _close_all_but(fds[0])
             from carpool.runtime.process.worker_main import main as work
 
             return work(Channel(socket.socket(fileno=fds[0])))
-        except BaseException:  # noqa: BLE001 - nothing may climb into the fork server's own frames
+        except BaseException:  # noqa: BLE001 - nothing may reach the fork server's own frames
             traceback.print_exc()
             return 1
         finally:
@@ -225,27 +225,27 @@ class _Server:
             sys.stderr.flush()
 
 
-def _kill_family(pid: int) -> None:
-    """Kill a worker and what it started and left in its session."""
+def _kill_session(pid: int) -> None:
+    """Kill a worker and the processes in its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)  # it may not have come to lead a group of its own yet
+        os.kill(pid, signal.SIGKILL)  # it may not lead its session yet
 
 
 def _close_all_but(kept: int) -> None:
     for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if fd > 2 and fd != kept:
-            with contextlib.suppress(OSError):  # the one that the listing itself had open
+            with contextlib.suppress(OSError):  # the one the listing itself had open
                 os.close(fd)
 
 
 def _warm_up() -> None:
-    """Import all that workers need, without ever computing (that would start threads) or touching CUDA."""
+    """Import what workers need, without computing (which would start threads) or initializing CUDA."""
     import torch
 
     importlib.import_module("carpool.runtime.process.worker_main")
-    # The first optimizer a process builds imports some 800 modules of torch.
+    # The first optimizer that a process builds imports some 800 modules of torch.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, f"the fork server has {threads} threads and must not fork"
@@ -265,15 +265,15 @@ def main() -> NoReturn:
     channel = Channel(end)
     _warm_up()
     gc.freeze()  # workers share these pages; a collection would write to all of them
-    with contextlib.suppress(Closed):  # whoever started it may be gone already; the server sees that too
+    with contextlib.suppress(Closed):  # the executor may have exited already; the server sees that too
         channel.send(Alive())
     try:
         _Server(channel, end.fileno()).serve()
-    except Exception:  # noqa: BLE001 - told, and then the end
+    except Exception:  # noqa: BLE001 - printed before exiting
         traceback.print_exc()
         os._exit(1)
     finally:
-        os._exit(0)  # taking torch apart takes seconds
+        os._exit(0)  # unloading torch takes seconds
 
 
 if __name__ == "__main__":

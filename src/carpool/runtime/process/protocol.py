@@ -1,19 +1,19 @@
-"""Messages between an executor, its workers and the fork server.
+"""Messages between an executor, its workers and the fork server; JSON lines, nothing is pickled.
 
-The life of a worker:
+Lifecycle of a worker:
 
-0. It may be forked ahead of any job: then `Prewarm` comes first, answered by `Prewarmed`, and the rest when a job does.
-1. It is forked, gets `Begin`, loads the entry, answers `Ready`. If it joins a running job it gets `Load` with the state
-   in a memory file and answers `Loaded`.
-2. `Proceed` puts it into a *formation*: who takes which pieces of every step. Alone (size 1) it makes steps freely and
-   looks at its socket between them. In company every step is: contribute into the shared segment, say `Contributed`,
-   wait for `Apply`, add all contributions in tree order, update, go on.
-3. A new formation (`Proceed` with a higher number) ends the old one at once: a step not yet applied is begun again.
-   `Halt` ends it at the next step boundary, answered by `Halted`.
-4. `Publish` (state into a memory file: the mirror) and `Save` (a checkpoint on disk) are carried out at a boundary.
-5. The training's end is `Done` from every member, with the digest; anything else that ends it is `WorkerFailed`.
+0. A process may be started ahead of any job: `Prewarm`, answered by `Prewarmed`.
+1. `Begin` names the job; the worker loads the entry and answers `Ready`. If the job already has a state, `Load` passes
+   it in a memory file or names a checkpoint; the answer is `Loaded`.
+2. `Proceed` starts an *epoch* of the process group: a fixed set of ranks and a fixed split of every step. A single rank
+   makes steps on its own and polls its socket between them. With several ranks, each step is: contribute to the shared
+   segment, send `Contributed`, wait for `Apply`, add all contributions in tree order, update.
+3. `Proceed` with a higher epoch ends the current one at once; a step that was not applied is made again. `Halt` ends it
+   at the next step boundary, answered by `Halted`.
+4. At a step boundary `Publish` writes the state into a memory file (the mirror) and `Save` writes a checkpoint.
+5. Training ends with `Done` from every rank, carrying the digest of the weights; any other end is `WorkerFailed`.
 
-Facts about steps are numbered by steps done. Nothing is pickled.
+"Step n" in a message means: n steps are done.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Anything that is said."""
+    """Base class of all messages."""
 
 
 # ------------------------------------------------------------------------------------------------ executor to worker
 @dataclass(frozen=True, slots=True)
 class Begin(Message):
-    """Become the worker of a job on a device. Beside it: descriptors of its log, step counter, and device's baton."""
+    """Become a worker of this job. Descriptors: its log, its step counter, and the handoff of its device."""
 
     job: str
     program: dict[str, Any]  # fields of a Program
     device: str  # "cpu", "cuda:0"
-    cores: tuple[int, ...] = ()  # the device's own; empty: all
-    threads: int = 1  # intra-op threads that the share allows
+    cores: tuple[int, ...] = ()  # CPU affinity; empty: all cores
+    threads: int = 1  # intra-op threads
     checkpoints: str = ""  # folder for checkpoints and final weights
     heartbeat_s: float = 0.5
     environment: Mapping[str, str] = field(default_factory=dict)  # of its lane; set before CUDA starts
-    memory_cap: int = 0  # bytes of the device for all that take turns there: its memory comes and goes; 0: it stays
+    memory_cap: int = 0  # bytes of the device for all time-sliced jobs on it; 0: no cap, the job is never swapped out
 
 
 @dataclass(frozen=True, slots=True)
 class Prewarm(Message):
-    """Be ready on a device for a job that is not known yet: its `Begin` may come any time later."""
+    """Initialize the device for a job that is not known yet; `Begin` may come any time later."""
 
     device: str
     cores: tuple[int, ...] = ()
@@ -56,74 +56,72 @@ class Prewarm(Message):
 
 @dataclass(frozen=True, slots=True)
 class Load(Message):
-    """Take over a state. Beside it: a memory file that a `Publish` filled, or none to read `path`."""
+    """Load a state. Descriptor: the memory file that a `Publish` filled; without one, read `path`."""
 
     path: str = ""  # a checkpoint on disk
-    rehearses: int = 0  # bytes that steps have taken so far: where they are free, some are made and undone; 0: none
+    warmup_bytes: int = 0  # run warm-up steps, undone afterwards, if this much device memory is free; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class Proceed(Message):
-    """Work in this formation from the present step on. Beside it, for size above 1: a memory file for all ranks."""
+    """Make steps in this epoch from the current step on. Descriptor, with several ranks: their shared memory."""
 
-    formation: int
-    rank: int = 0  # 0 reports, evaluates, publishes and saves for all
+    epoch: int
+    rank: int = 0  # rank 0 reports, evaluates, publishes and saves
     size: int = 1
     owners: tuple[tuple[int, int], ...] = ()  # pieces [first, stop) of every rank; empty: rank 0 has all
     parts: tuple[int, ...] = ()  # default mode: samples per rank; empty: equal
-    updates: tuple[tuple[int, int], ...] = ()  # parameters [first, stop) that each rank updates; empty: all do all
-    reducer: str = "shared"  # or "group": what is beside it is the store of a process group
-    by_token: bool = False  # ask for a `Grant` before each step
-    batch_size: int = 0  # samples per step from here on; 0: as before
-    gain: float = (
-        1.0  # what such a step counts for, in steps with the own batch: scales the learning rate; 0: as before
-    )
-    threads: int = 0  # intra-op threads from here on; 0: as before
-    update_threads: int = 0  # for adding up and updating, the same in every rank; 0: as for the rest
-    probe: int = 0  # rank 0 reports on so many steps together, after as many that warm up
-    limits: tuple[tuple[int, int], ...] = ()  # (step, most samples in a pass from it on): more ran out of memory
+    update_ranges: tuple[tuple[int, int], ...] = ()  # parameters [first, stop) each rank updates; empty: all update all
+    reducer: str = "shared"  # or "group": the descriptor is the store of a process group
+    time_sliced: bool = False  # request a `Grant` before each step
+    batch_size: int = 0  # samples per step; 0: unchanged
+    lr_gain: float = 1.0  # learning-rate factor of this batch size; 0: unchanged
+    threads: int = 0  # intra-op threads; 0: unchanged
+    update_threads: int = 0  # for reduction and update, equal in all ranks; 0: as `threads`
+    probe: int = 0  # measure this many steps after as many warm-up steps and report them together
+    limits: tuple[tuple[int, int], ...] = ()  # (step, most samples of a micro-batch from it on)
 
 
 @dataclass(frozen=True, slots=True)
 class Apply(Message):
-    """All contributions to a step are there."""
+    """All contributions to the step have arrived."""
 
-    formation: int
-    step: int  # steps done before it
-    halt: bool = False  # stop after it, at the boundary
+    epoch: int
+    step: int
+    halt: bool = False  # stop after this step
 
 
 @dataclass(frozen=True, slots=True)
 class Gather(Message):
-    """All ranks have updated their parameters (only where `Proceed.updates` divides them): take those of the others."""
+    """All ranks have updated their range of parameters: read those of the others."""
 
-    formation: int
-    step: int  # steps done before it
+    epoch: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Halt(Message):
-    """Stop at the next boundary and say where."""
+    """Stop at the next step boundary."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseMemory(Message):
-    """A neighbour needs memory: give back at rest what is only kept for later, answered by `MemoryReleased`."""
+    """Free cached memory for a neighbour while idle; answered by `MemoryReleased`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publish(Message):
-    """Write the state into the memory file beside this, at the next boundary, and go on."""
+    """Write the state at the next step boundary into a memory file (the descriptor) and continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Save(Message):
-    """Write a checkpoint to disk at the next boundary, and go on."""
+    """Write a checkpoint at the next step boundary and continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsMeasured(Message):
-    """The metrics that rank 0 measured: every rank records the same."""
+    """Metrics from rank 0, recorded by every rank."""
 
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -131,123 +129,123 @@ class MetricsMeasured(Message):
 
 @dataclass(frozen=True, slots=True)
 class Grant(Message):
-    """Make so many steps, once the grant that this one comes after has ended; then ask again."""
+    """Leave to make some steps once the grant `after` has ended."""
 
     steps: int = 1
     number: int = 0
     after: int = 0
-    room: int = 0  # bytes of the device, for a worker that has just arrived under a cap
+    free_bytes: int = 0  # of the device, for a worker that has just been admitted under a memory cap
 
 
 @dataclass(frozen=True, slots=True)
 class SwapOut(Message):
-    """Give memory of the device back once it has no turn: scratch, or wholly the state too; answered by `SwappedOut`."""
+    """Free device memory after the current turn: scratch, or `wholly` the state too; answered by `SwappedOut`."""
 
     wholly: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class SwapIn(Message):
-    """There is room on the device for the state, or wholly for scratch too: bring it in, the turn comes soon."""
+    """Bring the state back to the device before the next turn, and `wholly` the scratch too."""
 
     wholly: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Leave(Message):
-    """Exit now, politely."""
+    """Exit."""
 
 
 # ------------------------------------------------------------------------------------------------ worker to executor
 @dataclass(frozen=True, slots=True)
 class Prewarmed(Message):
-    """All that can be done before a job is known is done."""
+    """The process is ready for any job."""
 
-    seconds: float  # that took
-    memory_bytes: int = 0  # of the GPU that this takes up; 0: not known
-    left_out: tuple[str, ...] = ()  # what could not be done, and why
+    seconds: float  # warm-up time
+    memory_bytes: int = 0  # GPU memory held; 0: unknown
+    skipped: tuple[str, ...] = ()  # kernels that failed to warm up, and why
 
 
 @dataclass(frozen=True, slots=True)
 class Ready(Message):
-    """The entry is loaded; every worker of a job must give the same fingerprint."""
+    """The entry is loaded; all workers of a job must report the same fingerprint."""
 
     fingerprint: str  # of the initial weights
-    segment_bytes: int  # of one contribution in the shared segment
+    contribution_bytes: int  # of one contribution in the shared segment
     batch_size: int
-    total_steps: int | None  # None: only a target ends it
+    total_steps: int | None  # None: only a target ends the training
     num_samples: int
-    sizes: tuple[int, ...] = ()  # elements of each parameter, in the layout's order
+    sizes: tuple[int, ...] = ()  # elements of each parameter
     has_batch_norm: bool = False
-    may_split: bool = False  # ranks may update a range of the parameters each
+    can_shard_update: bool = False  # each rank may update a range of the parameters
     notes: tuple[str, ...] = ()  # for the job's story
-    target_loss: float | None = None  # it ends when the mean loss of `window` steps gets here
+    target_loss: float | None = None  # training ends when the mean loss of `window` steps reaches it
     window: int = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Joined(Message):
-    """A program with a loop of its own is about to make steps (`carpool.session`); answered by `Proceed`."""
+    """A program with its own loop (`carpool.session`) is about to make steps; answered by `Proceed`."""
 
-    step: int  # so many are done
+    step: int
     total_steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Message):
-    """The state was taken over; so many steps are done."""
+    """The state was loaded."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Contributed(Message):
-    """This rank's pieces of a step lie in the segment."""
+    """This rank's pieces of the step are in the shared segment."""
 
-    formation: int
+    epoch: int
     step: int
-    seconds: float  # the pass took, for balancing
+    seconds: float  # of the forward and backward pass
     samples: int
-    update_s: float = 0.0  # per element, of the last update; 0: not known
-    copy_s: float = 0.0  # per element, to hand an updated parameter over; 0: not known
+    update_s: float = 0.0  # per element, of the last update; 0: unknown
+    copy_s: float = 0.0  # per element, to exchange an updated parameter; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Updated(Message):
-    """The parameters that this rank updates lie in the segment; until `Gather` its state is no step's.
+    """This rank's range of parameters is in the shared segment.
 
-    A worker that is told to halt or to proceed in between has nothing to go on with, and ends.
+    Until `Gather` the worker's state belongs to no step: after a `Halt` or `Proceed` in between, it exits.
     """
 
-    formation: int
+    epoch: int
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped(Message):
-    """A report, a few times a second at most, from rank 0."""
+    """Progress from rank 0, a few times a second at most."""
 
     step: int
-    epoch: int
+    epoch: int  # of the training data
     loss: float
     samples_per_s: float
     steps_per_s: float
     metrics: Mapping[str, float] = field(default_factory=dict)
-    noise: float | None = None
-    memory_bytes: int = 0  # that the worker held at most
-    probed: bool = False  # this is what a probe measured
+    noise: float | None = None  # gradient noise scale
+    memory_bytes: int = 0  # peak
+    probed: bool = False  # the result of a probe
 
 
 @dataclass(frozen=True, slots=True)
 class Noted(Message):
-    """Something for the job's story."""
+    """A line for the job's story."""
 
-    words: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Message):
-    """Rank 0 evaluated after this step; the executor passes it on as `MetricsMeasured`."""
+    """Rank 0 evaluated; the executor forwards it as `MetricsMeasured`."""
 
     step: int
     metrics: Mapping[str, float]
@@ -255,19 +253,19 @@ class Evaluated(Message):
 
 @dataclass(frozen=True, slots=True)
 class Halted(Message):
-    """At a boundary, waiting."""
+    """Stopped at a step boundary."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReleased(Message):
-    """No memory is held but what the state needs."""
+    """Only the memory of the state is still held."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published(Message):
-    """The memory file holds the state after so many steps."""
+    """The memory file holds the state."""
 
     step: int
 
@@ -282,19 +280,19 @@ class Saved(Message):
 
 @dataclass(frozen=True, slots=True)
 class TurnRequested(Message):
-    """Asks for leave to make a step."""
+    """Request for a `Grant`."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRequested(Message):
-    """The entry is loaded on the host; with the `Grant` that answers it, it goes on the device and settles there."""
+    """The entry is loaded on the host; the worker moves to the device, under its memory cap, with the next `Grant`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryMeasured(Message):
-    """What the worker's training takes on its device, in bytes."""
+    """Device memory of the worker's training, in bytes."""
 
     state: int
     scratch: int
@@ -303,66 +301,66 @@ class MemoryMeasured(Message):
 
 @dataclass(frozen=True, slots=True)
 class SwappedOut(Message):
-    """The memory is back."""
+    """The memory is free."""
 
     wholly: bool
 
 
 @dataclass(frozen=True, slots=True)
 class TurnEnding(Message):
-    """At the last step of a grant, and asks for another: whoever is next can make itself ready."""
+    """The last step of a grant has begun; requests another and lets the next worker prepare."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded(Message):
-    """A grant has come to its end; who comes after it has been told so already, by the baton."""
+    """A grant has ended; its successor already learned that from the device handoff."""
 
     number: int
-    is_last: bool = False  # no other is asked for: the training is over, and only has to be saved
+    is_last: bool = False  # no further grant is requested
 
 
 @dataclass(frozen=True, slots=True)
 class Done(Message):
-    """The training is over and its final weights are saved (by rank 0)."""
+    """Training ended; rank 0 has saved the final weights."""
 
     step: int
-    epoch: int
+    epoch: int  # of the training data
     loss: float
     digest: str
-    reason: str  # in words
+    reason: str
     metrics: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    memory_bytes: int = 0  # that the worker held at most
+    memory_bytes: int = 0  # peak
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed(Message):
-    """Something went wrong in this worker."""
+    """An error in this worker."""
 
-    # user, diverged, memory (can be tried again), disk (training goes on), device (process lost), lane (not the one it
-    # was started with), input
+    # user, diverged, input: the job fails; memory: retried; disk: training continues; device: the process is lost;
+    # lane: the process did not get its GPU share
     kind: str
     error: str
     step: int = 0
-    samples: int = 0  # of the step in this worker, where its pass ran out of memory
+    samples: int = 0  # of this worker's part of the step, when it ran out of memory
 
 
 @dataclass(frozen=True, slots=True)
 class Alive(Message):
-    """From a thread of its own, so that a long step is not taken for a stopped process."""
+    """Heartbeat, from a thread of its own so that long steps do not look like a hang."""
 
 
-# ------------------------------------------------------------------------------------------- executor and forkserver
+# ------------------------------------------------------------------------------------------- executor and fork server
 @dataclass(frozen=True, slots=True)
 class Fork(Message):
-    """Make a worker. Beside it: the worker's end of its channel, and its log's descriptor if there is one."""
+    """Fork a worker. Descriptors: the worker's end of its channel and, optionally, its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forked(Message):
-    """The worker asked for is there; requests are answered in their order."""
+    """The worker was forked; requests are answered in order."""
 
     pid: int
     error: str = ""  # why there is none
@@ -370,7 +368,7 @@ class Forked(Message):
 
 @dataclass(frozen=True, slots=True)
 class SendSignal(Message):
-    """Send a worker a signal; one that has ended already is not confused with whoever has its number now."""
+    """Signal a worker; ignored once it has exited, so that a reused pid is never hit."""
 
     pid: int
     signal: int
@@ -378,7 +376,7 @@ class SendSignal(Message):
 
 @dataclass(frozen=True, slots=True)
 class Exited(Message):
-    """A worker has ended and is reaped; what it had started itself is killed."""
+    """A worker has exited and was reaped; processes it started were killed."""
 
     pid: int
-    code: int  # as in subprocess: an exit code, or the negative number of the signal that ended it
+    code: int  # as in subprocess: negative for a signal

@@ -1,10 +1,9 @@
 """Reaper: runs one command and kills all its processes when it ends or the executor dies.
 
-``python -m carpool.runtime.process.reaper FD PARENT GRACE_S CORES -- COMMAND …``: FD is closed by the executor's death at the
-latest, and then everything is killed at once. SIGTERM is passed on to the command, with a kill after the grace. The
-guard adopts whatever the command's processes leave behind (it is their sub-reaper) and kills that too. Its exit code is
-the command's; a command that died by a signal makes it die by the same. The socket that CARPOOL_CHANNEL names is handed
-on to the command, for `carpool.session`.
+``python -m carpool.runtime.process.reaper FD PARENT GRACE_S CORES -- COMMAND …``: when FD is closed, at the latest by
+the executor's death, everything is killed. SIGTERM is forwarded to the command, with a kill after the grace period. As
+sub-reaper it adopts and kills processes that the command leaves behind. It exits with the command's exit code, or by
+the same signal. The socket in CARPOOL_CHANNEL is passed to the command, for `carpool.session`.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ NOT_STARTED = 127
 
 
 def main() -> int:
-    """Guard the command in the arguments."""
+    """Run the command in the arguments."""
     fd, parent, grace_s, cores = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     command = sys.argv[6:]
     adopt_orphans()
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
-    for sign in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(sign, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent(parent, signal.SIGTERM)
-    set_process_name("carpool-guard")
+    set_process_name("carpool-reaper")
     os.set_inheritable(fd, False)
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    me = os.getpid()
+    pid = os.getpid()
     channel = int(os.environ["CARPOOL_CHANNEL"]) if "CARPOOL_CHANNEL" in os.environ else None
     try:
         child = subprocess.Popen(
@@ -48,7 +47,7 @@ def main() -> int:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=[channel] if channel is not None else [],
-            preexec_fn=lambda: exit_with_parent(me),  # noqa: PLW1509 - there is one thread
+            preexec_fn=lambda: exit_with_parent(pid),  # noqa: PLW1509 - there is one thread
         )
     except OSError as error:
         print(f"carpool: {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201 - this is the job's log
@@ -60,12 +59,12 @@ def main() -> int:
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(-status, signal.SIG_DFL) if -status not in {signal.SIGKILL, signal.SIGSTOP} else None
-        os.kill(me, -status)
+        os.kill(pid, -status)
     return status
 
 
 def _watch(child: subprocess.Popen[bytes], fd: int, wake: int, grace_s: float) -> int:
-    """Wait until the command has ended, by itself or by us."""
+    """Wait until the command has ended or was killed."""
     deadline: float | None = None
     while child.poll() is None:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -73,8 +72,8 @@ def _watch(child: subprocess.Popen[bytes], fd: int, wake: int, grace_s: float) -
         if fd in ready or left == 0.0:
             _kill_all()
             return child.wait()
-        signs = os.read(wake, 64) if wake in ready else b""
-        if signal.SIGTERM in signs and deadline is None:
+        received = os.read(wake, 64) if wake in ready else b""
+        if signal.SIGTERM in received and deadline is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGTERM)
             deadline = time.monotonic() + grace_s
@@ -82,7 +81,7 @@ def _watch(child: subprocess.Popen[bytes], fd: int, wake: int, grace_s: float) -
 
 
 def _kill_all() -> None:
-    """Kill every descendant; those of killed ones come to us, so that the loop ends only when there is none."""
+    """Kill every descendant; orphans are reparented to us, so that the loop ends when none is left."""
     while children := _children():
         for pid in children:
             with contextlib.suppress(ProcessLookupError):

@@ -1,10 +1,12 @@
-"""Shared memory files without a name, and the step counter that a worker keeps in one."""
+"""Anonymous shared memory files, and the step counter that a worker keeps in one."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import struct
+
+_INT64 = struct.Struct("q")
 
 
 def new_memory_file(name: str, num_bytes: int = 0) -> int:
@@ -14,27 +16,23 @@ def new_memory_file(name: str, num_bytes: int = 0) -> int:
     return fd
 
 
-_NUMBER = struct.Struct("q")
+def new_step_counter(job: str) -> int:
+    """The descriptor of a step counter at 0, for a worker to write."""
+    return new_memory_file(f"steps-{job}"[:200], _INT64.size)
 
 
-def new_counter(job: str) -> int:
-    """The descriptor of a counter that stands at 0, for a worker to write into."""
-    return new_memory_file(f"steps-{job}"[:200], _NUMBER.size)
-
-
-def counted(fd: int) -> int:
-    """What a counter says."""
+def read_step_counter(fd: int) -> int:
+    """Steps done, even by a worker that could not report them any more."""
     steps: int
-    (steps,) = _NUMBER.unpack(os.pread(fd, _NUMBER.size, 0))
+    (steps,) = _INT64.unpack(os.pread(fd, _INT64.size, 0))
     return steps
 
 
 class StepCounter:
-    """A worker's side: it sets the number after every step, which takes a tenth of a microsecond."""
+    """A worker's side of its step counter; setting it takes a tenth of a microsecond."""
 
     def __init__(self, fd: int) -> None:
-        self._cell = memoryview(mmap.mmap(fd, _NUMBER.size)).cast("q")
+        self._cell = memoryview(mmap.mmap(fd, _INT64.size)).cast("q")
 
     def set(self, steps: int) -> None:
-        """So many steps are done."""
         self._cell[0] = steps

@@ -1,8 +1,8 @@
 """Warm pool: keeps prewarmed processes on each GPU and assigns them to new workers.
 
-A share of a GPU binds a process when it starts, so a seat fits jobs of one lane only. The lanes that were asked for
-last are those that are kept: whole ones at first. A seat takes up a CUDA context and no more, and is given up whenever
-somebody needs the memory, the place or the quiet.
+A process's share of a GPU is fixed when it starts, so a prewarmed process fits jobs of one lane only. The lanes
+requested last are kept, whole ones at first. A prewarmed process holds a CUDA context and nothing more, and is killed
+whenever a job needs its memory, its MPS client or an undisturbed device.
 """
 
 from __future__ import annotations
@@ -17,35 +17,23 @@ from carpool.runtime.process.protocol import Begin, Message, Prewarm, Prewarmed,
 from carpool.runtime.process.worker_pool import WorkerKey
 from carpool.runtime.sharing.lanes import MAX_MPS_CLIENTS, WHOLE
 
-_NO_JOB = ""  # the job of a seat's key: no job has an empty name
-_REFILL_S = 1.0  # after a start on the device: whoever has just started shall not wait for us
-_QUIET_S = 5.0  # that a measurement takes at most, as a rule
-_CHANGE_S = 10.0  # without a start, before a seat gives way to one of another lane: a search tries many
-_REST_S = 30.0  # after seats were given up for somebody's memory
-_WARM_WITHIN_S = 60.0  # else something holds it up that it does not know of
-_MOST_FAILURES = 3  # of a device's seats, one after another
-# What is read when torch, CUDA or its libraries start; a job that sets one of these needs a process of its own.
+_NO_JOB = ""  # in the key of a prewarmed process: no job has an empty name
+_REFILL_S = 1.0  # after a start on the device, so as not to slow that one down
+_QUIET_S = 5.0  # typical duration of a measurement
+_CHANGE_S = 10.0  # without a start, before a process is replaced by one of another lane: a search tries many
+_REST_S = 30.0  # after processes were killed for their memory
+_WARM_WITHIN_S = 60.0
+_MAX_FAILURES = 3  # on one device in a row
+# Read when torch, CUDA or its libraries start: a job that sets one of these needs a new process.
 _READ_AT_START = ("CUDA", "CUBLAS", "CUDNN", "NCCL", "NVIDIA", "PYTORCH", "TORCH", "OMP_", "MKL_", "LD_")
 
 
-class WorkerStarter(Protocol):
-    """Who makes processes; `staff.Staff` does."""
+class ProcessStarter(Protocol):
+    """Starts and kills processes; implemented by `WorkerPool`."""
 
-    def begin(self, key: WorkerKey, begin: Begin, log: int, *beside: int) -> None:
-        """Start a worker in a new process."""
-        ...
+    def prewarm(self, key: WorkerKey, prewarm: Prewarm) -> None: ...
 
-    def seat(self, key: WorkerKey, warm: Prewarm) -> None:
-        """Start a process for a job that is not known yet."""
-        ...
-
-    def hand_over(self, seat: WorkerKey, key: WorkerKey, begin: Begin, log: int, *beside: int) -> None:
-        """Make a seated process a worker."""
-        ...
-
-    def kill(self, key: WorkerKey) -> None:
-        """End a process."""
-        ...
+    def kill(self, key: WorkerKey) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -55,179 +43,169 @@ class _WarmProcess:
     environment: Mapping[str, str]
     since: float
     is_warm: bool = False
-    is_leaving: bool = False
-    held: str = ""  # what it holds and how long that took, in words
+    is_exiting: bool = False
+    cost: str = ""  # memory and time
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
-    """One GPU."""
-
+class _Gpu:
     device: LocalDevice
-    asked: deque[int]  # lanes, the newest last
+    lanes: deque[int]  # requested, the newest last
     busy_until: float
     workers: set[WorkerKey] = field(default_factory=set)
-    seats: list[_WarmProcess] = field(default_factory=list)
+    processes: list[_WarmProcess] = field(default_factory=list)
     failures: int = 0
 
-    def staying(self) -> list[_WarmProcess]:
-        return [seat for seat in self.seats if not seat.is_leaving]
+    def usable(self) -> list[_WarmProcess]:
+        return [process for process in self.processes if not process.is_exiting]
 
 
 class WarmPool:
-    """The seats of one executor."""
+    """The prewarmed processes of one executor."""
 
     def __init__(
         self,
-        starter: WorkerStarter,
-        devices: Mapping[int, LocalDevice],  # where seats are kept
-        size: int,  # on each of them
+        starter: ProcessStarter,
+        devices: Mapping[int, LocalDevice],
+        size: int,  # on each device
         environment: Callable[[int, int], Mapping[str, str]],  # of a device and a lane
-        is_open: Callable[[int], bool],  # whether a seat may be on a device
+        is_allowed: Callable[[int], bool],  # whether a prewarmed process may be on a device
         clock: Callable[[], float],
         heartbeat_s: float = 0.5,
     ) -> None:
         self._starter = starter
         self._size = size
         self._environment = environment
-        self._is_open = is_open
+        self._is_allowed = is_allowed
         self._clock = clock
         self._heartbeat_s = heartbeat_s
-        self._numbers = 0
-        quiet_at = clock() + _REFILL_S
-        self._places = {
-            number: _Place(device, deque([WHOLE] * size, maxlen=size), quiet_at) for number, device in devices.items()
+        self._last_number = 0
+        busy_until = clock() + _REFILL_S
+        self._gpus = {
+            number: _Gpu(device, deque([WHOLE] * size, maxlen=size), busy_until) for number, device in devices.items()
         }
 
-    def begin(self, key: WorkerKey, device: int, lane: int, begin: Begin, log: int, *beside: int) -> str:
-        """Start a worker: on a seat where one fits, else in a new process; what it was given, for its story."""
-        place = self._places.get(device)
-        if place is None:
-            self._starter.begin(key, begin, log, *beside)
-            return ""
-        place.asked.append(lane)
-        place.busy_until = self._clock() + _REFILL_S
-        place.workers.add(key)
-        seat = self._fitting(place, begin)
-        if seat is None:
-            self._make_way(place)
-            self._starter.begin(key, begin, log, *beside)
-            return ""
-        place.seats.remove(seat)
-        self._starter.hand_over(seat.key, key, begin, log, *beside)
-        return f"started in a process that was kept warm on {place.device.name}, {seat.held}"
+    def take(self, worker: WorkerKey, device: int, lane: int, begin: Begin) -> tuple[WorkerKey, str] | None:
+        """Take a prewarmed process for a worker, with a note for its job's story; None if none fits."""
+        gpu = self._gpus.get(device)
+        if gpu is None:
+            return None
+        gpu.lanes.append(lane)
+        gpu.busy_until = self._clock() + _REFILL_S
+        gpu.workers.add(worker)
+        process = self._fitting(gpu, begin)
+        if process is None:
+            self._make_way(gpu)
+            return None
+        gpu.processes.remove(process)
+        return process.key, f"started in a prewarmed process on {gpu.device.name} ({process.cost})"
 
     def tick(self) -> None:
-        """Time has passed: give up seats that fit nobody, and make one that is missing."""
-        for number, place in self._places.items():
-            if not self._size or place.failures >= _MOST_FAILURES:
+        """Kill processes that fit no job, and start one that is missing."""
+        for number, gpu in self._gpus.items():
+            if not self._size or gpu.failures >= _MAX_FAILURES:
                 continue
-            if not self._is_open(number):
-                self._dismiss(place.staying())
+            if not self._is_allowed(number):
+                self._kill(gpu.usable())
                 continue
-            self._dismiss([seat for seat in place.staying() if seat.environment != self._lane(number, seat.lane)])
-            self._lose_patience(place)
-            self._refill(number, place)
+            self._kill([p for p in gpu.usable() if p.environment != self._environment(number, p.lane)])
+            self._kill_late(gpu)
+            self._refill(number, gpu)
 
-    def drop(self, device: int) -> list[WorkerKey]:
-        """Give up all seats on a device, for a while; the processes that are about to end there."""
-        place = self._places.get(device)
-        if place is None:
+    def clear(self, device: int) -> list[WorkerKey]:
+        """Kill all prewarmed processes on a device and start none for a while; those that are exiting."""
+        gpu = self._gpus.get(device)
+        if gpu is None:
             return []
-        place.busy_until = self._clock() + _REST_S
-        self._dismiss(place.staying())
-        return [seat.key for seat in place.seats]
+        gpu.busy_until = self._clock() + _REST_S
+        self._kill(gpu.usable())
+        return [process.key for process in gpu.processes]
 
-    def hush(self, device: int) -> None:
-        """Make no seat on a device for a while, and give up the one that is being made: it would be measured too."""
-        if (place := self._places.get(device)) is not None:
-            place.busy_until = max(place.busy_until, self._clock() + _QUIET_S)
-            self._dismiss([seat for seat in place.staying() if not seat.is_warm])
+    def keep_quiet(self, device: int) -> None:
+        """Start no process on a device for a while and kill one that is starting: it would disturb a measurement."""
+        if (gpu := self._gpus.get(device)) is not None:
+            gpu.busy_until = max(gpu.busy_until, self._clock() + _QUIET_S)
+            self._kill([process for process in gpu.usable() if not process.is_warm])
 
     def owns(self, key: WorkerKey) -> bool:
-        """Whether this is a seat, and nobody's worker."""
+        """Whether this is a prewarmed process and no worker."""
         return key[0] == _NO_JOB
 
-    def heard(self, key: WorkerKey, message: Message) -> tuple[int, str]:
-        """A seat said something; a device and what its jobs should know of it, if there is anything."""
-        for number, place in self._places.items():
-            for seat in place.seats:
-                if seat.key == key and isinstance(message, Prewarmed):
-                    seat.is_warm, seat.held, place.failures = True, _held(message), 0
-                elif seat.key == key and isinstance(message, WorkerFailed) and not seat.is_leaving:
-                    seat.is_leaving = True  # by itself
-                    return number, self._failed(place, message.error)
+    def on_message(self, key: WorkerKey, message: Message) -> tuple[int, str]:
+        """Handle a message; a device and a note for the jobs there, if there is one."""
+        for number, gpu in self._gpus.items():
+            for process in gpu.processes:
+                if process.key == key and isinstance(message, Prewarmed):
+                    process.is_warm, process.cost, gpu.failures = True, _cost(message), 0
+                elif process.key == key and isinstance(message, WorkerFailed) and not process.is_exiting:
+                    process.is_exiting = True
+                    return number, self._on_failure(gpu, message.error)
         return -1, ""
 
-    def silent(self, key: WorkerKey) -> None:
-        """A seat has given no sign of life for too long."""
-        self._dismiss([seat for place in self._places.values() for seat in place.seats if seat.key == key])
+    def on_hang(self, key: WorkerKey) -> None:
+        self._kill([process for gpu in self._gpus.values() for process in gpu.processes if process.key == key])
 
-    def ended(self, key: WorkerKey, why: str) -> tuple[int, str] | None:
-        """A process has ended; if it was a seat, its device and what jobs there should know, as in `heard`."""
-        for number, place in self._places.items():
-            place.workers.discard(key)
-            for seat in place.seats:
-                if seat.key == key:
-                    place.seats.remove(seat)
-                    return number, "" if seat.is_leaving else self._failed(place, why)
+    def on_exit(self, key: WorkerKey, why: str) -> tuple[int, str] | None:
+        """Handle a process's exit; for a prewarmed one, its device and a note for the jobs there."""
+        for number, gpu in self._gpus.items():
+            gpu.workers.discard(key)
+            for process in gpu.processes:
+                if process.key == key:
+                    gpu.processes.remove(process)
+                    return number, "" if process.is_exiting else self._on_failure(gpu, why)
         return None
 
-    def _lane(self, device: int, lane: int) -> Mapping[str, str]:
-        return self._environment(device, lane)
-
-    def _fitting(self, place: _Place, begin: Begin) -> _WarmProcess | None:
-        named = begin.program.get("environment") or {}
-        if any(name.startswith(_READ_AT_START) for name in named):
+    def _fitting(self, gpu: _Gpu, begin: Begin) -> _WarmProcess | None:
+        if any(name.startswith(_READ_AT_START) for name in begin.program.get("environment") or {}):
             return None
-        fitting = [seat for seat in place.staying() if seat.is_warm and seat.environment == begin.environment]
+        fitting = [p for p in gpu.usable() if p.is_warm and p.environment == begin.environment]
         return fitting[0] if fitting else None
 
-    def _refill(self, number: int, place: _Place) -> None:
-        now, seats = self._clock(), place.staying()
-        if now < place.busy_until or any(not seat.is_warm for seat in seats) or len(place.seats) > len(seats):
+    def _refill(self, number: int, gpu: _Gpu) -> None:
+        now, usable = self._clock(), gpu.usable()
+        if now < gpu.busy_until or any(not p.is_warm for p in usable) or len(gpu.processes) > len(usable):
             return
-        missing = Counter(place.asked) - Counter(seat.lane for seat in seats)
+        missing = Counter(gpu.lanes) - Counter(process.lane for process in usable)
         if not missing:
             return
-        if len(seats) < self._size and len(seats) + len(place.workers) < MAX_MPS_CLIENTS:
-            self._add(number, place, next(lane for lane in reversed(place.asked) if lane in missing))
-        elif now >= place.busy_until - _REFILL_S + _CHANGE_S:
-            surplus = Counter(seat.lane for seat in seats) - Counter(place.asked)
-            self._dismiss([seat for seat in seats if seat.lane in surplus][:1])
+        if len(usable) < self._size and len(usable) + len(gpu.workers) < MAX_MPS_CLIENTS:
+            self._start(number, gpu, next(lane for lane in reversed(gpu.lanes) if lane in missing))
+        elif now >= gpu.busy_until - _REFILL_S + _CHANGE_S:
+            surplus = Counter(process.lane for process in usable) - Counter(gpu.lanes)
+            self._kill([process for process in usable if process.lane in surplus][:1])
 
-    def _lose_patience(self, place: _Place) -> None:
+    def _kill_late(self, gpu: _Gpu) -> None:
         limit = self._clock() - _WARM_WITHIN_S
-        late = [seat for seat in place.staying() if not seat.is_warm and seat.since < limit]
+        late = [process for process in gpu.usable() if not process.is_warm and process.since < limit]
         for _ in late:
-            self._failed(place, "it did not become warm")
-        self._dismiss(late)
+            self._on_failure(gpu, f"not ready within {_WARM_WITHIN_S:.0f} s")
+        self._kill(late)
 
-    def _add(self, number: int, place: _Place, lane: int) -> None:
-        self._numbers += 1
-        seat = _WarmProcess((_NO_JOB, self._numbers), lane, self._lane(number, lane), self._clock())
-        place.seats.append(seat)
-        device = place.device
+    def _start(self, number: int, gpu: _Gpu, lane: int) -> None:
+        self._last_number += 1
+        process = _WarmProcess((_NO_JOB, self._last_number), lane, self._environment(number, lane), self._clock())
+        gpu.processes.append(process)
+        device = gpu.device
         name = "cpu" if device.cuda is None else f"cuda:{device.cuda}"
-        self._starter.seat(seat.key, Prewarm(name, device.cores, self._heartbeat_s, seat.environment))
+        self._starter.prewarm(process.key, Prewarm(name, device.cores, self._heartbeat_s, process.environment))
 
-    def _make_way(self, place: _Place) -> None:
-        """A new process needs a place among the clients of MPS."""
-        if len(place.seats) + len(place.workers) > MAX_MPS_CLIENTS:
-            self._dismiss(place.staying()[:1])
+    def _make_way(self, gpu: _Gpu) -> None:
+        """Free an MPS client for a new worker."""
+        if len(gpu.processes) + len(gpu.workers) > MAX_MPS_CLIENTS:
+            self._kill(gpu.usable()[:1])
 
-    def _failed(self, place: _Place, why: str) -> str:
-        place.failures += 1
-        place.busy_until = self._clock() + _CHANGE_S
-        is_last = place.failures == _MOST_FAILURES
-        return f"no process is kept warm on {place.device.name}: {why}" if is_last else ""
+    def _on_failure(self, gpu: _Gpu, why: str) -> str:
+        gpu.failures += 1
+        gpu.busy_until = self._clock() + _CHANGE_S
+        is_last = gpu.failures == _MAX_FAILURES
+        return f"no prewarmed processes on {gpu.device.name} from now on: {why}" if is_last else ""
 
-    def _dismiss(self, seats: list[_WarmProcess]) -> None:
-        for seat in seats:
-            seat.is_leaving = True
-            self._starter.kill(seat.key)
+    def _kill(self, processes: list[_WarmProcess]) -> None:
+        for process in processes:
+            process.is_exiting = True
+            self._starter.kill(process.key)
 
 
-def _held(said: Prewarmed) -> str:
-    memory = f"which took {said.memory_bytes / 2**20:.0f} MiB of it and " if said.memory_bytes else "which took "
-    return f"{memory}{said.seconds:.1f} s" + "".join(f"; without {each}" for each in said.left_out)
+def _cost(message: Prewarmed) -> str:
+    memory = f"{message.memory_bytes / 2**20:.0f} MiB, " if message.memory_bytes else ""
+    return f"{memory}warm-up {message.seconds:.1f} s" + "".join(f"; skipped {each}" for each in message.skipped)

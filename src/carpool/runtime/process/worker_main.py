@@ -9,10 +9,10 @@ from typing import NoReturn
 from carpool.jobs.program import Program
 from carpool.runtime.errors import LeaveRequested, StateLost
 from carpool.runtime.memory.device_state import new_device_state
-from carpool.runtime.process.channel import Channel, Closed, Heartbeat
+from carpool.runtime.process.channel import Channel, Closed, Heartbeat, Received
 from carpool.runtime.process.cuda_warmup import wait_for_job
 from carpool.runtime.process.protocol import AdmissionRequested, Begin, Grant, Leave, Noted, Prewarm, WorkerFailed
-from carpool.runtime.process.shared_memory import StepCounter, new_counter
+from carpool.runtime.process.shared_memory import StepCounter, new_step_counter
 from carpool.runtime.process.worker_setup import StartupTimer, configure_process, make_trainer, start_cuda_lane
 from carpool.runtime.reduce.sync_batchnorm import sync_batch_norms
 from carpool.runtime.sharing.device_handoff import DeviceHandoff
@@ -26,52 +26,57 @@ from carpool.runtime.worker.error_classifier import (
 )
 from carpool.runtime.worker.worker import Worker
 
-TORN = 3  # exit code of a worker with nothing to go on with: out of memory while loading or in an update, GPU lost
+STATE_LOST = 3  # exit code after an error that left no usable state: out of memory in an update, GPU lost
 
 
 def main(channel: Channel) -> int:
-    """Live the life of a worker at this end of a channel; the exit code."""
+    """Run a worker on this end of a channel; its exit code."""
     with contextlib.suppress(Closed, LeaveRequested):
-        received = channel.receive()
-        assert received is not None
-        was_warm = isinstance(received.message, Prewarm)
-        if isinstance(received.message, Prewarm):
-            received = wait_for_job(channel, received.message)
-        assert isinstance(received.message, Begin), f"a worker's life starts with Begin, not {received.message}"
-        begin = received.message
-        program, arrival = Program(**begin.program), StartupTimer()
+        first = channel.receive()
+        assert first is not None
+        was_prewarmed = isinstance(first.message, Prewarm)
+        received = wait_for_job(channel, first.message) if isinstance(first.message, Prewarm) else first
+        assert isinstance(received.message, Begin), f"expected Begin, got {received.message}"
+        grants: list[Grant] = []
         try:
-            configure_process(begin, program, received.fds[:1])
-            if not was_warm:
-                Heartbeat(channel, begin.heartbeat_s).start()
-            if note := start_cuda_lane(begin):
-                channel.send(Noted(note))
-            arrival.passed("to settle in")
-            grants: list[Grant] = []
-            trainer = make_trainer(begin, program, arrival, lambda: _enter(channel, grants))
-            channel.send(Noted(arrival.words()))
-            norms = sync_batch_norms(program, trainer.training)
-            residence = new_device_state(trainer, tolerant=not program.deterministic) if begin.memory_cap else None
-            counter = StepCounter(received.fds[1] if received.fds[1:] else new_counter(begin.job))
+            worker = _set_up(channel, received, grants, was_prewarmed=was_prewarmed)
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - an entry may raise anything
             sys.stderr.write(format_for_log(raised))
             error = root_cause(raised)
             if is_process_lost(error):
                 channel.send(failure_message(error, 0))
-                return TORN
+                return STATE_LOST
             channel.send(WorkerFailed("input", describe_error(error)))
             _await_leave(channel)
         try:
-            baton = DeviceHandoff(*received.fds[2:4]) if received.fds[2:] else None
-            tokens = TurnTokens(channel.send, trainer.device, baton, grants)
-            Worker(channel, begin, program, trainer, counter, norms, tokens, residence).run()
+            worker.run()
         except StateLost:
-            return TORN
+            return STATE_LOST
     return 0
 
 
-def _enter(channel: Channel, grants: list[Grant]) -> int:
-    """Wait until a device under a cap has room; the bytes of it."""
+def _set_up(channel: Channel, received: Received, grants: list[Grant], *, was_prewarmed: bool) -> Worker:
+    begin, fds = received.message, received.fds
+    assert isinstance(begin, Begin)
+    program, timer = Program(**begin.program), StartupTimer()
+    configure_process(begin, program, fds[:1])
+    if not was_prewarmed:
+        Heartbeat(channel, begin.heartbeat_s).start()
+    if note := start_cuda_lane(begin):
+        channel.send(Noted(note))
+    timer.lap("process setup")
+    trainer = make_trainer(begin, program, timer, lambda: _await_admission(channel, grants))
+    channel.send(Noted(timer.summary()))
+    norms = sync_batch_norms(program, trainer.training)
+    device_state = new_device_state(trainer, tolerant=not program.deterministic) if begin.memory_cap else None
+    counter = StepCounter(fds[1] if fds[1:] else new_step_counter(begin.job))
+    handoff = DeviceHandoff(*fds[2:4]) if fds[2:] else None
+    tokens = TurnTokens(channel.send, trainer.device, handoff, grants)
+    return Worker(channel, begin, program, trainer, counter, norms, tokens, device_state)
+
+
+def _await_admission(channel: Channel, grants: list[Grant]) -> int:
+    """Wait until a device under a memory cap has room; its free bytes."""
     channel.send(AdmissionRequested())
     while not grants:
         received = channel.receive()
@@ -80,7 +85,7 @@ def _enter(channel: Channel, grants: list[Grant]) -> int:
             raise LeaveRequested
         if isinstance(received.message, Grant):
             grants.append(received.message)
-    return grants[0].room
+    return grants[0].free_bytes
 
 
 def _await_leave(channel: Channel) -> NoReturn:

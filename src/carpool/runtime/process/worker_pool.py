@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -10,28 +11,26 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from carpool.core.errors import CarpoolError
+from carpool.logs import log_event
 from carpool.runtime.process.channel import AsyncChannel, Closed, close_all, pair
 from carpool.runtime.process.forkserver import ForkServer, ForkServerDied
 from carpool.runtime.process.protocol import Begin, Exited, Message, Prewarm
 
 WorkerKey = tuple[str, int]  # job and number of a worker
-MakeForkServer = Callable[
-    [Callable[[Exited], object], Callable[[str], object]], ForkServer
-]  # after its ears: exits, its end
+MakeForkServer = Callable[[Callable[[Exited], object], Callable[[str], object]], ForkServer]
 
-_DRAIN_S = 2.0  # after a worker's end, for what it said before
-_MAX_FORKSERVER_FAILURES = 5  # that may die before any of them forked a worker
+_DRAIN_S = 2.0  # after a worker's exit, for messages it sent before
+_MAX_FAILURES = 5  # fork servers that may die in a row before any of them forked a worker
+_log = logging.getLogger(__name__)
 
 
 class WorkerListener(Protocol):
-    """Who wants to know what becomes of workers."""
+    """Receives the messages and exits of workers."""
 
-    def heard(self, who: WorkerKey, message: Message) -> None:
-        """A worker said something."""
-        ...
+    def on_message(self, key: WorkerKey, message: Message) -> None: ...
 
-    def ended(self, who: WorkerKey, why: str) -> None:
-        """A worker's process is gone, and all it said has been heard."""
+    def on_exit(self, key: WorkerKey, why: str) -> None:
+        """Called when the process has exited and all its messages were delivered."""
         ...
 
 
@@ -42,81 +41,71 @@ class _Process:
     heard_at: float
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     pid: int = 0  # 0: not forked yet
-    doomed: bool = False
+    kill_requested: bool = False
     exit: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class WorkerPool:
-    """All workers of an executor. A fork server that dies takes them along and is replaced."""
+    """All worker processes of an executor. A fork server that dies takes them along and is replaced."""
 
     def __init__(
-        self, ears: WorkerListener, clock: Callable[[], float], make_forkserver: MakeForkServer = ForkServer
+        self, listener: WorkerListener, clock: Callable[[], float], make_forkserver: MakeForkServer = ForkServer
     ) -> None:
-        self._ears = ears
+        self._listener = listener
         self._clock = clock
         self._make_forkserver = make_forkserver
         self._processes: dict[WorkerKey, _Process] = {}
         self._by_pid: dict[int, _Process] = {}
-        self._early: dict[int, str] = {}  # exits that were reported before the fork was
+        self._early_exits: dict[int, str] = {}  # reported before the fork was
         self._forkserver: ForkServer | None = None
-        self._is_there = asyncio.Event()  # the first forkserver is, or was
+        self._was_started = asyncio.Event()
         self._restart: asyncio.Task[None] | None = None
         self._failures = 0
-        self._is_stopping = False
-        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # no fork server can be had
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why no fork server starts
 
     async def start(self) -> None:
         """Start the fork server."""
-        forkserver = self._make_forkserver(self._on_exit, self._on_gone)
+        forkserver = self._make_forkserver(self._on_worker_exit, self._on_forkserver_death)
         await forkserver.start()
         self._forkserver = forkserver
-        self._is_there.set()
+        self._was_started.set()
 
-    def begin(self, key: WorkerKey, begin: Begin, log: int, *beside: int) -> None:
-        """Start a worker, with the descriptors of its log and of what else belongs to `Begin`."""
-        self._hire(key, begin, log, [log, *beside])
+    def launch(self, key: WorkerKey, begin: Begin, log: int, *fds: int) -> None:
+        """Start a worker in a new process; its log and the other descriptors of `Begin` stay the caller's."""
+        self._start_process(key, begin, log, [log, *fds])
 
-    def seat(self, key: WorkerKey, warm: Prewarm) -> None:
+    def prewarm(self, key: WorkerKey, prewarm: Prewarm) -> None:
         """Start a process for a job that is not known yet."""
-        self._hire(key, warm)
+        self._start_process(key, prewarm)
 
-    def hand_over(self, seat: WorkerKey, key: WorkerKey, begin: Begin, log: int, *beside: int) -> None:
-        """Make a seated process a worker."""
-        process = self._processes[key] = self._processes.pop(seat)
+    def assign(self, prewarmed: WorkerKey, key: WorkerKey, begin: Begin, log: int, *fds: int) -> None:
+        """Turn a prewarmed process into a worker."""
+        process = self._processes[key] = self._processes.pop(prewarmed)
         process.key = key
-        process.channel.send(begin, [log, *beside])
-
-    def _hire(self, key: WorkerKey, first: Begin | Prewarm, log: int | None = None, fds: Sequence[int] = ()) -> None:
-        ours, theirs = pair()
-        process = _Process(key, AsyncChannel(ours), self._clock())
-        self._processes[key] = process
-        process.channel.send(first, fds)
-        process.tasks.append(asyncio.create_task(self._fork(process, theirs, log)))
-        process.tasks.append(asyncio.create_task(self._listen(process)))
+        process.channel.send(begin, [log, *fds])
 
     def send(self, key: WorkerKey, message: Message, fds: tuple[int, ...] = ()) -> None:
-        """Say something to a worker; nothing happens if it is gone."""
+        """Send a message; ignored if the worker has exited."""
         process = self._processes.get(key)
         if process is not None:
             process.channel.send(message, fds)
 
     def kill(self, key: WorkerKey) -> None:
-        """End a worker by force; its end is reported as any other."""
+        """Kill a worker; its exit is reported as any other."""
         process = self._processes.get(key)
         if process is None:
             return
-        process.doomed = True
+        process.kill_requested = True
         if process.pid and self._forkserver is not None and not process.exit.done():
             self._forkserver.kill(process.pid, signal.SIGKILL)
 
-    def silent_for(self, seconds: float) -> list[WorkerKey]:
-        """Workers that have not been heard for so long."""
+    def without_heartbeat(self, seconds: float) -> list[WorkerKey]:
+        """Workers that have sent nothing for so long."""
         limit = self._clock() - seconds
         return [p.key for p in self._processes.values() if p.pid and p.heard_at < limit and not p.exit.done()]
 
     async def stop(self) -> None:
-        """End everything; returns when all processes are gone."""
-        self._is_stopping = True
+        """Kill all processes; returns when they are gone."""
         if self._restart is not None:
             self._restart.cancel()
         if self._forkserver is not None:
@@ -126,86 +115,101 @@ class WorkerPool:
                 task.cancel()
             process.channel.close()
 
+    def _start_process(
+        self, key: WorkerKey, first: Begin | Prewarm, log: int | None = None, fds: Sequence[int] = ()
+    ) -> None:
+        ours, theirs = pair()
+        process = _Process(key, AsyncChannel(ours), self._clock())
+        self._processes[key] = process
+        process.channel.send(first, fds)
+        process.tasks.append(asyncio.create_task(self._fork(process, theirs, log)))
+        process.tasks.append(asyncio.create_task(self._follow(process)))
+
     async def _fork(self, process: _Process, theirs: socket.socket, log: int | None) -> None:
         with theirs:
             try:
-                await self._is_there.wait()
+                await self._was_started.wait()
                 while self._forkserver is None:
                     assert self._restart is not None
                     await asyncio.shield(self._restart)
                 process.pid = await self._forkserver.fork(theirs, log)
             except (CarpoolError, OSError) as error:
-                self._exit(process, str(error))
+                self._set_exit(process, str(error))
                 return
         self._failures = 0
         process.heard_at = self._clock()
         self._by_pid[process.pid] = process
-        if process.pid in self._early:
-            self._exit(process, self._early.pop(process.pid))
-        elif process.doomed:
+        if process.pid in self._early_exits:
+            self._set_exit(process, self._early_exits.pop(process.pid))
+        elif process.kill_requested:
             self._forkserver.kill(process.pid, signal.SIGKILL)
 
-    async def _listen(self, process: _Process) -> None:
-        """Hear a worker out, then report its end."""
-        hearing = asyncio.create_task(self._hear(process))
-        process.tasks.append(hearing)
+    async def _follow(self, process: _Process) -> None:
+        """Deliver a worker's messages, then its exit."""
+        receiving = asyncio.create_task(self._receive(process))
+        process.tasks.append(receiving)
         why = await process.exit
-        await asyncio.wait([hearing], timeout=_DRAIN_S)
-        hearing.cancel()
+        await asyncio.wait([receiving], timeout=_DRAIN_S)
+        receiving.cancel()
         process.channel.close()
         del self._processes[process.key]
         self._by_pid.pop(process.pid, None)
-        self._ears.ended(process.key, why)
+        self._listener.on_exit(process.key, why)
 
-    async def _hear(self, process: _Process) -> None:
+    async def _receive(self, process: _Process) -> None:
         while True:
             try:
                 message, fds = await process.channel.receive()
             except Closed:
                 return
-            except CarpoolError:
-                self.kill(process.key)  # it does not speak our language
+            except CarpoolError:  # not a message of ours
+                self.kill(process.key)
                 return
             close_all(fds)
             process.heard_at = self._clock()
-            self._ears.heard(process.key, message)
+            self._listener.on_message(process.key, message)
 
-    def _on_exit(self, exited: Exited) -> None:
+    def _on_worker_exit(self, exited: Exited) -> None:
         code = exited.code
         why = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
         process = self._by_pid.get(exited.pid)
         if process is None:
-            self._early[exited.pid] = why
+            self._early_exits[exited.pid] = why
         else:
-            self._exit(process, why)
+            self._set_exit(process, why)
 
-    def _exit(self, process: _Process, why: str) -> None:
+    def _set_exit(self, process: _Process, why: str) -> None:
         if not process.exit.done():
             process.exit.set_result(why)
 
-    def _on_gone(self, reason: str) -> None:
-        """The fork server died: so have its workers, and another one takes its place."""
+    def _on_forkserver_death(self, reason: str) -> None:
+        """Replace a fork server that died, and its workers with it."""
+        log_event(_log, "forkserver_died", level=logging.WARNING, reason=reason)
         dead, self._forkserver = self._forkserver, None
-        self._early.clear()
+        self._early_exits.clear()
         self._failures += 1
         self._restart = asyncio.create_task(self._replace(dead, reason))
         for process in self._processes.values():
             if process.pid:
-                self._exit(process, f"the fork server ended: {reason}")
+                self._set_exit(process, f"the fork server died: {reason}")
 
     async def _replace(self, dead: ForkServer | None, reason: str) -> None:
         if dead is not None:
-            await dead.stop()  # else its socket and its number stay taken
-        while self._failures <= _MAX_FORKSERVER_FAILURES:
+            await dead.stop()  # reaps it and frees its socket
+        while self._failures <= _MAX_FAILURES:
             try:
-                return await self.start()
-            except ForkServerDied as error:  # what killed the one before may hit this one too, before it can fork
+                await self.start()
+            except ForkServerDied as error:  # what killed the last one may hit this one too, before it can fork
                 self._failures += 1
                 reason = str(error)
-        words = f"{self._failures} fork_servers ended one after another; the last one: {reason}"
+            else:
+                log_event(_log, "forkserver_restarted")
+                return
+        error_text = f"{self._failures} fork servers died in a row; the last one: {reason}"
+        log_event(_log, "forkserver_unavailable", level=logging.ERROR, reason=error_text)
         if not self.broken.done():
-            self.broken.set_result(words)
-        raise ForkServerDied(words)
+            self.broken.set_result(error_text)
+        raise ForkServerDied(error_text)
 
 
 def _signal_name(number: int) -> str:

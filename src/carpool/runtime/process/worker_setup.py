@@ -34,62 +34,60 @@ from carpool.runtime.worker.entry_loader import load_training
 
 
 class StartupTimer:
-    """A clock that starts with the job's `Begin`, and what it showed on the way."""
+    """Times the phases of a worker's start, from its job's `Begin` on."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._began = self._last = clock()
-        self._spans: list[tuple[str, float]] = []
+        self._laps: list[tuple[str, float]] = []
 
-    def passed(self, what: str) -> None:
-        """Something has just been done."""
+    def lap(self, phase: str) -> None:
         now = self._clock()
-        self._spans.append((what, now - self._last))
+        self._laps.append((phase, now - self._last))
         self._last = now
 
-    def words(self) -> str:
-        """For the job's story."""
-        parts = ", ".join(f"{seconds:.3f} s {what}" for what, seconds in self._spans)
-        return f"ready after {self._last - self._began:.3f} s: {parts}"
+    def summary(self) -> str:
+        laps = ", ".join(f"{phase} {seconds:.3f} s" for phase, seconds in self._laps)
+        return f"ready after {self._last - self._began:.3f} s: {laps}"
 
 
-# A client of MPS that finds no daemon (it died a moment ago, or its pipes cannot be reached) gets no error: it computes
-# on the whole GPU. Nothing would tell but slower neighbours and other bits. So every process on a lane counts.
-
-
-_GRAIN = 2  # multiprocessors that are given out together
+_GRANULARITY = 2  # multiprocessors that MPS assigns together
 
 
 class VisibleGpu(NamedTuple):
-    """What a process sees."""
+    """Multiprocessors that this process may use."""
 
     multiprocessors: int
-    whole: int | None = None  # that the GPU has; None: nobody tells
-    is_client: bool | None = None  # of MPS; None: nobody tells
+    total: int | None = None  # of the GPU; None: unknown
+    is_mps_client: bool | None = None  # None: unknown
 
 
 def inspect_gpu(device: torch.device) -> VisibleGpu:
-    """Start CUDA, if it is not started, and look."""
-    seen = torch.cuda.get_device_properties(device).multi_processor_count
-    return VisibleGpu(int(seen), _total_multiprocessors(device), is_mps_client(device.index or 0))
+    """Initialize CUDA and count the multiprocessors."""
+    count = torch.cuda.get_device_properties(device).multi_processor_count
+    return VisibleGpu(int(count), _total_multiprocessors(device), is_mps_client(device.index or 0))
 
 
-def lane_problem(asked: int, seen: VisibleGpu) -> str:
-    """What is wrong with a lane of so many percent; empty if nothing is, or nothing can be said."""
-    if seen.whole is None:
-        is_wrong = seen.is_client is False
+def lane_problem(requested: int, gpu: VisibleGpu) -> str:
+    """Why a process does not have its lane of so many percent; empty if it has, or that is unknown.
+
+    An MPS client that finds no daemon gets no error: it computes on the whole GPU, slows its neighbours down and learns
+    other bits. So every process checks its lane.
+    """
+    if gpu.total is None:
+        is_wrong = gpu.is_mps_client is False
     else:
-        is_wrong = seen.multiprocessors > seen.whole * asked // WHOLE + _GRAIN
-    if asked >= WHOLE or not is_wrong:
+        is_wrong = gpu.multiprocessors > gpu.total * requested // WHOLE + _GRANULARITY
+    if requested >= WHOLE or not is_wrong:
         return ""
-    there = "" if seen.whole is None else f" of {seen.whole}"
-    return f"{asked} % were asked, {seen.multiprocessors}{there} multiprocessors are seen: NVIDIA's MPS was not found"
+    of_total = "" if gpu.total is None else f" of {gpu.total}"
+    return f"{requested} % requested, {gpu.multiprocessors}{of_total} multiprocessors visible: MPS is not active"
 
 
-def lane_note(asked: int, device: torch.device, seen: VisibleGpu) -> str:
-    """What was given, in words."""
-    words = f"a lane of {asked} % on {device}: {seen.multiprocessors} multiprocessors seen"
-    return f"{words}, without NVIDIA's MPS" if seen.is_client is False else words
+def lane_note(requested: int, device: torch.device, gpu: VisibleGpu) -> str:
+    """The lane of this process, for its job's story."""
+    note = f"GPU share {requested} % of {device}: {gpu.multiprocessors} multiprocessors"
+    return f"{note}, without MPS" if gpu.is_mps_client is False else note
 
 
 def _total_multiprocessors(device: torch.device) -> int | None:
@@ -102,7 +100,7 @@ def _total_multiprocessors(device: torch.device) -> int | None:
 
 
 def configure_process(begin: Begin, program: Program, fds: tuple[int, ...]) -> None:
-    """Take the place given: log, name, cores, threads, environment and working folder."""
+    """Apply log, name, cores, threads, environment and working folder."""
     for fd in fds[:1]:
         os.dup2(fd, 1)
         os.dup2(fd, 2)
@@ -110,7 +108,7 @@ def configure_process(begin: Begin, program: Program, fds: tuple[int, ...]) -> N
         os.close(fd)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     set_process_name(f"carpool:{begin.job}")
-    # Where memory runs out, the kernel shall take a worker, which can be replaced, before the executor.
+    # When memory runs out, the kernel should kill a worker, which can be replaced, before the executor.
     Path("/proc/self/oom_score_adj").write_text("500")
     keep_freed_memory()
     if begin.cores:
@@ -123,17 +121,17 @@ def configure_process(begin: Begin, program: Program, fds: tuple[int, ...]) -> N
 
 
 def enter_job_folder(program: Program) -> None:
-    """Work in the job's folder, and import from there."""
+    """Change to the job's folder and import from there."""
     if program.folder:
         os.chdir(program.folder)
         sys.path.insert(0, program.folder)
-    if more := program.environment.get("PYTHONPATH"):
-        sys.path[:0] = more.split(os.pathsep)
+    if paths := program.environment.get("PYTHONPATH"):
+        sys.path[:0] = paths.split(os.pathsep)
     sys.argv = [program.entry]
 
 
 def check_training(program: Program) -> None:
-    """Call the entry, and refuse what could not begin on any device."""
+    """Call the entry and check that its training could start on any device."""
     training = _loaded(program)
     source = StepSource(training, program.seed, program.shards if program.exact else None)
     for batch_size in filter(None, (training.batch_size, program.batch_size)):
@@ -141,18 +139,18 @@ def check_training(program: Program) -> None:
 
 
 def make_trainer(
-    begin: Begin, program: Program, arrival: StartupTimer, enter: Callable[[], int] = lambda: 0
+    begin: Begin, program: Program, timer: StartupTimer, await_admission: Callable[[], int] = lambda: 0
 ) -> Trainer:
-    """Load the entry and put its training on the device; ``enter``, in between, says how much memory there is."""
+    """Load the entry and move its training to the device; under a memory cap, first wait for free memory there."""
     device = torch.device(begin.device)
     if not begin.memory_cap:
         _start_cuda(device, program.memory_bytes)
     training = _loaded(program)
-    arrival.passed("in its entry")
-    if begin.memory_cap:  # only now, because CUDA itself takes memory
-        room = max(1, enter() - CUDA_CONTEXT_BYTES)
-        _start_cuda(device, min(room, program.memory_bytes or room))
-        arrival.passed("until there was room")
+    timer.lap("entry")
+    if begin.memory_cap:  # not earlier, because CUDA itself takes memory
+        free = max(1, await_admission() - CUDA_CONTEXT_BYTES)
+        _start_cuda(device, min(free, program.memory_bytes or free))
+        timer.lap("waiting for memory")
     trainer = Trainer(
         training,
         seed=program.seed,
@@ -164,8 +162,8 @@ def make_trainer(
     )
     if program.batch_size:
         trainer.resize_batch(program.batch_size)
-    release_freed_memory()  # what loading the data took: a worker holds what its steps need and no more
-    arrival.passed(f"to bring it to {device}")
+    release_freed_memory()  # what loading the data took
+    timer.lap(f"move to {device}")
     return trainer
 
 
@@ -175,7 +173,7 @@ def _loaded(program: Program) -> Training:
 
 
 def with_program_options(training: Training, program: Program) -> Training:
-    """A training with what its job says of precision and layout."""
+    """The training with its job's precision and memory layout."""
     if program.precision == "bf16":
         training = replace(training, autocast="bf16")
     elif program.precision:
@@ -183,53 +181,53 @@ def with_program_options(training: Training, program: Program) -> Training:
     return replace(training, channels_last=True) if program.channels_last else training
 
 
-def _start_cuda(device: torch.device, most_bytes: int) -> None:
-    """Let torch allocate no more than the job may have: what exceeds it fails here, not next door."""
+def _start_cuda(device: torch.device, max_bytes: int) -> None:
+    """Select the device and limit torch's allocator: a job that exceeds its memory fails, not its neighbour."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        if most_bytes:
-            limit_memory(most_bytes, device)
+        if max_bytes:
+            limit_memory(max_bytes, device)
 
 
 def start_cuda_lane(begin: Begin) -> str:
-    """Start CUDA on the lane, if there is one; what was given, in words. `LaneMismatch` if it is not what was asked for."""
-    asked = begin.environment.get(PERCENTAGE)
-    if asked is None:
+    """Start CUDA on the process's lane, if it has one; a note for the story. `LaneMismatch` if the lane is wrong."""
+    requested = begin.environment.get(PERCENTAGE)
+    if requested is None:
         return ""
     device = torch.device(begin.device)
-    seen = inspect_gpu(device)
-    if problem := lane_problem(int(asked), seen):
+    gpu = inspect_gpu(device)
+    if problem := lane_problem(int(requested), gpu):
         raise LaneMismatch(problem)
-    return lane_note(int(asked), device, seen)
+    return lane_note(int(requested), device, gpu)
 
 
-def ready_message(trainer: Trainer, program: Program, slot_bytes: int) -> Ready:
-    """What the executor has to know about the training."""
+def ready_message(trainer: Trainer, program: Program, contribution_bytes: int) -> Ready:
+    """The `Ready` message of a training."""
     training, batch_size = trainer.training, trainer.batch_size
     notes = list(trainer.notes)
     if trainer.graphs is not None and training.autocast_dtype is torch.float16:
-        notes.append("steps are made without CUDA graphs: the fp16 loss is scaled by a number on the host")
+        notes.append("steps run without CUDA graphs: the fp16 loss scale is on the host")
     if program.sync_batchnorm and training.batch_norms:
-        notes.append("BatchNorm takes its statistics over all parts of a step, which therefore take no turns")
+        notes.append("sync_batchnorm: statistics are taken over all devices of a step, which is not time-sliced")
     return Ready(
         fingerprint=fingerprint(training.model),
-        segment_bytes=slot_bytes,
+        contribution_bytes=contribution_bytes,
         batch_size=batch_size,
         total_steps=training.stop.most_steps(-(-training.num_samples // batch_size)),
         num_samples=training.num_samples,
         sizes=tuple(parameter.numel() for parameter in trainer.layout.parameters),
         has_batch_norm=bool(training.batch_norms),
-        may_split=trainer.device.type == "cpu" and is_elementwise(training.optimizer),
+        can_shard_update=trainer.device.type == "cpu" and is_elementwise(training.optimizer),
         notes=tuple(notes),
         target_loss=training.stop.target_loss,
         window=training.stop.window,
     )
 
 
-def done_message(trainer: Trainer, reason: str, more: Sequence[str] = ()) -> Done:
-    """What the executor has to know about a training that is over; with more for its story."""
-    unsure = [
-        f"{each} has no deterministic form: equal bits are not promised"
+def done_message(trainer: Trainer, reason: str, notes: Sequence[str] = ()) -> Done:
+    """The `Done` message of a training, with more notes for its story."""
+    caveats = [
+        f"{each} has no deterministic implementation: equal bits are not promised"
         for each in trainer.nondeterministic_ops.operations
     ]
     return Done(
@@ -239,6 +237,6 @@ def done_message(trainer: Trainer, reason: str, more: Sequence[str] = ()) -> Don
         digest=digest(trainer.training.model),
         reason=reason,
         metrics=trainer.progress.metrics,
-        notes=(*trainer.notes, *unsure, *more),
+        notes=(*trainer.notes, *caveats, *notes),
         memory_bytes=peak_memory(trainer.device),
     )

@@ -24,138 +24,132 @@ from carpool.runtime.sharing.device_handoff import DeviceHandoff, new_handoff
 from carpool.runtime.sharing.stride_scheduler import StrideScheduler, TurnGrant
 
 ArbiterMessage = TurnEnding | TurnEnded | MemoryMeasured | SwappedOut
-_SETTLING = 16  # steps of a worker's first turn under a cap: made by the code, recorded, proved
+_FIRST_STEPS = 16  # of a worker's first turn under a cap: eager, captured and verified
 
 
 class DeviceArbiter:
-    """The tokens of some devices; ``tell`` hands a message to whom it is for."""
+    """Turns and, under a memory cap, memory of the devices; ``send`` delivers a message to a worker."""
 
     def __init__(
-        self, devices: Iterable[LocalDevice], options: ExecutorOptions, tell: Callable[[WorkerKey, Message], None]
+        self, devices: Iterable[LocalDevice], options: ExecutorOptions, send: Callable[[WorkerKey, Message], None]
     ) -> None:
         rules = options.max_wait_s, options.quantum_s, options.turn_steps
-        gpus = set() if options.memory_cap else {each.id for each in devices if each.cuda is not None}
+        gpus = set() if options.memory_cap else {device.id for device in devices if device.cuda is not None}
         self._turns = {
-            each.id: StrideScheduler[WorkerKey](*rules, options.heirs if each.id in gpus else 1) for each in devices
+            device.id: StrideScheduler[WorkerKey](*rules, options.heirs if device.id in gpus else 1)
+            for device in devices
         }
-        self._batons = {device: DeviceHandoff(*new_handoff()) for device in self._turns}
+        self._handoffs = {device: DeviceHandoff(*new_handoff()) for device in self._turns}
         how = options.memory_cap, options.speculates, options.leaves_early
-        self._berths = {device: MemoryArbiter[WorkerKey](*how) for device in self._turns} if options.memory_cap else {}
-        self._lodgers: set[WorkerKey] = set()  # whose memory comes and goes; that of others stays, and is not counted
-        self._settling: set[WorkerKey] = set()  # hold the token since before their first formation
-        self._tell = tell
+        self._memory = {device: MemoryArbiter[WorkerKey](*how) for device in self._turns} if options.memory_cap else {}
+        self._swappable: set[WorkerKey] = set()  # the memory of other workers stays and is not counted
+        self._first_turn: set[WorkerKey] = set()  # admitted, and not yet in an epoch
+        self._send = send
 
-    def descriptors(self, device: int) -> tuple[int, int]:
-        """What a worker on a device needs to pass its baton on."""
-        return self._batons[device].descriptors
+    def handoff_descriptors(self, device: int) -> tuple[int, int]:
+        return self._handoffs[device].descriptors
 
-    def arrive(self, at: float, who: WorkerKey, seat: WorkerSlot) -> None:
-        """Somebody wants to come on a device under a cap."""
-        turns = self._turns[seat.device]
-        self._lodgers.add(who)
-        self._settling.add(who)
-        turns.ask(at, who, seat.turn, seat.fraction, may_take_several=True, may_inherit=True, least_steps=_SETTLING)
-        self.grant(at, seat.device)
+    def request_admission(self, at: float, key: WorkerKey, slot: WorkerSlot) -> None:
+        """Request the first turn of a worker under a memory cap."""
+        self._swappable.add(key)
+        self._first_turn.add(key)
+        self._turns[slot.device].request(
+            at, key, slot.turn, slot.fraction, multi_step=True, can_queue=True, min_steps=_FIRST_STEPS
+        )
+        self.grant_next(at, slot.device)
 
-    def ask(
-        self, at: float, who: WorkerKey, seat: WorkerSlot, *, may_take_several: bool, may_inherit: bool = False
+    def request_turn(
+        self, at: float, key: WorkerKey, slot: WorkerSlot, *, multi_step: bool, can_queue: bool = False
     ) -> None:
-        """Somebody wants to compute on a device."""
-        turns = self._turns[seat.device]
-        turns.ask(at, who, seat.turn, seat.fraction, may_take_several=may_take_several, may_inherit=may_inherit)
-        self.grant(at, seat.device)
+        turns = self._turns[slot.device]
+        turns.request(at, key, slot.turn, slot.fraction, multi_step=multi_step, can_queue=can_queue)
+        self.grant_next(at, slot.device)
 
-    def heard(self, at: float, device: int, who: WorkerKey, message: ArbiterMessage) -> None:
-        """Somebody said something about its turn, or about its memory."""
-        turns, berths = self._turns[device], self._berths.get(device)
+    def on_message(self, at: float, device: int, key: WorkerKey, message: ArbiterMessage) -> None:
+        turns, memory = self._turns[device], self._memory.get(device)
         match message:
             case TurnEnded(number, is_last):
-                turns.passed(at, who, number)
+                turns.on_ended(at, key, number)
                 if is_last:
-                    self.withdraw(at, device, who)
+                    self.cancel_turn(at, device, key)
             case TurnEnding(number):
-                for granted in turns.ending(at, who, number):
-                    self._offer(device, granted)
-            case MemoryMeasured(state, scratch, fixed) if berths is not None:
-                berths.measured(who, MemoryNeed(state, scratch, fixed))
-            case SwappedOut(wholly) if berths is not None:
-                berths.left(who, wholly=wholly)
-        self.grant(at, device)
+                for grant in turns.on_ending(at, key, number):
+                    self._announce(device, grant)
+            case MemoryMeasured(state, scratch, fixed) if memory is not None:
+                memory.on_measured(key, MemoryNeed(state, scratch, fixed))
+            case SwappedOut(wholly) if memory is not None:
+                memory.on_swapped_out(key, wholly=wholly)
+        self.grant_next(at, device)
 
-    def give_back(self, at: float, device: int, who: WorkerKey) -> None:
-        """Somebody does not need the token of a device any more for now."""
-        self._turns[device].give_back(at, who)
+    def release_turn(self, at: float, device: int, key: WorkerKey) -> None:
+        self._turns[device].release(at, key)
 
-    def withdraw(self, at: float, device: int, who: WorkerKey) -> None:
-        """Somebody rests."""
-        self._turns[device].withdraw(at, who)
-        if device in self._berths:
-            self._berths[device].give_up(who)
+    def cancel_turn(self, at: float, device: int, key: WorkerKey) -> None:
+        """End a worker's turn and drop its request."""
+        self._turns[device].cancel(at, key)
+        if device in self._memory:
+            self._memory[device].cancel(key)
 
-    def begins_anew(self, at: float, device: int, who: WorkerKey) -> None:
-        """Somebody gets a new place, and will ask anew there, unless it has just arrived and has its turn already."""
-        if who in self._settling:
-            self._settling.discard(who)
+    def on_new_epoch(self, at: float, device: int, key: WorkerKey) -> None:
+        """Reset a worker that will request turns anew; one that was just admitted keeps its first turn."""
+        if key in self._first_turn:
+            self._first_turn.discard(key)
             return
-        self._turns[device].leave(at, who)
-        if device in self._berths:
-            self._berths[device].give_up(who)
+        self._turns[device].remove(at, key)
+        if device in self._memory:
+            self._memory[device].cancel(key)
 
-    def leave(self, at: float, device: int, who: WorkerKey) -> None:
-        """Somebody is gone from a device."""
-        self._settling.discard(who)
-        self._lodgers.discard(who)
-        self._turns[device].leave(at, who)
-        if device in self._berths:
-            self._berths[device].gone(who)
+    def on_exit(self, at: float, device: int, key: WorkerKey) -> None:
+        self._first_turn.discard(key)
+        self._swappable.discard(key)
+        self._turns[device].remove(at, key)
+        if device in self._memory:
+            self._memory[device].on_exit(key)
 
-    def forget(self, at: float, who: WorkerKey) -> None:
-        """Somebody needs no token any more, wherever it had one: others may have it."""
+    def remove(self, at: float, key: WorkerKey) -> None:
+        """Remove a client from all devices and grant what it held to others."""
         for device in self._turns:
-            self.leave(at, device, who)
-            self.grant(at, device)
+            self.on_exit(at, device, key)
+            self.grant_next(at, device)
 
-    def grant(self, at: float, device: int) -> None:
-        """Let the next one compute, if the token is free, and those come in for whom there is room."""
+    def grant_next(self, at: float, device: int) -> None:
+        """Grant a free device to the next worker, and swap memory in and out for those that come."""
         turns = self._turns[device]
-        granted = turns.next(at)
-        self._batons[device].reach(turns.over)
-        if granted is not None:
-            self._offer(device, granted)
-        if device in self._berths:
-            self._move(at, device)
+        grant = turns.grant_next(at)
+        self._handoffs[device].reach(turns.last_ended)
+        if grant is not None:
+            self._announce(device, grant)
+        if device in self._memory:
+            self._swap(at, device)
 
-    def story(self, job: str) -> str:
-        """How often a job that took turns under a cap found its memory where it was; nothing if it did not."""
-        counts = [c for berths in self._berths.values() for who, c in berths.counts.items() if who[0] == job]
-        turns, hits = sum(each.turns for each in counts), sum(each.hits for each in counts)
-        return (
-            f"came to {turns} turns under the memory cap, {hits} of them with its state on the device" if turns else ""
-        )
+    def memory_summary(self, job: str) -> str:
+        """How often a job under a memory cap found its state on the device; empty without a cap."""
+        counts = [c for memory in self._memory.values() for key, c in memory.counts.items() if key[0] == job]
+        turns, hits = sum(count.turns for count in counts), sum(count.hits for count in counts)
+        return f"had {turns} turns under the memory cap, {hits} of them with its state on the device" if turns else ""
 
     def tick(self) -> None:
-        """Repeat what the batons should say: a worker that was taken off its turn may have written another number."""
+        """Repeat the handoff numbers: a worker that lost its turn may have written another one."""
         for device, turns in self._turns.items():
-            self._batons[device].reach(turns.over)
+            self._handoffs[device].reach(turns.last_ended)
 
     def close(self) -> None:
-        """Let go of the batons."""
-        for baton in self._batons.values():
-            baton.close()
+        for handoff in self._handoffs.values():
+            handoff.close()
 
-    def _offer(self, device: int, granted: TurnGrant[WorkerKey]) -> None:
-        """Tell somebody of its grant, under a cap once there is room for it."""
-        if device in self._berths and granted.who in self._lodgers:
-            self._berths[device].want(granted)
+    def _announce(self, device: int, grant: TurnGrant[WorkerKey]) -> None:
+        """Send a grant to its worker; under a cap, once there is memory for it."""
+        if device in self._memory and grant.client in self._swappable:
+            self._memory[device].enqueue(grant)
         else:
-            self._tell(granted.who, Grant(granted.steps, granted.number, granted.after))
+            self._send(grant.client, Grant(grant.steps, grant.number, grant.after))
 
-    def _move(self, at: float, device: int) -> None:
-        turns, berths = self._turns[device], self._berths[device]
-        moves = berths.moves(turns.holder, turns.likely(at))
-        for leaver in moves.leave:
-            self._tell(leaver.who, SwapOut(leaver.wholly))
-        for who, steps, number, after in moves.told:
-            self._tell(who, Grant(steps, number, after, 0 if who in berths.needs else berths.room))
-        for comer in moves.come:
-            self._tell(comer.who, SwapIn(comer.wholly))
+    def _swap(self, at: float, device: int) -> None:
+        turns, memory = self._turns[device], self._memory[device]
+        plan = memory.plan(turns.holder, turns.likely_next(at))
+        for evict in plan.swap_out:
+            self._send(evict.client, SwapOut(evict.wholly))
+        for key, steps, number, after in plan.granted:
+            self._send(key, Grant(steps, number, after, 0 if key in memory.needs else memory.free_bytes))
+        for admit in plan.swap_in:
+            self._send(admit.client, SwapIn(admit.wholly))

@@ -1,8 +1,8 @@
 """GPU lanes: MPS percentage of a share, jobs per device, and fault isolation after a GPU error; pure.
 
-There are two kinds of lane. With MPS (mps.py) a share is a process with a cap on the multiprocessors it sees, so that
-several jobs compute at the same time; the cap binds at the process's start, and another share is another process.
-Without it (`slice`) jobs take turns, step by step, each with the whole GPU.
+With MPS a share of a GPU is a process with a cap on the multiprocessors it may use, so that several jobs compute at the
+same time. The cap is fixed when the process starts; another share needs another process. Without MPS jobs are
+time-sliced, step by step, each with the whole GPU.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from typing import Generic, TypeVar
 from carpool.jobs.devices import LocalDevice
 
 WHOLE = 100  # percent
-
-MAX_MPS_CLIENTS = 48  # of MPS on one GPU (NVIDIA, Multi-Process Service: limitations)
+MAX_MPS_CLIENTS = 48  # per GPU (NVIDIA, Multi-Process Service: limitations)
 
 K = TypeVar("K", bound=Hashable)
 
 
 def percent(fraction: float) -> int:
-    """A fraction of a GPU as the cap of its lane."""
+    """The MPS percentage of a fraction of a GPU."""
     return max(1, min(WHOLE, round(WHOLE * fraction)))
 
 
 def max_concurrent_jobs(device: LocalDevice, *, has_lanes: bool, has_cap: bool = False) -> int:
-    """How many jobs compute on a device at the same time; more of them take turns, and all do under a memory cap."""
+    """How many jobs compute on a device at the same time; with more, or under a memory cap, all are time-sliced."""
     if has_cap:
         return 0
     if device.cuda is None:
@@ -34,62 +33,53 @@ def max_concurrent_jobs(device: LocalDevice, *, has_lanes: bool, has_cap: bool =
 
 
 class FaultIsolation(Generic[K]):
-    """After a fault on a GPU: its clients come back one by one, so that the next fault has a name.
+    """Finds the job behind a GPU fault by restarting its clients one job at a time.
 
-    A fault of one client of MPS ends all clients of that GPU, and nothing says whose it was. So all of them leave, and
-    each goes on alone from its mirror until it has passed the step it was in; whoever faults alone is to blame. They
-    keep the size of their lanes, and with it their bits.
+    A fault of one MPS client ends all clients of that GPU, and nothing says whose it was. So all of them exit, and each
+    job runs alone, in its old lane, until it has passed the step it was in. A job that faults alone is to blame.
     """
 
     def __init__(self) -> None:
-        self._leaving: set[K] = set()  # clients of the old server that have not gone yet
-        self._suspects: list[str] = []  # jobs, in the order they are let in
-        self._goals: dict[str, int] = {}  # steps after which a job is cleared
+        self._exiting: set[K] = set()  # clients of the old server
+        self._suspects: list[str] = []  # jobs, in the order in which they run alone
+        self._cleared_at: dict[str, int] = {}  # steps after which a job is cleared
 
     @property
-    def is_on(self) -> bool:
-        """Whether anybody is still suspected."""
-        return bool(self._suspects or self._leaving)
+    def is_active(self) -> bool:
+        return bool(self._suspects or self._exiting)
 
-    def fault(self, clients: Iterable[K], jobs: Iterable[tuple[str, int]]) -> bool:
-        """A fault hit these clients, of these jobs with the steps they have done; whether somebody is to blame for it.
-
-        One who is let in alone and faults is to blame, and stays the only one until the job has passed or ended.
-        """
+    def on_fault(self, clients: Iterable[K], jobs: Iterable[tuple[str, int]]) -> bool:
+        """Start isolation for these clients and jobs (with their steps); whether a single job is to blame."""
         alone = self._suspects[:1]
-        self._leaving.update(clients)
+        self._exiting.update(clients)
         jobs = list(jobs)
         if [job for job, _ in jobs] == alone or len(jobs) == 1:
             return True
         for job, steps in jobs:
-            if job not in self._goals:
+            if job not in self._cleared_at:
                 self._suspects.append(job)
-            self._goals[job] = max(steps + 1, self._goals.get(job, 0))  # a mirror may lie far behind
+            self._cleared_at[job] = max(steps + 1, self._cleared_at.get(job, 0))  # a mirror may be far behind
         return False
 
     def drain(self, clients: Iterable[K]) -> None:
-        """These have to leave before anybody may start; nobody is suspected."""
-        self._leaving.update(clients)
+        """Wait for these clients to exit, without suspecting a job."""
+        self._exiting.update(clients)
 
-    def is_leaving(self, client: K) -> bool:
-        """Whether a client has been told to leave."""
-        return client in self._leaving
+    def is_exiting(self, client: K) -> bool:
+        return client in self._exiting
 
-    def gone(self, client: K) -> None:
-        """A client has left."""
-        self._leaving.discard(client)
+    def on_exit(self, client: K) -> None:
+        self._exiting.discard(client)
 
-    def passed(self, job: str, steps: int) -> None:
-        """A job has done so many steps."""
-        if job in self._goals and steps >= self._goals[job]:
-            self.over(job)
+    def on_progress(self, job: str, steps: int) -> None:
+        if job in self._cleared_at and steps >= self._cleared_at[job]:
+            self.clear(job)
 
-    def over(self, job: str) -> None:
-        """A job is cleared, or has ended."""
-        if job in self._goals:
-            del self._goals[job]
+    def clear(self, job: str) -> None:
+        """Stop suspecting a job: it passed its step, or has ended."""
+        if job in self._cleared_at:
+            del self._cleared_at[job]
             self._suspects.remove(job)
 
     def may_start(self, job: str) -> bool:
-        """Whether a client of this job may start now."""
-        return not self._leaving and (not self._suspects or self._suspects[0] == job)
+        return not self._exiting and (not self._suspects or self._suspects[0] == job)

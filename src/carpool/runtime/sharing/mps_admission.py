@@ -1,25 +1,28 @@
 """MPS admission: decides when a worker may start on a GPU, handles GPU faults, restarts the daemon.
 
-Without MPS everybody may start at once, without a lane, and a fault is the fault of whoever reports it.
+Without MPS every worker starts at once, without a lane, and a fault is blamed on the job that reports it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from carpool.jobs.devices import LocalDevice
+from carpool.logs import log_event
 from carpool.runtime.process.worker_pool import WorkerKey
 from carpool.runtime.sharing.lanes import FaultIsolation
 from carpool.runtime.sharing.mps_daemon import MpsDaemon, MpsUnavailable, is_mps_error
 
-_MOST_MISSED = 3  # lanes that workers did not get, while the daemon was up
+_MAX_MISMATCHES = 3  # lanes not given to workers although the daemon was running
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingWorker:
-    """A worker that may not start yet."""
+    """A worker to be started."""
 
     key: WorkerKey
     device: int
@@ -28,148 +31,151 @@ class PendingWorker:
 
 
 class MpsAdmission:
-    """Lanes on the GPUs of one node."""
+    """Admits workers to the lanes of one node's GPUs."""
 
     def __init__(
         self,
         devices: Sequence[LocalDevice],
         *,
-        wanted: bool,
-        on_change: Callable[[], object],  # somebody who waits may be able to start
-        tell: Callable[[str], object],  # words that concern every job on a GPU
-        make: Callable[[], MpsDaemon] = MpsDaemon,
+        enabled: bool,
+        on_change: Callable[[], object],  # a waiting worker may be able to start, or lanes were turned off
+        note: Callable[[str], object],  # for the stories of all jobs on a GPU
+        make_daemon: Callable[[], MpsDaemon] = MpsDaemon,
     ) -> None:
         self._gpus = {device.id for device in devices if device.cuda is not None}
-        self._probations = {gpu: FaultIsolation[WorkerKey]() for gpu in self._gpus}
+        self._isolation = {gpu: FaultIsolation[WorkerKey]() for gpu in self._gpus}
         self._on_change = on_change
-        self._tell = tell
-        self._make = make
-        self._mps: MpsDaemon | None = None
-        self._starting: asyncio.Task[None] | None = None
+        self._note = note
+        self._make_daemon = make_daemon
+        self._daemon: MpsDaemon | None = None
+        self._restarting: asyncio.Task[None] | None = None
         self.waiting: list[PendingWorker] = []
-        self._missed = 0  # workers that were not put on their lanes
-        self.why_not = "" if wanted else "it is turned off"  # why there are no lanes, for people
+        self._mismatches = 0
+        self.unavailable = "" if enabled else "MPS is turned off"  # why there are no lanes
 
     @property
     def has_lanes(self) -> bool:
         """Whether jobs that share a GPU compute at the same time."""
-        return bool(self._gpus) and not self.why_not
+        return bool(self._gpus) and not self.unavailable
 
     async def start(self) -> None:
-        """Start the daemon, if there is a GPU and it can be had."""
         if self.has_lanes:
-            await self._start()
+            await self._start_daemon()
 
     async def stop(self) -> None:
-        """End the daemon; its clients must be gone."""
-        if self._starting is not None:
-            self._starting.cancel()
-        if self._mps is not None:
-            await self._mps.quit()
+        """Stop the daemon; its clients must have exited."""
+        if self._restarting is not None:
+            self._restarting.cancel()
+        if self._daemon is not None:
+            await self._daemon.quit()
 
     def environment(self, device: int, lane: int) -> dict[str, str]:
-        """What makes a worker a client with this lane."""
-        if self._mps is None or device not in self._gpus or not self.has_lanes:
+        """Variables that make a process an MPS client with this lane."""
+        if self._daemon is None or device not in self._gpus or not self.has_lanes:
             return {}
-        return self._mps.environment(lane)
+        return self._daemon.environment(lane)
 
-    def is_calm(self, device: int) -> bool:
-        """Whether processes may be on a device that nobody has asked for."""
+    def allows_warm_processes(self, device: int) -> bool:
+        """Whether processes without a job may be on a device."""
         if not self.has_lanes or device not in self._gpus:
             return True
-        return self._is_up and not self._probations[device].is_on
+        return self._is_running and not self._isolation[device].is_active
 
-    def may_start(self, who: PendingWorker) -> bool:
-        """Whether a worker may start now; else it waits here."""
-        if not self.has_lanes or who.device not in self._gpus:
+    def admit(self, worker: PendingWorker) -> bool:
+        """Whether a worker may start now; if not, it waits for `take_admitted`."""
+        if not self.has_lanes or worker.device not in self._gpus:
             return True
-        if self._is_up and self._probations[who.device].may_start(who.key[0]):
+        if self._is_running and self._isolation[worker.device].may_start(worker.key[0]):
             return True
-        if who not in self.waiting:
-            self.waiting.append(who)
+        if worker not in self.waiting:
+            self.waiting.append(worker)
         return False
 
-    def admitted(self) -> list[PendingWorker]:
-        """Those who waited and may start now; they wait no longer."""
-        free = [who for who in self.waiting if self.may_start(who)]
-        self.waiting = [who for who in self.waiting if who not in free]
-        return free
+    def take_admitted(self) -> list[PendingWorker]:
+        """Remove and return the waiting workers that may start now."""
+        admitted = [worker for worker in self.waiting if self.admit(worker)]
+        self.waiting = [worker for worker in self.waiting if worker not in admitted]
+        return admitted
 
-    def give_up(self, key: WorkerKey) -> bool:
-        """Somebody is not to start any more; whether they were waiting."""
+    def cancel(self, key: WorkerKey) -> bool:
+        """Remove a waiting worker; False if it was not waiting."""
         before = len(self.waiting)
-        self.waiting = [who for who in self.waiting if who.key != key]
+        self.waiting = [worker for worker in self.waiting if worker.key != key]
         return len(self.waiting) < before
 
     def is_waiting(self, key: WorkerKey) -> bool:
-        """Whether somebody has not started yet, and so cannot be hit by anything."""
-        return any(who.key == key for who in self.waiting)
+        return any(worker.key == key for worker in self.waiting)
 
-    def is_leaving(self, device: int, key: WorkerKey) -> bool:
-        """Whether somebody has been hit by a fault already."""
-        return device in self._gpus and self._probations[device].is_leaving(key)
+    def is_exiting(self, device: int, key: WorkerKey) -> bool:
+        """Whether a client is exiting because of an earlier fault."""
+        return device in self._gpus and self._isolation[device].is_exiting(key)
 
-    def fault(self, device: int, error: str, clients: Sequence[WorkerKey], jobs: Sequence[tuple[str, int]]) -> bool:
-        """A fault on a GPU; all its clients have to leave. Whether they are to blame."""
-        probation = self._probations[device]
-        if not self._is_up or is_mps_error(error):  # the daemon ended under them, or is just ending
-            probation.drain(clients)
+    def on_fault(self, device: int, error: str, clients: Sequence[WorkerKey], jobs: Sequence[tuple[str, int]]) -> bool:
+        """Make all clients of a GPU exit after a fault; whether the jobs are to blame."""
+        if not self._is_running or is_mps_error(error):
+            self._isolation[device].drain(clients)
             return False
-        return probation.fault(clients, jobs)
+        return self._isolation[device].on_fault(clients, jobs)
 
-    def gone(self, device: int, key: WorkerKey) -> None:
-        """A worker has ended."""
+    def on_exit(self, device: int, key: WorkerKey) -> None:
         if device in self._gpus:
-            self._probations[device].gone(key)
+            self._isolation[device].on_exit(key)
 
-    def progressed(self, device: int, job: str, steps: int) -> bool:
-        """A job has done so many steps; whether that lets others in."""
-        if device not in self._gpus or not self._probations[device].is_on:
+    def on_progress(self, device: int, job: str, steps: int) -> bool:
+        """Record a job's steps; whether waiting workers may start now."""
+        if device not in self._gpus or not self._isolation[device].is_active:
             return False
-        self._probations[device].passed(job, steps)
+        self._isolation[device].on_progress(job, steps)
         return True
 
-    def missed(self, words: str) -> None:
-        """A worker was not put on its lane, though the daemon was there; often enough there are no lanes.
+    def on_lane_mismatch(self, error: str) -> None:
+        """Count a worker that did not get its lane; after a few, turn lanes off.
 
-        A daemon that has just died explains it: the worker starts again when the next one is up.
+        A daemon that has just died explains it: then the worker starts again with the next one.
         """
-        self._missed += self._is_up
-        if self._missed >= _MOST_MISSED and self.has_lanes:
-            self.why_not = f"processes do not get their lanes ({words})"
-            self._tell(f"jobs that share a GPU take turns from here on: {self.why_not}")
+        self._mismatches += self._is_running
+        if self._mismatches >= _MAX_MISMATCHES and self.has_lanes:
+            self._turn_off(f"workers do not get their GPU share ({error})")
             self._on_change()
 
-    def over(self, job: str) -> None:
-        """A job has ended."""
-        for probation in self._probations.values():
-            probation.over(job)
+    def on_job_end(self, job: str) -> None:
+        for isolation in self._isolation.values():
+            isolation.clear(job)
 
     def tick(self) -> None:
-        """See whether the daemon is still there."""
-        if self._mps is not None and not self._mps.is_alive and self._starting is None:
-            self._starting = asyncio.create_task(self._restart())
+        """Restart the daemon if it has died."""
+        if self._daemon is not None and not self._daemon.is_alive and self._restarting is None:
+            self._restarting = asyncio.create_task(self._restart())
 
     @property
-    def _is_up(self) -> bool:
-        return self._mps is not None and self._mps.is_alive
+    def _is_running(self) -> bool:
+        return self._daemon is not None and self._daemon.is_alive
 
-    async def _start(self) -> None:
-        mps = self._make()
+    async def _start_daemon(self) -> None:
+        daemon = self._make_daemon()
         try:
-            await mps.start()
+            await daemon.start()
         except (MpsUnavailable, OSError) as error:
-            self.why_not = str(error)
+            self.unavailable = str(error)
+            log_event(_log, "mps_unavailable", reason=self.unavailable)
         else:
-            self._mps = mps
+            self._daemon = daemon
 
     async def _restart(self) -> None:
-        if self._mps is not None:
-            dead, self._mps, self._missed = self._mps, None, 0
+        if self._daemon is not None:
+            dead, self._daemon, self._mismatches = self._daemon, None, 0
             await dead.quit()
-        self._tell("NVIDIA's MPS daemon ended and is started again")
-        await self._start()
-        if self.why_not:
-            self._tell(f"jobs that share a GPU take turns from here on: {self.why_not}")
-        self._starting = None
+        log_event(_log, "mps_daemon_died", level=logging.WARNING)
+        self._note("the MPS daemon died; restarting it")
+        await self._start_daemon()
+        if self.unavailable:
+            self._turn_off(self.unavailable)
+        else:
+            log_event(_log, "mps_daemon_restarted")
+        self._restarting = None
         self._on_change()
+
+    def _turn_off(self, reason: str) -> None:
+        self.unavailable = reason
+        log_event(_log, "mps_disabled", level=logging.WARNING, reason=reason)
+        self._note(f"jobs that share a GPU are time-sliced from now on: {reason}")

@@ -1,8 +1,8 @@
 """MPS daemon: starts, queries and stops NVIDIA's Multi-Process Service for one executor.
 
-The control daemon is a child under a guard (guard.py), so that it and its server end with the executor, whatever ends
-it. Its pipes and logs lie in a private folder with a short name (the pipes are sockets, whose paths have room for 108
-bytes), never where a daemon of the machine's owner would look. Percentages are caps that bind when a client starts.
+The control daemon runs under a reaper, so that it and its server end with the executor, whatever ends that. Its pipes
+and logs are in a private folder with a short name (pipes are sockets, whose paths have at most 108 bytes), never where
+a daemon of the machine's owner would look. Percentages are caps, fixed when a client starts.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from carpool.runtime.compat.process_lifetime import wait_for_exit
 CONTROL = "nvidia-cuda-mps-control"
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
-# The daemon numbers the GPUs it may see anew for its clients, which would then choose by that variable once more: it
-# sees all of them, and every process of ours the ones that are ours.
-_FROM_OUTSIDE = (_PIPES, _LOGS, PERCENTAGE, "CUDA_VISIBLE_DEVICES")
+# The daemon renumbers the GPUs visible to it for its clients, which would apply CUDA_VISIBLE_DEVICES once more: so it
+# sees all of them, and our workers only ours.
+_NOT_INHERITED = (_PIPES, _LOGS, PERCENTAGE, "CUDA_VISIBLE_DEVICES")
 _START_S = 10.0
 _QUIT_S = 5.0
 _GRACE_S = 2.0
@@ -34,15 +34,13 @@ _numbers = itertools.count(1)
 
 
 class MpsUnavailable(CarpoolError):
-    """There is no service: the reason, for people."""
+    """MPS cannot be used; the message says why."""
 
 
 def find_control() -> str:
-    """The control program; `MpsUnavailable` where there is none, or somebody else's service is in use."""
+    """The control program; `MpsUnavailable` if there is none, or an external daemon is configured."""
     if os.environ.get(_PIPES):
-        raise MpsUnavailable(
-            f"{_PIPES} is set: a service from outside is in use, and its shares are not ours to choose"
-        )
+        raise MpsUnavailable(f"{_PIPES} is set: an external MPS daemon is in use, and carpool cannot set its shares")
     found = shutil.which(CONTROL)
     if found is None:
         raise MpsUnavailable(f"{CONTROL} is not on the PATH (it comes with NVIDIA's driver)")
@@ -50,7 +48,7 @@ def find_control() -> str:
 
 
 def is_mps_error(error: str) -> bool:
-    """Whether an error, in the driver's words, is one of what stands between a client and its GPU."""
+    """Whether a driver's error text is about the MPS service and not about the GPU."""
     return "MPS" in error
 
 
@@ -66,15 +64,14 @@ class MpsDaemon:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the daemon runs."""
         return self._process is not None and self._process.poll() is None
 
     def environment(self, percent: int) -> dict[str, str]:
-        """What makes a process a client with at most so many percent of the GPU's multiprocessors."""
-        return {**self._places(), PERCENTAGE: str(percent)}
+        """Variables that make a process a client with at most so many percent of the GPU's multiprocessors."""
+        return {**self._directories(), PERCENTAGE: str(percent)}
 
     async def start(self) -> None:
-        """Start the daemon and wait until clients can come; `MpsUnavailable` if it does not come up."""
+        """Start the daemon and wait until it accepts clients; `MpsUnavailable` if it does not."""
         self._control = find_control()
         self._make_folder()
         theirs, self._lifeline = os.pipe()
@@ -96,15 +93,15 @@ class MpsDaemon:
             os.close(theirs)
             os.close(log)
         if not await self._is_listening():
-            said = (self.folder / "control.log").read_text(errors="replace").strip()[-300:]
+            output = (self.folder / "control.log").read_text(errors="replace").strip()[-300:]
             await self.quit()
-            raise MpsUnavailable(f"{CONTROL} did not come up: {said or f'no answer within {_START_S:.0f} s'}")
+            raise MpsUnavailable(f"{CONTROL} did not start: {output or f'no answer within {_START_S:.0f} s'}")
 
     async def quit(self) -> None:
-        """End the daemon: politely, and then whatever is left of it."""
+        """Ask the daemon to quit, then kill what is left of it."""
         if self.is_alive:
             with contextlib.suppress(OSError, TimeoutError):
-                await asyncio.wait_for(self._say("quit"), _QUIT_S)
+                await asyncio.wait_for(self._send("quit"), _QUIT_S)
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
@@ -112,24 +109,23 @@ class MpsDaemon:
             await wait_for_exit(self._process)
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
-            self._root.rmdir()  # the last one turns off the light
+            self._root.rmdir()  # if no other executor uses it
 
     def _make_folder(self) -> None:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._root.stat().st_uid != os.getuid():
-            raise MpsUnavailable(f"{self._root} belongs to somebody else")
+            raise MpsUnavailable(f"{self._root} belongs to another user")
         clear_stale(self._root)
         for name in ("p", "l"):
             (self.folder / name).mkdir(mode=0o700, parents=True)
 
-    def _places(self) -> dict[str, str]:
+    def _directories(self) -> dict[str, str]:
         return {_PIPES: str(self.folder / "p"), _LOGS: str(self.folder / "l")}
 
     def _environment(self) -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if name not in _FROM_OUTSIDE} | self._places()
+        return {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED} | self._directories()
 
     async def _is_listening(self) -> bool:
-        """Whether its socket appears in time."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _START_S
         while self.is_alive and loop.time() < deadline:
@@ -138,42 +134,42 @@ class MpsDaemon:
             await asyncio.sleep(0.01)
         return False
 
-    async def _say(self, words: str) -> None:
-        speaker = subprocess.Popen(  # noqa: ASYNC220 - as above
+    async def _send(self, command: str) -> None:
+        client = subprocess.Popen(  # noqa: ASYNC220 - as above
             [self._control],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=self._environment(),
         )
-        assert speaker.stdin is not None
+        assert client.stdin is not None
         try:
-            speaker.stdin.write(f"{words}\n".encode())
-            speaker.stdin.close()
-            await wait_for_exit(speaker)
+            client.stdin.write(f"{command}\n".encode())
+            client.stdin.close()
+            await wait_for_exit(client)
         finally:
-            if speaker.poll() is None:
-                speaker.kill()
-                speaker.wait()
+            if client.poll() is None:
+                client.kill()
+                client.wait()
 
 
 def clear_stale(root: Path) -> list[int]:
-    """End what executors left behind that could not even be guarded, and remove their folders; the pids ended."""
-    ended = []
+    """Kill daemons that dead executors left behind and remove their folders; the killed pids."""
+    killed = []
     for folder in root.iterdir() if root.is_dir() else []:
         owner = folder.name.partition(".")[0]
         if not owner.isdecimal() or Path(f"/proc/{owner}").exists():
             continue
-        for pid in _served_from(folder):
+        for pid in _daemons_of(folder):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-                ended.append(pid)
+                killed.append(pid)
         shutil.rmtree(folder, ignore_errors=True)
-    return ended
+    return killed
 
 
-def _served_from(folder: Path) -> list[int]:
-    """Daemons and servers whose pipes lie in a folder."""
+def _daemons_of(folder: Path) -> list[int]:
+    """MPS daemons and servers whose pipes are in a folder."""
     wanted = f"{_PIPES}={folder / 'p'}".encode()
     found = []
     for process in Path("/proc").iterdir():

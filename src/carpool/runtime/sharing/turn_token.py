@@ -126,9 +126,9 @@ class TurnToken:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         if self._grants and self._handoff is not None:
-            poll.register(self._handoff.bell, select.POLLIN)
+            poll.register(self._handoff.event, select.POLLIN)
         if any(ready != fd for ready, _ in poll.poll()) and self._handoff is not None:
-            self._handoff.hush()
+            self._handoff.clear_event()
 
     def _is_next(self, grant: Grant, can_queue: bool) -> bool:
         if self._handoff is None or self._handoff.has_reached(grant.after):

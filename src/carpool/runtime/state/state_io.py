@@ -85,7 +85,7 @@ class StateIO:
         """Load a state, after warm-up steps with it if they were ordered and memory is free."""
         self._swap.leave_region()
         _load_state(self._trainer, fds, order.path)
-        if order.rehearses and self._swap.is_disabled and has_free_memory(self._trainer.device, order.rehearses):
+        if order.warmup_bytes and self._swap.is_disabled and has_free_memory(self._trainer.device, order.warmup_bytes):
             self._send(Noted(run_warmup_steps(self._trainer, is_interrupted)))
             _load_state(self._trainer, fds, order.path)
 

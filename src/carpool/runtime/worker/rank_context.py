@@ -46,7 +46,7 @@ class RankContext:
     @property
     def updates(self) -> range:
         """The parameters that this rank updates for all."""
-        return range(*self.proceed.updates[self.proceed.rank])
+        return range(*self.proceed.update_ranges[self.proceed.rank])
 
     @property
     def update_threads(self) -> int | None:
@@ -119,12 +119,12 @@ class GroupJoiner:
         reducer = ShmReducer(fd, layout, trainer.layout)
         reducer.clear(proceed.rank)
         context.reducer = reducer
-        if proceed.updates:
+        if proceed.update_ranges:
             optimizer = trainer.training.optimizer
             context.param_exchange = ParamExchange(fd, layout.num_bytes, trainer.layout, optimizer)
         if self._norms is not None:
             size = self._norms.vector_size
-            context.all_gather = ShmAllGather(fd, layout, proceed.rank, proceed.formation, size, self._is_aborted)
+            context.all_gather = ShmAllGather(fd, layout, proceed.rank, proceed.epoch, size, self._is_aborted)
             self._norms.all_gather = context.all_gather
 
     def _process_group_reducer(self, proceed: Proceed, fd: int, owners: Owners) -> Reducer:
@@ -132,7 +132,7 @@ class GroupJoiner:
         kept = os.dup(fd)  # the store opens its file by this number
         try:
             store = file_store(f"/proc/self/fd/{kept}")
-            group = open_group(store, proceed.formation, proceed.rank, proceed.size, timeout_s=GROUP_TIMEOUT_S)
+            group = open_group(store, proceed.epoch, proceed.rank, proceed.size, timeout_s=GROUP_TIMEOUT_S)
         except BaseException:
             os.close(kept)
             raise

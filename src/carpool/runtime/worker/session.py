@@ -120,7 +120,7 @@ class Session:
         self._rate_meter = RateMeter()
         self._saved_at = time.monotonic()
         self._saved_step = -1
-        self._by_token = False
+        self._time_sliced = False
         self._granted_steps = 0
         self._is_leaving = False
         self._previous_handler: Any = None
@@ -247,7 +247,7 @@ class Session:
         """Handle messages, wait for a turn, save a checkpoint or leave, as due."""
         while self._channel is not None and self._channel.poll():
             self._handle_next(None)
-        if not self._is_leaving and self._by_token and self._granted_steps < 1:
+        if not self._is_leaving and self._time_sliced and self._granted_steps < 1:
             self._await_turn()
         if self._is_leaving:
             self._save()
@@ -260,7 +260,7 @@ class Session:
             torch.cuda.synchronize()  # the next job gets an idle device
         self._granted_steps = 0
         self._send(TurnRequested(self._steps_done))
-        while self._by_token and self._granted_steps < 1 and not self._is_leaving:
+        while self._time_sliced and self._granted_steps < 1 and not self._is_leaving:
             self._handle_next(_POLL_S)
 
     def _handle_next(self, timeout_s: float | None) -> Message | None:
@@ -272,8 +272,8 @@ class Session:
         if received is None:
             return None
         match received.message:
-            case Proceed(by_token=by_token):
-                self._by_token = by_token
+            case Proceed(time_sliced=time_sliced):
+                self._time_sliced = time_sliced
             case Grant(steps):
                 self._granted_steps = steps
             case Save():

@@ -232,12 +232,10 @@ class Worker:
         self._faults.inject(step, proceed.rank, context.pieces)
         seconds = time.perf_counter() - began
         samples = step.samples_in(context.pieces)
-        self._channel.send(
-            Contributed(proceed.formation, step.number, seconds, samples, context.update_s, context.copy_s)
-        )
+        self._channel.send(Contributed(proceed.epoch, step.number, seconds, samples, context.update_s, context.copy_s))
         while self._context is context:
             match self._handle_next():
-                case Apply(epoch, number, halt) if (epoch, number) == (proceed.formation, step.number):
+                case Apply(epoch, number, halt) if (epoch, number) == (proceed.epoch, step.number):
                     context.halt_requested = halt
                     return self._update(step, context, reducer)
         return None
@@ -268,11 +266,11 @@ class Worker:
         sums = self._trainer.apply(step, total, own)
         context.measure_update(self._trainer, own)
         exchange.write([index for index in context.updates if index in exchange.shared])
-        self._channel.send(Updated(proceed.formation, step.number))
+        self._channel.send(Updated(proceed.epoch, step.number))
         while self._context is context:
             received = self._receive()
             match received.message:
-                case Gather(epoch, number) if (epoch, number) == (proceed.formation, step.number):
+                case Gather(epoch, number) if (epoch, number) == (proceed.epoch, step.number):
                     exchange.read(sorted(exchange.shared - set(context.updates)))
                     return sums
                 case Publish() | Save():
@@ -357,11 +355,11 @@ class Worker:
         close_all(received.fds)
 
     def _proceed(self, proceed: Proceed, fds: tuple[int, ...]) -> None:
-        if proceed.formation < self._newest_epoch:
+        if proceed.epoch < self._newest_epoch:
             return
         self._check_not_torn()
         trainer = self._trainer
-        self._newest_epoch, self._context = proceed.formation, None
+        self._newest_epoch, self._context = proceed.epoch, None
         try:
             apply_batch_size(trainer, proceed, self._batch_size, per_device=self._program.batch_per_device)
         except CarpoolError as error:
@@ -376,7 +374,7 @@ class Worker:
             if not self._is_step_aborted():
                 raise StateLost from error
             return
-        if proceed.by_token:
+        if proceed.time_sliced:
             context.token = self._tokens.new_token(proceed.size)
         self._context = context
 

@@ -240,7 +240,7 @@ class DaemonInstance:
             self._knowledge.keep(job, self.recovered.programs.get(job))
         self.daemon.keep_balance()
         if not self._door.is_answered:
-            self._door.close()
+            self._door.remove()
 
     def stop(self, *, leave_running: bool = False) -> None:
         """Halt all jobs with checkpoints and end; or leave them at work for the next daemon."""
@@ -319,7 +319,7 @@ class DaemonInstance:
     # ------------------------------------------------------------------------------------------------------ executors
     async def _found(self) -> ExecutorClient | None:
         """The executor that an earlier daemon left, claimed; one that does not answer is ended."""
-        while (end := self._door.knock()) is not None:
+        while (end := self._door.connect()) is not None:
             try:
                 return await ExecutorClient.claim(end, await self._claim())
             except (
@@ -328,15 +328,15 @@ class DaemonInstance:
                 self.store.mark = self.store.mark._replace(epoch=refused.epoch)
             except CarpoolError as error:
                 self.told.append(f"The executor that was left at work did not answer ({error}); it was ended.")
-                await self._door.evict()
+                await self._door.kill_executor()
         return None
 
     async def _started(self) -> ExecutorClient:
-        end, process = self._door.open(self.setup.options.environment)
+        end, process = self._door.start_executor(self.setup.options.environment)
         try:
             return await ExecutorClient.claim(end, await self._claim(), process)
         except CarpoolError as error:
-            raise CarpoolError(f"{error} {self._door.last_words}") from error
+            raise CarpoolError(f"{error} {self._door.log_tail}") from error
 
     async def _claim(self) -> Claim:
         """A claim of a new epoch, which is on the disk before anybody hears of it."""

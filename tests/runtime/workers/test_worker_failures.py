@@ -14,7 +14,7 @@ import pytest
 from carpool.jobs.program import Program
 from carpool.runtime.process.protocol import Done, Load, Publish, Save, Saved, WorkerFailed
 from carpool.runtime.process.shared_memory import new_memory_file
-from carpool.runtime.process.worker_main import TORN
+from carpool.runtime.process.worker_main import STATE_LOST
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.testing import plain_loop
 
@@ -32,13 +32,11 @@ def plain(program: Program) -> str:
 
 
 @pytest.mark.parametrize("how", ["nan", "error", "exit"])
-def test_what_the_users_code_does_wrong_is_told_with_its_line(
-    bench: Any, run: Any, program: MakeProgram, how: str
-) -> None:
+def test_errors_of_user_code_are_reported_with_their_line(bench: Any, run: Any, program: MakeProgram, how: str) -> None:
     async def work() -> WorkerFailed:
-        hand = await bench.worker(program(breaks=how))
-        bench.form([hand])
-        return await hand.hear(WorkerFailed)  # type: ignore[no-any-return]
+        worker = await bench.worker(program(breaks=how))
+        bench.start_epoch([worker])
+        return await worker.receive(WorkerFailed)  # type: ignore[no-any-return]
 
     broke = run(work())
     assert (broke.kind, broke.step) == ("diverged" if how == "nan" else "user", 3)
@@ -52,17 +50,15 @@ def test_what_the_users_code_does_wrong_is_told_with_its_line(
         assert broke.error.startswith("SystemExit: enough (jobs.py, line ")
 
 
-def test_a_step_that_ran_out_of_memory_can_be_tried_again(
-    bench: Any, run: Any, program: MakeProgram, tmp_path: Path
-) -> None:
+def test_a_step_out_of_memory_can_be_retried(bench: Any, run: Any, program: MakeProgram, tmp_path: Path) -> None:
     wanted = program(options=faulty("memory", 4, tmp_path / "mark"))
 
     async def work() -> tuple[WorkerFailed, Done]:
-        hand = await bench.worker(wanted)
-        bench.form([hand])
-        broke = await hand.hear(WorkerFailed)
-        bench.form([hand])
-        return broke, await hand.hear(Done)
+        worker = await bench.worker(wanted)
+        bench.start_epoch([worker])
+        broke = await worker.receive(WorkerFailed)
+        bench.start_epoch([worker])
+        return broke, await worker.receive(Done)
 
     broke, done = run(work())
     assert (broke.kind, broke.step, broke.samples) == ("memory", 4, 36)
@@ -74,13 +70,13 @@ def test_a_full_disk_does_not_end_the_training(bench: Any, run: Any, program: Ma
     wanted = program(options=faulty("disk", 0, tmp_path / "mark"))
 
     async def work() -> tuple[WorkerFailed, Saved, Done]:
-        hand = await bench.worker(wanted, checkpoints=str(tmp_path / "kept"))
-        hand.say(Save())
-        broke = await hand.hear(WorkerFailed)
-        hand.say(Save())
-        saved = await hand.hear(Saved)
-        bench.form([hand])
-        return broke, saved, await hand.hear(Done)
+        worker = await bench.worker(wanted, checkpoints=str(tmp_path / "kept"))
+        worker.send(Save())
+        broke = await worker.receive(WorkerFailed)
+        worker.send(Save())
+        saved = await worker.receive(Saved)
+        bench.start_epoch([worker])
+        return broke, saved, await worker.receive(Done)
 
     broke, saved, done = run(work())
     assert broke.kind == "disk"
@@ -90,30 +86,30 @@ def test_a_full_disk_does_not_end_the_training(bench: Any, run: Any, program: Ma
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "error"),
     [
         ("refuses", "jobs.py:refuses: raised LookupError: no data today (jobs.py, line "),
         ("mpl", "unknown function 'mpl'"),
     ],
 )
 def test_an_entry_that_cannot_be_loaded_is_bad_input(
-    bench: Any, run: Any, program: MakeProgram, name: str, words: str
+    bench: Any, run: Any, program: MakeProgram, name: str, error: str
 ) -> None:
     async def work() -> WorkerFailed:
-        hand = await bench.begun(program(name))
-        return await hand.hear(WorkerFailed)  # type: ignore[no-any-return]
+        worker = await bench.begun(program(name))
+        return await worker.receive(WorkerFailed)  # type: ignore[no-any-return]
 
     broke = run(work())
     assert broke.kind == "input"
-    assert words in broke.error
+    assert error in broke.error
 
 
-def test_a_cut_that_leaves_too_few_samples_is_bad_input(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_a_split_with_too_few_samples_is_bad_input(bench: Any, run: Any, program: MakeProgram) -> None:
     async def work() -> tuple[WorkerFailed, WorkerFailed]:
-        hand = await bench.begun(program(options={"exact": True, "batch_size": 10}))
+        worker = await bench.begun(program(options={"exact": True, "batch_size": 10}))
         other = await bench.worker(program())
-        bench.form([other], batch_size=101)
-        return await hand.hear(WorkerFailed), await other.hear(WorkerFailed)
+        bench.start_epoch([other], batch_size=101)
+        return await worker.receive(WorkerFailed), await other.receive(WorkerFailed)
 
     first, second = run(work())
     assert (first.kind, second.kind) == ("input", "input")
@@ -121,20 +117,20 @@ def test_a_cut_that_leaves_too_few_samples_is_bad_input(bench: Any, run: Any, pr
     assert "batch size 101" in second.error
 
 
-def test_a_state_that_cannot_be_read_is_told_and_another_can_be_loaded(
+def test_an_unreadable_state_is_reported_and_another_can_be_loaded(
     bench: Any, run: Any, program: MakeProgram, tmp_path: Path
 ) -> None:
     wanted = program()
 
     async def work() -> tuple[WorkerFailed, Done]:
-        hand = await bench.worker(wanted, checkpoints=str(tmp_path))
-        hand.say(Load(str(tmp_path / "none.ckpt")))
-        broke = await hand.hear(WorkerFailed)
-        hand.say(Save())
-        saved = await hand.hear(Saved)
-        hand.say(Load(saved.path))
-        bench.form([hand])
-        return broke, await hand.hear(Done)
+        worker = await bench.worker(wanted, checkpoints=str(tmp_path))
+        worker.send(Load(str(tmp_path / "none.ckpt")))
+        broke = await worker.receive(WorkerFailed)
+        worker.send(Save())
+        saved = await worker.receive(Saved)
+        worker.send(Load(saved.path))
+        bench.start_epoch([worker])
+        return broke, await worker.receive(Done)
 
     broke, done = run(work())
     assert broke.kind == "input"
@@ -142,12 +138,12 @@ def test_a_state_that_cannot_be_read_is_told_and_another_can_be_loaded(
     assert done.digest == plain(wanted)
 
 
-def test_a_mirror_that_cannot_be_written_is_told(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_a_mirror_that_cannot_be_written_is_reported(bench: Any, run: Any, program: MakeProgram) -> None:
     async def work() -> WorkerFailed:
-        hand = await bench.worker(program())
+        worker = await bench.worker(program())
         with (HERE / "jobs.py").open("rb") as read_only:
-            hand.say(Publish(), read_only.fileno())
-            return await hand.hear(WorkerFailed)  # type: ignore[no-any-return]
+            worker.send(Publish(), read_only.fileno())
+            return await worker.receive(WorkerFailed)  # type: ignore[no-any-return]
 
     broke = run(work())
     assert (broke.kind, broke.step) == ("disk", 0)
@@ -155,42 +151,40 @@ def test_a_mirror_that_cannot_be_written_is_told(bench: Any, run: Any, program: 
 
 
 @pytest.mark.parametrize("where", ["entry", "load", "save", "evaluate"])
-def test_a_gpu_that_fails_is_not_taken_for_a_fault_of_the_users(
-    bench: Any, run: Any, program: MakeProgram, where: str
-) -> None:
+def test_a_gpu_fault_is_not_a_user_error(bench: Any, run: Any, program: MakeProgram, where: str) -> None:
     async def work() -> tuple[WorkerFailed, int]:
-        hand = await bench.begun(program("loses_its_gpu", where=where))
+        worker = await bench.begun(program("loses_its_gpu", where=where))
         if where == "evaluate":
-            bench.form([hand])
+            bench.start_epoch([worker])
         mirror = new_memory_file("test")
         if where in {"load", "save"}:
-            hand.say(Publish(), mirror)
+            worker.send(Publish(), mirror)
         if where == "load":
-            hand.say(Load(), mirror)
+            worker.send(Load(), mirror)
         os.close(mirror)
-        return await hand.hear(WorkerFailed), await bench.exits[hand.pid]
+        return await worker.receive(WorkerFailed), await bench.exits[worker.pid]
 
     broke, code = run(work())
-    assert (broke.kind, broke.error, code) == ("device", "CUDA error: unspecified launch failure", TORN)
+    assert (broke.kind, broke.error, code) == ("device", "CUDA error: unspecified launch failure", STATE_LOST)
 
 
-def test_memory_running_out_in_an_update_ends_the_worker(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_out_of_memory_in_an_update_ends_the_worker(bench: Any, run: Any, program: MakeProgram) -> None:
     async def work() -> tuple[WorkerFailed, int]:
-        hand = await bench.worker(program("greedy"))
-        bench.form([hand])
-        return await hand.hear(WorkerFailed), await bench.exits[hand.pid]
+        worker = await bench.worker(program("greedy"))
+        bench.start_epoch([worker])
+        return await worker.receive(WorkerFailed), await bench.exits[worker.pid]
 
     broke, code = run(work())
-    assert (broke.kind, code) == ("memory", TORN)
+    assert (broke.kind, code) == ("memory", STATE_LOST)
 
 
-def test_a_crash_of_the_process_is_reported_and_harms_nobody_else(bench: Any, run: Any, program: MakeProgram) -> None:
+def test_a_crash_is_reported_and_does_not_affect_other_workers(bench: Any, run: Any, program: MakeProgram) -> None:
     async def work() -> tuple[int, Done]:
         other = await bench.worker(program())
-        hand = await bench.begun(program("crashes"))
-        code = await bench.exits[hand.pid]
-        bench.form([other])
-        return code, await other.hear(Done)
+        worker = await bench.begun(program("crashes"))
+        code = await bench.exits[worker.pid]
+        bench.start_epoch([other])
+        return code, await other.receive(Done)
 
     code, done = run(work())
     assert code == -signal.SIGSEGV

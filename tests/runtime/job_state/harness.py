@@ -1,4 +1,4 @@
-"""An executor and workers that are pretended, and keep to the protocol; every promise of a team is checked."""
+"""A fake executor and fake workers that follow the protocol; every guarantee of the state machine is checked."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from carpool.jobs.devices import LocalDevice
 from carpool.runtime.job_state.actions import (
     Action,
     BatchSplit,
-    Drop,
+    DropMirror,
     Emit,
     Ended,
     Kill,
     MicroBatchLimit,
     Mirror,
+    Note,
+    Persist,
     ReleaseExclusive,
     RequestExclusive,
     Segment,
     Send,
     Start,
     Stopped,
-    Tell,
-    Write,
 )
 from carpool.runtime.job_state.machine import JobMachine
 from carpool.runtime.job_state.state import JobState
@@ -71,17 +71,17 @@ State = tuple[Any, ...]  # one entry per step done: how it was cut; the evaluati
 
 
 @dataclass
-class Pretended:
-    """A worker as protocol.py describes it, without the training."""
+class FakeWorker:
+    """A worker that follows the protocol without training."""
 
-    world: World
+    harness: Harness
     id: int
     device: int
     lane: int
     state: State = ()
     due: bool = False
     at: str = "new"  # new, resting, working, waiting (for Apply), exchanging, measuring, broken, done
-    formation: Proceed | None = None
+    proceed: Proceed | None = None
     slots: dict[tuple[int, int], State] = field(default_factory=dict)
     inbox: deque[tuple[Message, Any]] = field(default_factory=deque)
     outbox: deque[Message] = field(default_factory=deque)
@@ -93,18 +93,18 @@ class Pretended:
     short_above: int = BATCH  # samples in a pass
     reported: bool = False
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         self.outbox.append(message)
 
     def act(self) -> None:
-        """Hear one message, or do one piece of work."""
+        """Handle one message, or make one move."""
         if not self.alive or self.hung:
             return
         if self.inbox:
-            self.hear(*self.inbox.popleft())
+            self.handle(*self.inbox.popleft())
         elif self.at == "new":
             self.at = "resting"
-            self.say(Ready("initial", 64, BATCH, TOTAL, 100, sizes=(5, 5, 5, 5), may_split=True))
+            self.send(Ready("initial", 64, BATCH, TOTAL, 100, sizes=(5, 5, 5, 5), can_shard_update=True))
         elif self.at == "working":
             self.work()
 
@@ -114,23 +114,23 @@ class Pretended:
 
     @property
     def runs_short(self) -> bool:
-        """Whether it will run out of memory, or has said so and not been heard: once more would be even alone."""
+        """Whether it will run out of memory, or its report of that has not been delivered."""
         return self.short or any(isinstance(message, WorkerFailed) for message in self.outbox)
 
-    def hear(self, message: Message, beside: Any) -> None:
+    def handle(self, message: Message, memory: Any) -> None:
         if self.at == "exchanging" and isinstance(message, Halt | Proceed):
-            self.alive = False  # it has nothing to go on with
+            self.alive = False  # its state belongs to no step
             return
         if self.at == "exchanging" and isinstance(message, Publish | Save):
-            self.deferred.append((message, beside))
+            self.deferred.append((message, memory))
             return
         match message:
             case Gather():
                 if self.at == "exchanging":
                     self.gather(message)
             case Proceed():
-                self.formation, self.at = message, "working"
-                self.slots = self.world.segments[beside.key] if beside else {}
+                self.proceed, self.at = message, "working"
+                self.slots = self.harness.segments[memory.key] if memory else {}
             case Apply():
                 if self.at == "waiting":
                     self.apply(message)
@@ -142,16 +142,16 @@ class Pretended:
                 if step == self.step and self.due:
                     self.measured()
             case ReleaseMemory():
-                self.say(MemoryReleased())
+                self.send(MemoryReleased())
             case Publish():
-                self.world.mirrors[beside.key] = (self.state, self.due)
-                self.say(Published(self.step))
+                self.harness.mirrors[memory.key] = (self.state, self.due)
+                self.send(Published(self.step))
             case Save():
-                self.world.disk = (self.state, self.due)
-                self.say(Saved(self.step, "path"))
+                self.harness.disk = (self.state, self.due)
+                self.send(Saved(self.step, "path"))
             case Load(path):
-                self.state, self.due = self.world.disk if path else self.world.mirrors[beside.key]
-                self.say(Loaded(self.step))
+                self.state, self.due = self.harness.disk if path else self.harness.mirrors[memory.key]
+                self.send(Loaded(self.step))
             case Leave():
                 self.alive = False
             case _:
@@ -159,15 +159,15 @@ class Pretended:
 
     def rest(self) -> None:
         self.at = "resting"
-        self.say(Halted(self.step))
+        self.send(Halted(self.step))
 
     def work(self) -> None:
-        formation = self.formation
-        assert formation is not None
+        proceed = self.proceed
+        assert proceed is not None
         if self.due:
-            if formation.rank == 0:
+            if proceed.rank == 0:
                 self.due = False
-                self.say(Evaluated(self.step, {"accuracy": 1.0}))
+                self.send(Evaluated(self.step, {"accuracy": 1.0}))
             else:
                 self.at = "measuring"
             return
@@ -175,68 +175,68 @@ class Pretended:
             self.finish()
         elif self.short:
             self.short, self.at = False, "broken"
-            self.say(WorkerFailed("memory", "no more", self.step, self.own_samples))
+            self.send(WorkerFailed("memory", "no more", self.step, self.own_samples))
         elif self.own_pass > self.short_above:
             self.at = "broken"
-            self.say(WorkerFailed("memory", "never enough", self.step, self.own_samples))
-        elif formation.size == 1:
+            self.send(WorkerFailed("memory", "never enough", self.step, self.own_samples))
+        elif proceed.size == 1:
             self.advance()
-            self.say(Stepped(self.step, 0, 0.5, 1.0, 1.0))
+            self.send(Stepped(self.step, 0, 0.5, 1.0, 1.0))
         else:
-            self.slots[self.step % 2, formation.rank] = self.state
-            self.say(Contributed(formation.formation, self.step, 0.1 * (1 + self.device), 9))
+            self.slots[self.step % 2, proceed.rank] = self.state
+            self.send(Contributed(proceed.epoch, self.step, 0.1 * (1 + self.device), 9))
             self.at = "waiting"
 
     @property
     def own_samples(self) -> int:
-        assert self.formation is not None
-        return self.formation.parts[self.formation.rank] if self.formation.parts else BATCH
+        assert self.proceed is not None
+        return self.proceed.parts[self.proceed.rank] if self.proceed.parts else BATCH
 
     @property
     def own_pass(self) -> int:
-        assert self.formation is not None
-        most = max_micro_batch(self.formation.limits, self.step) or self.own_samples
+        assert self.proceed is not None
+        most = max_micro_batch(self.proceed.limits, self.step) or self.own_samples
         return max(end - start for start, end in split_micro_batches(0, self.own_samples, most))
 
     def apply(self, message: Apply) -> None:
-        formation = self.formation
-        assert formation is not None
-        assert (message.formation, message.step) == (formation.formation, self.step)
-        for rank in range(formation.size):
+        proceed = self.proceed
+        assert proceed is not None
+        assert (message.epoch, message.step) == (proceed.epoch, self.step)
+        for rank in range(proceed.size):
             assert self.slots[self.step % 2, rank] == self.state, (
-                "everybody contributed to this very step, from one state"
+                "all ranks contributed to this step from the same state"
             )
         self.applied = message
-        if formation.updates:
-            self.slots[-1, formation.rank] = self.state
+        if proceed.update_ranges:
+            self.slots[-1, proceed.rank] = self.state
             self.at = "exchanging"
-            self.say(Updated(formation.formation, self.step))
+            self.send(Updated(proceed.epoch, self.step))
         else:
             self.go_on()
 
     def gather(self, message: Gather) -> None:
-        formation = self.formation
-        assert formation is not None
-        assert (message.formation, message.step) == (formation.formation, self.step)
-        for rank in range(formation.size):
-            assert self.slots[-1, rank] == self.state, "everybody has updated in this very step"
+        proceed = self.proceed
+        assert proceed is not None
+        assert (message.epoch, message.step) == (proceed.epoch, self.step)
+        for rank in range(proceed.size):
+            assert self.slots[-1, rank] == self.state, "all ranks have updated in this step"
         self.go_on()
         self.inbox.extendleft(reversed(self.deferred))
         self.deferred.clear()
 
     def go_on(self) -> None:
-        assert self.formation is not None
+        assert self.proceed is not None
         assert self.applied is not None
         self.advance()
         self.at = "working"
-        if self.formation.rank == 0:
-            self.say(Stepped(self.step, 0, 0.5, 1.0, 1.0))
+        if self.proceed.rank == 0:
+            self.send(Stepped(self.step, 0, 0.5, 1.0, 1.0))
         if self.applied.halt:
             self.rest()
 
     def advance(self) -> None:
-        assert self.formation is not None
-        self.state = (*self.state, "shards" if self.world.rules.exact else self.formation.parts)
+        assert self.proceed is not None
+        self.state = (*self.state, "shards" if self.harness.options.exact else self.proceed.parts)
         self.due = self.step % EVALUATE_EVERY == 0
 
     def measured(self) -> None:
@@ -246,17 +246,18 @@ class Pretended:
 
     def finish(self) -> None:
         self.at = "done"
-        self.say(Done(self.step, 1, 0.1, str(hash(self.state)), "all steps are done"))
+        self.send(Done(self.step, 1, 0.1, str(hash(self.state)), "all steps are done"))
 
 
-class World:
-    """What an executor does, with every promise of the team checked on the way."""
+class Harness:
+    """Carries out the actions of a state machine and checks its guarantees."""
 
-    def __init__(self, rules: JobOptions, devices: Mapping[int, LocalDevice] = DEVICES, **options: Any) -> None:
-        self.rules = rules
-        self.team = JobMachine(JobState(JobId("a"), devices, rules, **options))
+    def __init__(self, options: JobOptions, devices: Mapping[int, LocalDevice] = DEVICES, **more: Any) -> None:
+        self.options = options
+        self.state = JobState(JobId("a"), devices, options, **more)
+        self.machine = JobMachine(self.state)
         self.at = 0.0
-        self.workers: dict[int, Pretended] = {}
+        self.workers: dict[int, FakeWorker] = {}
         self.mirrors: dict[int, tuple[State, bool]] = {}
         self.made: set[int] = set()  # mirrors
         self.dropped: set[int] = set()
@@ -265,145 +266,147 @@ class World:
         self.facts: list[Fact] = []
         self.ended: list[Ended] = []
         self.stopped: list[Stopped] = []
-        self.stories: list[str] = []
-        self.written: list[BatchSplit | MicroBatchLimit] = []
-        self.alone = 0
-        self.asking = False
-        self.formations: dict[int, list[Proceed]] = {}
+        self.notes: list[str] = []
+        self.records: list[BatchSplit | MicroBatchLimit] = []
+        self.exclusive = 0
+        self.is_requested = False
+        self.epochs: dict[int, list[Proceed]] = {}
         self.generation = 0
-        self.wish = Target(0)
+        self.target = Target(0)
 
     # -- events
     def order(self, *devices: int, **more: Any) -> None:
         self.generation += 1
-        self.wish = Target(self.generation, tuple(WorkerSlot(device) for device in devices), **more)
-        self.do(self.team.order(self.at, self.wish))
+        self.target = Target(self.generation, tuple(WorkerSlot(device) for device in devices), **more)
+        self.run_actions(self.machine.order(self.at, self.target))
 
-    def hear(self, worker: Pretended) -> None:
-        """Deliver what a worker said, or its end once everything was heard."""
+    def deliver(self, worker: FakeWorker) -> None:
+        """Deliver a worker's next message, or its exit after all messages."""
         if worker.outbox:
-            self.do(self.team.said(self.at, worker.id, worker.outbox.popleft()))
+            self.run_actions(self.machine.message(self.at, worker.id, worker.outbox.popleft()))
         elif not worker.alive and not worker.reported:
             worker.reported = True
-            self.do(self.team.died(self.at, worker.id, "signal 9"))
+            self.run_actions(self.machine.exited(self.at, worker.id, "signal 9"))
 
     def tick(self, seconds: float = 0.5) -> None:
         self.at += seconds
-        self.do(self.team.tick(self.at))
+        self.run_actions(self.machine.tick(self.at))
         for worker in list(self.workers.values()):
             if worker.hung and not worker.reported:
-                self.do(self.team.silent(self.at, worker.id))
+                self.run_actions(self.machine.hung(self.at, worker.id))
 
     def run(self, rounds: int = 600) -> None:
-        """Let everybody act in turn until nothing is left to do; fails if that takes too long."""
+        """Let all workers act in turn until nothing is left to do; fails if that takes too long."""
         for _ in range(rounds):
-            if self.asking:
-                self.asking = False
-                self.do(self.team.left_alone(self.at))
+            if self.is_requested:
+                self.is_requested = False
+                self.run_actions(self.machine.exclusive_granted(self.at))
             for worker in list(self.workers.values()):
                 worker.act()
-                self.hear(worker)
+                self.deliver(worker)
             self.tick()
-            if self.team.is_over:
+            if self.state.is_over:
                 return
-            quiet = all(w.alive and not w.inbox and not w.outbox and w.at == "resting" for w in self.living)
-            if quiet and self.answers() and self.answers()[-1].generation == self.generation:
+            quiet = all(w.alive and not w.inbox and not w.outbox and w.at == "resting" for w in self.alive_workers)
+            if quiet and self.acks() and self.acks()[-1].generation == self.generation:
                 return
-        raise AssertionError(f"stuck: {self.team.wish} {self.living} {self.team.formation}")
+        raise AssertionError(f"stuck: {self.state.target} {self.alive_workers} {self.state.epoch}")
 
     @property
-    def living(self) -> list[Pretended]:
+    def alive_workers(self) -> list[FakeWorker]:
         return [worker for worker in self.workers.values() if not worker.reported]
 
-    def answers(self) -> list[AssignApplied | ReleaseApplied]:
+    def acks(self) -> list[AssignApplied | ReleaseApplied]:
         return [fact for fact in self.facts if isinstance(fact, AssignApplied | ReleaseApplied)]
 
     # -- actions
-    def do(self, actions: list[Action]) -> None:
+    def run_actions(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Start(worker, device, _, lane):
-                    taken = [(w.device, w.lane) for w in self.living]
-                    assert (device, lane) not in taken, "one worker of a job on a lane of a device"
-                    self.workers[worker] = Pretended(self, worker, device, lane)
-                case Send(worker, message, beside):
-                    self.send(self.workers[worker], message, beside)
+                    taken = [(w.device, w.lane) for w in self.alive_workers]
+                    assert (device, lane) not in taken, "one worker of a job per lane of a device"
+                    self.workers[worker] = FakeWorker(self, worker, device, lane)
+                case Send(worker, message, memory):
+                    self.send(self.workers[worker], message, memory)
                 case Kill(worker):
                     assert not self.workers[worker].reported
                     self.workers[worker].alive = False
-                case Drop(Mirror(key)):
+                case DropMirror(Mirror(key)):
                     self.dropped.add(key)
                 case Emit(fact):
-                    self.take(fact)
+                    self.on_fact(fact)
                 case Ended():
                     self.ended.append(action)
                 case Stopped():
                     self.stopped.append(action)
                 case RequestExclusive():
-                    self.alone += 1
-                    self.asking = True
+                    self.exclusive += 1
+                    self.is_requested = True
                 case ReleaseExclusive():
-                    self.alone -= 1
-                    self.asking = False
-                case Tell(words):
-                    self.stories.append(words)
-                case Write(what):
-                    assert not self.rules.exact
-                    self.written.append(what)
+                    self.exclusive -= 1
+                    self.is_requested = False
+                case Note(text):
+                    self.notes.append(text)
+                case Persist(record):
+                    assert not self.options.exact
+                    self.records.append(record)
         self.check()
 
-    def send(self, worker: Pretended, message: Message, beside: Any) -> None:
-        assert not worker.reported, "nothing is said to the dead"
-        if isinstance(beside, Segment):
+    def send(self, worker: FakeWorker, message: Message, memory: Any) -> None:
+        assert not worker.reported, "no message to an exited worker"
+        if isinstance(memory, Segment):
             assert isinstance(message, Proceed)
-            self.segments.setdefault(beside.key, {})
-        if isinstance(beside, Mirror):
-            assert beside.key not in self.dropped
-            self.made.add(beside.key)
+            self.segments.setdefault(memory.key, {})
+        if isinstance(memory, Mirror):
+            assert memory.key not in self.dropped
+            self.made.add(memory.key)
         if isinstance(message, Proceed):
-            self.formations.setdefault(message.formation, []).append(message)
-            assert message.formation == max(self.formations)
-        worker.inbox.append((message, beside))
+            self.epochs.setdefault(message.epoch, []).append(message)
+            assert message.epoch == max(self.epochs)
+        worker.inbox.append((message, memory))
 
-    def take(self, fact: Fact) -> None:
-        assert not any(isinstance(known, JobFinished | JobFailed) for known in self.facts), "nothing follows the end"
+    def on_fact(self, fact: Fact) -> None:
+        assert not any(isinstance(known, JobFinished | JobFailed) for known in self.facts), (
+            "no fact after the end of the job"
+        )
         if isinstance(fact, AssignApplied | ReleaseApplied):
             assert fact.generation == self.generation
-            assert fact.generation not in [known.generation for known in self.answers()], "answered once"
+            assert fact.generation not in [known.generation for known in self.acks()], "acknowledged once"
         if isinstance(fact, ReleaseApplied | JobFinished | JobFailed):
-            assert not self.living, "devices are free when it is said"
+            assert not self.alive_workers, "devices are free when the end is reported"
         if isinstance(fact, AssignApplied):
-            assert {w.device for w in self.living} == {seat.device for seat in self.wish.seats}
+            assert {w.device for w in self.alive_workers} == {slot.device for slot in self.target.slots}
         self.facts.append(fact)
 
     def check(self) -> None:
-        for proceeds in list(self.formations.values())[-1:]:
+        for proceeds in list(self.epochs.values())[-1:]:
             assert sorted(p.rank for p in proceeds) == list(range(proceeds[0].size))
             first = proceeds[0]
             assert all((p.owners, p.parts) == (first.owners, first.parts) for p in proceeds)
-            assert all(p.updates == first.updates for p in proceeds)
+            assert all(p.update_ranges == first.update_ranges for p in proceeds)
             assert {p.update_threads for p in proceeds} == {min(p.threads for p in proceeds)}
             if first.size == 1:
-                assert not first.updates
+                assert not first.update_ranges
                 continue
-            if self.rules.division is UpdateSharding.EVEN and not first.by_token:
-                assert [index for owned in first.updates for index in range(*owned)] == list(range(4))
+            if self.options.update_sharding is UpdateSharding.EVEN and not first.time_sliced:
+                assert [index for owned in first.update_ranges for index in range(*owned)] == list(range(4))
             pieces = [piece for owned in first.owners for piece in range(*owned)]
-            if self.rules.exact:
+            if self.options.exact:
                 assert pieces == list(range(SHARDS)), "every shard is owned exactly once"
             else:
                 assert pieces == list(range(first.size))
                 assert sum(first.parts) == BATCH
                 assert len(first.parts) == first.size
-        if self.team.is_over:
-            assert not self.living
+        if self.state.is_over:
+            assert not self.alive_workers
             if self.ended:
                 assert self.made == self.dropped
-            assert self.alone == 0
+            assert self.exclusive == 0
 
     def check_finish(self) -> State:
-        assert isinstance(self.facts[-1], JobFinished), (self.facts, self.stories)
+        assert isinstance(self.facts[-1], JobFinished), (self.facts, self.notes)
         assert [end.steps for end in self.ended] == [TOTAL]
         final = {w.state for w in self.workers.values() if w.at == "done"}
-        assert len(final) == 1, "all learned the same"
+        assert len(final) == 1, "all ranks learned the same"
         return final.pop()

@@ -1,4 +1,4 @@
-"""A whole executor whose devices have warm seats: jobs start in processes that waited for them, and learn the same."""
+"""An executor with prewarmed processes: jobs start in them and learn the same."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from carpool.testing import plain_loop
 
 HERE = Path(__file__).parent
 MakeProgram = Callable[..., Program]
-WARM = "started in a process that was kept warm on cpu:0"
+PREWARMED = "prewarmed process on cpu:0"
 
 
-def test_jobs_take_seats_as_they_come(run: Any, program: MakeProgram, tmp_path: Path) -> None:
+def test_jobs_start_in_prewarmed_processes(run: Any, program: MakeProgram, tmp_path: Path) -> None:
     reports: list[Report] = []
     devices = [LocalDevice(0, "cpu:0", "cpu1", (min(os.sched_getaffinity(0)),))]
 
@@ -45,22 +45,22 @@ def test_jobs_take_seats_as_they_come(run: Any, program: MakeProgram, tmp_path: 
                     continue
 
         executor = Executor(devices, tmp_path, ExecutorOptions(hang_s=60.0), report)
-        # A machine without GPUs keeps no seats by itself: here its cores play one.
-        entrance = executor._entrance
+        # Processes are prewarmed on GPUs only: here a CPU device stands in for one.
+        launcher = executor._launcher
         places = {device.id: device for device in devices}
-        entrance._pool = WarmPool(
-            executor._staff, places, 1, lambda device, lane: {}, entrance._may_sit, executor._clock
+        warm = launcher._warm = WarmPool(
+            executor._pool, places, 1, lambda device, lane: {}, launcher._may_prewarm, executor._clock
         )
         await executor.start()
         try:
             for number, job in enumerate(("a", "b")):
-                seats = entrance._pool._places[0].seats
-                await until(lambda seats=seats: any(seat.is_warm for seat in seats))  # type: ignore[misc]
-                executor.introduce(JobId(job), program("mlp"), resume=False)
-                executor.carry([Assign(JobId(job), Allocation.of(0), number + 1)])
+                processes = warm._gpus[0].processes
+                await until(lambda processes=processes: any(process.is_warm for process in processes))  # type: ignore[misc]
+                executor.add_job(JobId(job), program("mlp"), resume=False)
+                executor.apply_orders([Assign(JobId(job), Allocation.of(0), number + 1)])
                 await until(lambda job=job: job in outcomes())  # type: ignore[misc]
         finally:
-            await executor.end()
+            await executor.close()
 
     def outcomes() -> dict[str, str | None]:
         return {report.job: report.digest for report in reports if isinstance(report, Outcome)}
@@ -68,7 +68,7 @@ def test_jobs_take_seats_as_they_come(run: Any, program: MakeProgram, tmp_path: 
     run(work())
     plain = plain_loop(load_training("jobs.py:mlp", {}, seed=0, folder=HERE)).digest
     assert outcomes() == {"a": plain, "b": plain}
-    told = [report for report in reports if isinstance(report, Told) and report.words.startswith(WARM)]
-    assert [report.job for report in told] == ["a", "b"]
+    notes = [report for report in reports if isinstance(report, Told) and PREWARMED in report.words]
+    assert [report.job for report in notes] == ["a", "b"]
     facts = [fact for report in reports if isinstance(report, Facts) for fact in report.facts]
     assert [fact.job for fact in facts if isinstance(fact, JobFinished)] == ["a", "b"]

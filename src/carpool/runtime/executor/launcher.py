@@ -1,0 +1,155 @@
+"""Launcher: starts workers after MPS admission, in a prewarmed process or a new one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+from carpool.core.model import JobId
+from carpool.jobs.devices import LocalDevice
+from carpool.logs import log_event
+from carpool.runtime.executor.client_protocol import ExecutorOptions
+from carpool.runtime.executor.job_table import JobTable, TrainingJob
+from carpool.runtime.executor.reports import Facts, Report, Told
+from carpool.runtime.process.protocol import Begin, Message
+from carpool.runtime.process.warm_pool import WarmPool
+from carpool.runtime.process.worker_pool import WorkerKey, WorkerPool
+from carpool.runtime.sharing.device_arbiter import DeviceArbiter
+from carpool.runtime.sharing.foreign_processes import ForeignProcessMonitor, ListProcesses
+from carpool.runtime.sharing.mps_admission import MpsAdmission, PendingWorker
+
+_log = logging.getLogger(__name__)
+
+
+class Launcher:
+    """Starts the workers of one node's jobs."""
+
+    def __init__(
+        self,
+        devices: Mapping[int, LocalDevice],
+        options: ExecutorOptions,
+        jobs: JobTable,
+        pool: WorkerPool,
+        mps: MpsAdmission,
+        arbiter: DeviceArbiter,
+        report: Callable[[Report], None],
+        clock: Callable[[], float],
+        list_processes: ListProcesses | None = None,
+    ) -> None:
+        self._devices = devices
+        self._options = options
+        self._trainings = jobs.trainings
+        self._cores = jobs.cores
+        self._pool = pool
+        self._mps = mps
+        self._arbiter = arbiter
+        self._report = report
+        self._heartbeat_s = min(options.heartbeat_s, options.hang_s / 4)
+        gpus = {number: device for number, device in devices.items() if device.cuda is not None}
+        self._foreign = ForeignProcessMonitor(gpus, clock, list_processes)
+        size = 0 if options.memory_cap else options.warm  # prewarmed processes take memory
+        self._warm = WarmPool(pool, gpus, size, mps.environment, self._may_prewarm, clock, self._heartbeat_s)
+
+    def start(self, worker: PendingWorker) -> None:
+        """Start a worker as soon as MPS admits it."""
+        if self._mps.admit(worker):
+            self._launch(worker)
+
+    def start_admitted(self) -> None:
+        """Start the waiting workers that are admitted now."""
+        for worker in self._mps.take_admitted():
+            self._launch(worker)
+
+    def _launch(self, worker: PendingWorker) -> None:
+        training = self._trainings[JobId(worker.key[0])]
+        begin = self._begin(training, worker)
+        counter = training.counter(worker.key[1])
+        fds = training.folder.log(), counter, *self._arbiter.handoff_descriptors(worker.device)
+        prewarmed = self._warm.take(worker.key, worker.device, worker.lane, begin)
+        if prewarmed is None:
+            self._pool.launch(worker.key, begin, *fds)
+        else:
+            key, note = prewarmed
+            self._pool.assign(key, worker.key, begin, *fds)
+            self._report(Told(training.job, note))
+        job, number = worker.key
+        device, lane, restarts = self._devices[worker.device].name, worker.lane, training.state.lost_workers
+        log_event(_log, "worker_launched", job=job, worker=number, device=device, lane=lane, restarts=restarts)
+
+    def _begin(self, training: TrainingJob, worker: PendingWorker) -> Begin:
+        device, program = self._devices[worker.device], training.program
+        return Begin(
+            training.job,
+            asdict(program),
+            device="cpu" if device.cuda is None else f"cuda:{device.cuda}",
+            cores=device.cores or self._cores.claim(worker.key, program.cpus),
+            threads=worker.threads,
+            checkpoints=str(training.folder.checkpoints),
+            heartbeat_s=self._heartbeat_s,
+            environment=self._mps.environment(worker.device, worker.lane),
+            memory_cap=self._options.memory_cap,
+        )
+
+    def tick(self) -> None:
+        """Check the MPS daemon, the prewarmed processes and foreign processes."""
+        self._mps.tick()
+        self._warm.tick()
+        in_use = {device for training in self._trainings.values() for device in training.devices.values()}
+        for device, note in self._foreign.tick(in_use):
+            self._note_on(device, note)
+        if self._foreign.facts:
+            self._report(Facts(tuple(self._foreign.facts)))
+            self._foreign.facts.clear()
+
+    def on_gpu_fault(self, device: int, error: str) -> tuple[list[tuple[TrainingJob, int]], bool]:
+        """Make all processes on a GPU exit after a fault; the workers there, and whether they are to blame.
+
+        Steps are taken from the counters: reports may be older, and a job that runs alone has to pass the failing step.
+        """
+        here = [(t, worker) for t in self._trainings.values() for worker, on in t.devices.items() if on == device]
+        here = [(t, worker) for t, worker in here if not self._mps.is_waiting((t.job, worker))]
+        clients: list[WorkerKey] = [(t.job, worker) for t, worker in here]
+        steps = {t.job: t.max_steps for t, _ in here}
+        return here, self._mps.on_fault(device, error, [*clients, *self._warm.clear(device)], list(steps.items()))
+
+    def clear_device(self, device: int, *, release_memory: bool) -> None:
+        """Prepare a device for exclusive access: free all its memory, or only start nothing there."""
+        if release_memory:
+            self._warm.clear(device)
+        else:
+            self._warm.keep_quiet(device)
+
+    def on_message(self, key: WorkerKey, message: Message) -> bool:
+        """Handle a message of a prewarmed process; False if it is a worker's."""
+        if not self._warm.owns(key):
+            return False
+        self._note_on(*self._warm.on_message(key, message))
+        return True
+
+    def on_hang(self, key: WorkerKey) -> bool:
+        """Kill a prewarmed process that hangs; False if it is a worker."""
+        if not self._warm.owns(key):
+            return False
+        self._warm.on_hang(key)
+        return True
+
+    def on_exit(self, key: WorkerKey, why: str) -> bool:
+        """Handle a process's exit; False if it was a worker."""
+        self._cores.release(key)
+        exited = self._warm.on_exit(key, why)
+        if exited is not None:
+            self._mps.on_exit(exited[0], key)
+            self._note_on(*exited)
+            self.start_admitted()
+        return self._warm.owns(key)
+
+    def _note_on(self, device: int, note: str) -> None:
+        for training in self._trainings.values():
+            if note and device in training.devices.values():
+                self._report(Told(training.job, note))
+
+    def _may_prewarm(self, device: int) -> bool:
+        is_job_waiting = any(not t.devices and not t.state.is_over for t in self._trainings.values())
+        is_wanted = is_job_waiting or not self._options.is_closed
+        return is_wanted and self._mps.allows_warm_processes(device) and not self._foreign.has_foreign_processes(device)
