@@ -11,7 +11,7 @@ from carpool.core.constraints.priorities import PriorityPlanner, describe_urgenc
 from carpool.core.constraints.resource_limits import describe_foreign_use, describe_shortage, plan_within_resources
 from carpool.core.constraints.validation import validate_answer
 from carpool.core.errors import CarpoolError, InputError, Overbooked
-from carpool.core.estimates import DeclaredEstimator, Estimator, KnowsScale
+from carpool.core.estimates import DeclaredEstimator, Estimator
 from carpool.core.messages import (
     Change,
     Fact,
@@ -57,8 +57,6 @@ def jobs_without_known_rate(
     changes: Sequence[Change], jobs: Mapping[JobId, Job], estimator: Estimator
 ) -> tuple[JobId, ...]:
     """Jobs that start though nobody knows how fast they are."""
-    if not changes or not isinstance(estimator, KnowsScale):
-        return ()
     return tuple([job for job, held, _ in changes if held is not None and not estimator.knows_scale(jobs[job].spec)])
 
 

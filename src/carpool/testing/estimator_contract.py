@@ -13,10 +13,17 @@ from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Neighbour, Placement
-from carpool.policies.estimator_queries import KnowsAlike
 from carpool.testing.strategies import random_runs
 
 Acks = list[Estimate]
+
+_FLAGS = {
+    "predicts_mixes": "mixed",
+    "tunes_batches": "goodputs",
+    "predicts_goodput": "goodput",
+    "counts_steps": "progress",
+    "follows_losses": "learning",
+}
 
 
 class EstimatorContract:
@@ -86,12 +93,10 @@ class EstimatorContract:
         self._try(check)
 
     def test_jobs_that_are_alike_are_equally_fast(self) -> None:
-        """Where it says which jobs are alike (`KnowsAlike`), their rates are equal, and stay so until it says else."""
+        """Rates of jobs with one similarity key are equal, and stay so until the key changes."""
 
         def check(data: st.DataObject) -> None:
             estimator = self.make_estimator()
-            if not isinstance(estimator, KnowsAlike):
-                return
             specs = data.draw(st.lists(self.specs(), min_size=1, max_size=6))
             alone = replace(data.draw(self.placements()), neighbours=())
             known: dict[tuple[object, int], Estimate] = {}
@@ -100,10 +105,17 @@ class EstimatorContract:
                     self._teach(estimator, [lesson])
                 for spec in specs:
                     rate = estimator.rate(spec, alone)
-                    like = estimator.alike(spec), spec.devices
+                    like = estimator.similarity_key(spec), spec.devices
                     assert known.setdefault(like, rate) == rate, f"{spec.id} is like another, and not as fast"
 
         self._try(check)
+
+    def test_flags_match_overridden_methods(self) -> None:
+        """A flag is set exactly where its method is overridden."""
+        kind = type(self.make_estimator())
+        for flag, method in _FLAGS.items():
+            is_overridden = getattr(kind, method) is not getattr(Estimator, method)
+            assert getattr(kind, flag) == is_overridden, f"{flag} and {method} of {kind.__name__} disagree"
 
     def test_equal_lessons_give_equal_answers(self) -> None:
         """Two estimators that learned the same say the same: replay depends on it."""

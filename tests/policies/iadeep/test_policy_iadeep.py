@@ -23,9 +23,10 @@ KIND = Kind("H200")
 CURVE = {32: 0.8, 64: 1.0, 128: 1.25, 256: 1.1}  # goodput by batch; the job's own is 64
 
 
-class Known:
+class Known(Estimator):
     """Believes in a fixed speed for each number of residents, and in a curve over batches."""
 
+    predicts_goodput = True
     version = 0
 
     def __init__(self, kept: tuple[float, ...] = (1.0, 0.9), curve: dict[int, float] | None = None) -> None:

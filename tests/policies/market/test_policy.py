@@ -42,6 +42,7 @@ class Paired(DeclaredEstimator):
 class Tuned(DeclaredEstimator):
     """A batch of 128 is the best alone; two on a device keep most of their speed; memory grows with the batch."""
 
+    predicts_goodput = True
     curve: ClassVar[dict[int, float]] = {64: 1.0, 128: 1.25, 256: 1.1, 2048: 0.5}  # by batch; the job's own is 64
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:

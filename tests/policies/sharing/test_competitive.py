@@ -31,7 +31,7 @@ LEVELS = (0.25, 0.4, 0.5, 0.75, 1.0)
 USES = {"light": (0.2, 0.05), "middle": (0.5, 0.3), "heavy": (0.9, 0.6)}
 
 
-class Contended:
+class Contended(Estimator):
     """An estimator that knows the contention rule."""
 
     version = 0

@@ -14,7 +14,6 @@ from carpool.core.errors import InputError
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Neighbour, Placement
-from carpool.policies.estimator_queries import KnowsMemory, KnowsUse
 from carpool.sim.worlds import parse_world
 from carpool.sim.worlds.contention import Contender, Contention
 from carpool.sim.worlds.parametric import ParametricEstimator, ParametricWorld
@@ -276,8 +275,6 @@ def test_the_estimator_is_an_oracle_and_knows_use_and_memory() -> None:
     oracle = truth.estimator()
     placement = on(K80, fraction=0.5, neighbours=(Neighbour(job("resnet18")),))
     assert oracle.rate(job("vgg16"), placement) == (truth.pace(job("vgg16"), 0.0, placement).rate, 0.0)
-    assert isinstance(oracle, KnowsUse)
-    assert isinstance(oracle, KnowsMemory)
     assert oracle.use(job("vgg16"), K80) == truth.use(job("vgg16"), K80)
     assert oracle.memory(job("vgg16")) == truth.memory(job("vgg16"))
 

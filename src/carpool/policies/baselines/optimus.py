@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from typing import Protocol, runtime_checkable
 
 from carpool.core.draft import Draft
-from carpool.core.model import Job, JobSpec, Kind
+from carpool.core.model import Job, Kind
 from carpool.core.placement import placement_rule
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.core.topology import Placement
 from carpool.policies.estimator_queries import devices_in_use_or_free, kind_held, kinds_of, placed_on
 from carpool.policies.registry import register
-
-
-@runtime_checkable
-class KnowsSteps(Protocol):
-    """An estimator that also counts steps: what Optimus reckons with."""
-
-    def step_s(self, spec: JobSpec, placement: Placement) -> float:
-        """Seconds of one step there, at the job's own batch."""
-        ...
-
-    def steps_left(self, job: Job, at: float) -> float:
-        """Steps still to do at the job's own batch."""
-        ...
 
 
 @register("optimus")
@@ -34,7 +19,7 @@ class Optimus(Policy):
     """Deal all devices out anew whenever asked: one to each job, first come first served, then greedily.
 
     The next device goes to the job with the largest remaining·(t(k) − t(k+1)), t(k) being the seconds of a step on k
-    devices; no further than that is positive. Steps come from the estimator where it counts them (`KnowsSteps`), else
+    devices; no further than that is positive. Where the estimator does not count steps,
     t = 1/rate and remaining is the work left. Whoever keeps its number keeps its devices; others are placed anew, the
     smallest first. Peng et al., "Optimus", EuroSys 2018.
     """
@@ -82,11 +67,7 @@ class _Stake:
         if held in self._kinds:
             self._kinds.insert(0, held)
         self.kind = self._kinds[0] if self._kinds else Kind("")
-        estimates = view.estimates
-        if isinstance(estimates, KnowsSteps):
-            self._remaining = estimates.steps_left(job, view.at)
-        else:
-            self._remaining = estimates.remaining(job, view.at).mean
+        self._remaining = view.estimates.steps_left(job, view.at)
 
     @property
     def keeps_kind(self) -> bool:
@@ -108,11 +89,7 @@ class _Stake:
         return self._remaining * (self._step_s(self.count) - self._step_s(self.count + 1))
 
     def _step_s(self, count: int) -> float:
-        estimates, placement = self._view.estimates, placed_on(self._view.cluster, self.kind, count)
-        if isinstance(estimates, KnowsSteps):
-            return estimates.step_s(self.job.spec, placement)
-        rate = estimates.rate(self.job.spec, placement).mean
-        return 1.0 / rate if rate > 0.0 else 1e18
+        return self._view.estimates.step_s(self.job.spec, placed_on(self._view.cluster, self.kind, count))
 
 
 def _deal(stakes: list[_Stake], left: dict[Kind, int]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-from carpool.core.model import Job, JobId, JobSpec, Kind
+from carpool.core.model import Job, JobId, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
 from carpool.policies.estimator_queries import rate_on
@@ -18,15 +18,6 @@ _STAY = 1.02  # what a job has counts for so much more: ties move nobody
 _LOSS = 0.05  # of its price, what a device may cost more than it brings before a job rather waits for its own kind
 _GAIN = 1.1  # by how much devices of other kinds must speed a job up to be added
 _LEAST_IDLE = 0.1  # portion of a step below which a gap is not worth a switch
-
-
-@runtime_checkable
-class KnowsIdle(Protocol):
-    """An estimator that can also tell what gaps steps have."""
-
-    def idle(self, spec: JobSpec, groups: Counts) -> Mapping[Kind, float]:
-        """The portion of its step that the job leaves each kind of its devices idle."""
-        ...
 
 
 class Bid(NamedTuple):
@@ -107,7 +98,7 @@ class DeviceAllocator:
     def fill_gaps(self, bid: Bid, leaders: Sequence[tuple[Job, Counts]]) -> None:
         """Let a job run in the gaps of the first leader that leaves enough idle."""
         estimates, spec = self._view.estimates, bid.job.spec
-        if not isinstance(estimates, KnowsIdle) or spec.exact or bid.job.lane:
+        if spec.exact or bid.job.lane:
             return
         taken = {filling.leader for filling in self.dealt.fillings.values()}
         for leader, counts in leaders:
@@ -116,7 +107,7 @@ class DeviceAllocator:
             idle = estimates.idle(leader.spec, counts)
             for kind, number in counts:
                 count = min(number, bid.widths.get(kind, 0))
-                if idle[kind] < _LEAST_IDLE or count < spec.narrowest:
+                if idle.get(kind, 0.0) < _LEAST_IDLE or count < spec.narrowest:
                     continue
                 beside = Neighbour(leader.spec, groups=counts)
                 placement = Placement(((kind, count),), neighbours=(beside,), turn=1)

@@ -7,17 +7,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import log, log1p, sqrt
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
-from carpool.core.estimates import Estimate, Estimator
+from carpool.core.estimates import Estimator
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Placement
-from carpool.policies.estimator_queries import CountsSteps, memory_of, own_batch, worth_of_step
+from carpool.policies.estimator_queries import memory_of, worth_of_step
 from carpool.policies.sharing.share_search import Setting, Vector
 from carpool.policies.sharing.trial_log import Trial
 
@@ -128,19 +127,6 @@ _APART = 1.5  # times larger or smaller: what is nearer is no other batch
 _GUESS = 0.25  # of a rate, from which on its spread is that of a guess
 
 
-@runtime_checkable
-class KnowsBatches(Protocol):
-    """An estimator that can tell how far a batch size brings a training, and what memory it takes."""
-
-    def goodput(self, spec: JobSpec, kind: Kind, batch_size: int) -> Estimate:
-        """Progress alone over that at the job's own batch: (m/T(m)) / (m0/T(m0)) · (φ + m0)/(φ + m)."""
-        ...
-
-    def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
-        """Bytes on each of its devices."""
-        ...
-
-
 def is_tunable(estimates: Estimator, job: Job) -> bool:
     """Whether the batch size may change on one device, and there is a belief of what that does to learning."""
     return job.spec.devices == 1 and _may_change(estimates, job.spec)
@@ -148,7 +134,7 @@ def is_tunable(estimates: Estimator, job: Job) -> bool:
 
 def best_alone(estimates: Estimator, job: Job, kind: Kind, capacity: int) -> int:
     """Where tuning starts: the batch with the highest believed goodput that fits into memory; 0: the job's own."""
-    if not is_tunable(estimates, job) or not isinstance(estimates, KnowsBatches):
+    if not is_tunable(estimates, job):
         return 0
     sizes = _sizes(estimates, job, _SIZES[4], capacity)
     return max(sizes, key=lambda size: estimates.goodput(job.spec, kind, size).mean)
@@ -163,7 +149,7 @@ def best_step(estimates: Estimator, job: Job, place: Placement, capacity: int, *
     believed to be `trust` times better. The spread counts in favour of what is only guessed, so that it is tried where
     it may be much better, and against what was measured: rates that jump about let nobody go back and forth.
     """
-    spec, own = job.spec, own_batch(estimates, job.spec)
+    spec, own = job.spec, estimates.own_batch(job.spec)
     has = own if job.desired is None else job.desired.batch_size or own
 
     def speed(size: int, hope: float) -> float:
@@ -180,7 +166,7 @@ def best_step(estimates: Estimator, job: Job, place: Placement, capacity: int, *
 
 def tunes_by_steps(estimates: Estimator, job: Job) -> bool:
     """Whether a job's batch can be tuned from what its steps show (`best_step`)."""
-    return isinstance(estimates, CountsSteps) and _may_change(estimates, job.spec)
+    return estimates.counts_steps and _may_change(estimates, job.spec)
 
 
 class BatchTuning:
@@ -194,9 +180,7 @@ class BatchTuning:
         self._weights = weights / weights.sum() if weights.sum() > 0.0 else np.full(len(jobs), 1.0 / len(jobs))
         most = _SIZES.get(max(1, sum(is_tunable(estimates, job) for job in jobs)), 3)
         axes = [_sizes(estimates, job, most, capacity) if is_tunable(estimates, job) else [0] for job in jobs]
-        own = tuple(
-            own_batch(estimates, job.spec) if len(axis) > 1 else 0 for job, axis in zip(jobs, axes, strict=True)
-        )
+        own = tuple(estimates.own_batch(job.spec) if len(axis) > 1 else 0 for job, axis in zip(jobs, axes, strict=True))
         self._rows = self._fitting(axes, capacity) or [own]
         self._places = {row: place for place, row in enumerate(self._rows)}
         self._fractions = [job.lane[0] if job.lane else fraction for job in jobs]
@@ -235,7 +219,7 @@ class BatchTuning:
         return found
 
     def _goodput(self, job: Job, batch_size: int) -> float:
-        if not batch_size or not isinstance(self._estimates, KnowsBatches):
+        if not batch_size:
             return 1.0
         return max(self._estimates.goodput(job.spec, self._kind, batch_size).mean, 1e-9)
 
@@ -275,19 +259,17 @@ def _row(vector: Vector) -> tuple[int, ...]:
 
 
 def _memory(estimates: Estimator, spec: JobSpec, batch_size: int) -> int:
-    if batch_size and isinstance(estimates, KnowsBatches):
-        return estimates.memory(spec, batch_size)
-    return memory_of(estimates, spec)
+    return estimates.memory(spec, batch_size) if batch_size else memory_of(estimates, spec)
 
 
 def _may_change(estimates: Estimator, spec: JobSpec) -> bool:
-    may = spec.batch_range is not None and not spec.exact and isinstance(estimates, KnowsBatches)
-    return may and own_batch(estimates, spec) > 0
+    may = spec.batch_range is not None and not spec.exact and estimates.predicts_goodput
+    return may and estimates.own_batch(spec) > 0
 
 
 def _sizes(estimates: Estimator, job: Job, most: int, capacity: int) -> list[int]:
     """The grid of one job: its range, as far as memory allows."""
-    spec, own = job.spec, own_batch(estimates, job.spec)
+    spec, own = job.spec, estimates.own_batch(job.spec)
     assert spec.batch_range is not None
     sizes = batch_grid(*spec.batch_range, own, most)
     fitting = [size for size in sizes if not capacity or _memory(estimates, spec, size) * _MARGIN <= capacity]

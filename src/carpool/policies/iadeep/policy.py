@@ -12,10 +12,10 @@ from carpool.core.errors import InputError
 from carpool.core.model import Allocation, DeviceId, Job, JobId, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.topology import Placement
-from carpool.policies.estimator_queries import KnowsUse, memory_of, worth_of_step
+from carpool.policies.estimator_queries import memory_of, worth_of_step
 from carpool.policies.iadeep.batch_tuning import BatchTuning, best_alone, is_tunable
 from carpool.policies.registry import register
-from carpool.policies.sharing.share_search import KnowsMixes, Setting, Vector, one_by_one
+from carpool.policies.sharing.share_search import Setting, Vector
 from carpool.policies.sharing.shareable_devices import (
     Likeness,
     ShareableDevices,
@@ -70,7 +70,8 @@ class CompletionForecast:
         bank, estimates = self._view.cluster.bank_of(device), self._view.estimates
         key = (bank.kind, likeness(job))
         if key not in self._uses:
-            uses = [estimates.use(job.spec, bank.kind).sm] if isinstance(estimates, KnowsUse) else []
+            use = estimates.use(job.spec, bank.kind)
+            uses = [] if use is None else [use.sm]
             if bank.memory_bytes:
                 uses.append(memory_of(estimates, job.spec) / bank.memory_bytes)
             self._uses[key] = sum(uses) / max(1, len(uses))
@@ -129,10 +130,7 @@ class CompletionForecast:
     def _predicted(self, kind: Kind, guests: Sequence[ColocatedJob]) -> list[float]:
         estimates = self._view.estimates
         mix = [(guest.job.spec, *guest.setting) for guest in guests]
-        if isinstance(estimates, KnowsMixes):
-            rates = estimates.mixed(kind, [mix])[0]
-        else:
-            rates = one_by_one(estimates, kind, mix)
+        rates = estimates.mixed(kind, [mix])[0]
         return [
             rate.mean * worth_of_step(estimates, spec, batch_size) / self._rate(guest.job, kind)
             for rate, guest, (spec, _, batch_size) in zip(rates, guests, mix, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, TypedDict, runtime_checkable
+from typing import TypedDict
 
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError
@@ -16,15 +16,6 @@ from carpool.policies.estimator_queries import devices_in_use_or_free, kind_held
 from carpool.policies.registry import register
 
 _SOON_S = 1.0  # look again when a job has not said yet how fast it is, or how its loss stands
-
-
-@runtime_checkable
-class KnowsLearning(Protocol):
-    """An estimator that follows losses: what tells a young training from an old one."""
-
-    def learning(self, job: JobId, steps: float) -> tuple[float, float] | None:
-        """How far the loss fell in the last `steps` steps, and its mean lately; None where too little was heard."""
-        ...
 
 
 class _Note(TypedDict):
@@ -87,7 +78,7 @@ class LossPhaseLiteral(Policy):
         made = self._made(view, pair, note)
         if not note["older"] and made >= self.iterations:
             seen = view.estimates
-            falls = [seen.learning(job.id, self.iterations) for job in pair] if isinstance(seen, KnowsLearning) else []
+            falls = [seen.learning(job.id, self.iterations) for job in pair] if seen.follows_losses else []
             if falls and None in falls and made < 2 * self.iterations:
                 return note  # reports are on their way
             note["older"], note["why"] = self._judged(pair, [fall[0] for fall in falls if fall is not None])

@@ -17,8 +17,7 @@ import numpy as np
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
-from carpool.policies.estimator_queries import KnowsGoodput, placed_on, worth_of_step
-from carpool.policies.iadeep.batch_tuning import KnowsBatches
+from carpool.policies.estimator_queries import placed_on, worth_of_step
 from carpool.policies.market.knapsack import NONE, Floats, InputPlan
 from carpool.policies.market.menu import Menu
 from carpool.policies.market.policy_memory import EstimateCache
@@ -95,7 +94,7 @@ def form_groups(
     """Parties of up to `most` jobs. `values` are of moving somewhere alone, `stays` of staying where a job is."""
     company = _companies(view, menu)
     parties = _alone(menu, values, stays, company)
-    if most < 2 or isinstance(view.estimates, KnowsGoodput):
+    if most < 2 or view.estimates.tunes_batches:
         return parties
     costs = menu.needs @ prices
     is_wanted = np.asarray(values.any(axis=1)).tolist()
@@ -217,10 +216,7 @@ class _Table:
         return batches
 
     def _memory(self, spec: JobSpec, batch: int) -> float:
-        estimates = self._view.estimates
-        if batch and isinstance(estimates, KnowsBatches):
-            return _MARGIN * estimates.memory(spec, batch)
-        return spec.memory_bytes
+        return _MARGIN * self._view.estimates.memory(spec, batch) if batch else spec.memory_bytes
 
     def _offers(self, width: int) -> list[tuple[Kind, int]]:
         found = self._columns.get(width)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Cluster, Placement
-from carpool.policies.estimator_queries import KnowsGoodput, placed_on, similarity_keys, worth_of_step
+from carpool.policies.estimator_queries import placed_on, worth_of_step
 from carpool.policies.iadeep.batch_tuning import best_alone, best_step, tunes_by_steps
 from carpool.policies.market.knapsack import NONE, Floats
 from carpool.policies.market.policy_memory import Batches, EstimateCache, Held, Offer, Row
@@ -67,7 +67,7 @@ def build_menu(
 
     Of one that has never run nothing is known but what it declares: it gets no more than an equal share.
     """
-    likes = similarity_keys(view.estimates, [job.spec for job in jobs])
+    likes = [view.estimates.similarity_key(job.spec) for job in jobs]
     seats = _seats(view, jobs, likes, known)
     supply = np.array([float(count) for count in _there_is(view)])
     of, examples = _alike(jobs, likes, known)
@@ -114,7 +114,7 @@ def shape_of(cluster: Cluster, allocation: Allocation) -> Offer:
 
 def rate_when_spread(view: Snapshot, job: Job, offer: Offer) -> OptionRate:
     """What is believed of devices that have to be on more nodes than they need."""
-    if isinstance(view.estimates, KnowsGoodput):
+    if view.estimates.tunes_batches:
         ((rate, batch),) = view.estimates.goodputs(job.spec, [offer.width], [offer.width > 1])
         return OptionRate(rate, batch, is_sure=False)
     tight = _tight(view.cluster, offer).groups
@@ -222,7 +222,7 @@ class _Asker:
         self._offers = offers
         self._caution = caution
         self._places = [_tight(view.cluster, offer) for offer in offers]
-        self._goodputs = view.estimates if isinstance(view.estimates, KnowsGoodput) and caution.tunes else None
+        self._asks_goodputs = view.estimates.tunes_batches and caution.tunes
         self._able: dict[tuple[object, ...], list[int]] = {}
 
     def row(self, job: Job) -> Row:
@@ -230,7 +230,7 @@ class _Asker:
         able = self._able_for(job)
         rates, batches = np.zeros(len(self._offers)), np.zeros(len(self._offers), np.int64)
         is_guess = np.zeros(len(self._offers), np.bool_)
-        answers = self._ask(job, able) if self._goodputs is None else self._ask_goodputs(self._goodputs, job, able)
+        answers = self._ask_goodputs(job, able) if self._asks_goodputs else self._ask(job, able)
         if not answers:
             return Row(rates, batches, is_guess, is_sure=True)
         told, chosen, sure = zip(*answers, strict=True)
@@ -254,12 +254,12 @@ class _Asker:
             ]
         return self._able[key]
 
-    def _ask_goodputs(self, estimates: KnowsGoodput, job: Job, able: Sequence[int]) -> Sequence[OptionRate]:
+    def _ask_goodputs(self, job: Job, able: Sequence[int]) -> Sequence[OptionRate]:
         """From an estimator that tunes batches itself."""
         offers, size = [self._offers[place] for place in able], self._view.cluster.node_size
         alike = [offer for offer in offers if len(offer.groups) == 1]
         several = [offer.width > size[offer.groups[0][0]] for offer in alike]
-        found = estimates.goodputs(job.spec, [offer.width for offer in alike], several)
+        found = self._view.estimates.goodputs(job.spec, [offer.width for offer in alike], several)
         known = {
             offer: OptionRate(rate, batch, is_sure=False) for offer, (rate, batch) in zip(alike, found, strict=True)
         }

@@ -9,7 +9,6 @@ import numpy as np
 from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Job, Share
 from carpool.core.placement import Runs, consolidated, emptiest, merge_runs, pooled
-from carpool.policies.estimator_queries import own_batch
 from carpool.policies.market.colocation_groups import ColocationGroup, ColocationGroups
 from carpool.policies.market.knapsack import NONE, InputPlan
 from carpool.policies.market.menu import Menu, rate_when_spread, shape_of
@@ -81,7 +80,7 @@ def _tune(draft: Draft, menu: Menu, rows: Sequence[int]) -> None:
     held = draft.holding(job)
     if held is None or not (held.batch_size or job.spec.batch_range):
         return
-    has = held.batch_size or own_batch(draft.view.estimates, job.spec)
+    has = held.batch_size or draft.view.estimates.own_batch(job.spec)
     shape = shape_of(menu.cluster, held)
     if menu.is_tight(held, shape):
         batch = int(menu.batches[row, menu.offers.index(shape)])

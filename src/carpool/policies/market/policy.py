@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.estimates import Estimator
-from carpool.core.model import Job, JobSpec
+from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.market.colocation_groups import ColocationGroups, form_groups
 from carpool.policies.market.knapsack import NONE, InputPlan, solve_knapsack
@@ -24,19 +24,8 @@ from carpool.policies.market.prices import Floats, Market, ends, relative_prices
 from carpool.policies.registry import register
 
 
-@runtime_checkable
-class KnowsMoves(Protocol):
-    """An estimator that can also tell what a move costs."""
-
-    def move_s(self, spec: JobSpec) -> float | None:
-        """Seconds of standstill for every change of devices; None while nothing is known of them."""
-        ...
-
-
 def moves_s(estimates: Estimator, jobs: Sequence[Job], otherwise: float) -> NDArray[np.float64]:
     """What the estimator says of the moves of each job that holds something, else a guess."""
-    if not isinstance(estimates, KnowsMoves):
-        return np.full(len(jobs), otherwise)
     told = [None if job.desired is None else estimates.move_s(job.spec) for job in jobs]
     return np.array([otherwise if seconds is None else seconds for seconds in told])
 

@@ -14,7 +14,6 @@ from carpool.core.estimates import Estimator
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Cluster
-from carpool.policies.estimator_queries import KnowsAlike
 from carpool.policies.market.knapsack import Floats
 from carpool.policies.market.prices import KindPrices
 
@@ -99,7 +98,7 @@ class EstimateCache:
         if not same or estimates.version != self._version:
             self._version = estimates.version
             self.ratios.clear()
-            if not same or not isinstance(estimates, KnowsAlike):
+            if not same:
                 self.rows.clear()
                 self.seats.clear()
 

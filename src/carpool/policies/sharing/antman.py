@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from math import inf
 from typing import Any, ClassVar
 
 from carpool.core.draft import Draft
@@ -14,7 +15,7 @@ from carpool.core.estimates import Estimator
 from carpool.core.model import Allocation, DeviceId, Job, Share
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.topology import Placement
-from carpool.policies.estimator_queries import KnowsUse, memory_of
+from carpool.policies.estimator_queries import memory_of
 from carpool.policies.registry import register
 from carpool.policies.sharing.shareable_devices import (
     Likeness,
@@ -171,14 +172,13 @@ class AntMan(Policy):
     def _join(self, draft: Draft, rooms: ShareableDevices, job: Job) -> Allocation | None:
         """Where the most idle cycles are, weighed by the job's speed there."""
         view = draft.view
-        if not isinstance(view.estimates, KnowsUse):
-            return None
         speeds: dict[str, float] = {}
         offers: list[tuple[float, DeviceId]] = []
         for device in rooms.open_to(job):
             kind = view.cluster.kind_of(device)
             residents = [view.jobs[resident.job].spec for resident in draft.occupancy.residents(device)]
-            idle = 1.0 - sum([view.estimates.use(spec, kind).sm for spec in residents])
+            uses = [view.estimates.use(spec, kind) for spec in residents]
+            idle = 1.0 - sum([inf if use is None else use.sm for use in uses])
             if idle < self.min_idle:
                 continue
             if kind not in speeds:

@@ -12,7 +12,7 @@ from carpool.core.messages import AssignApplied, Probe
 from carpool.core.model import Allocation, DeviceId, Job, JobId
 from carpool.core.policy import ARRIVALS_AND_ENDINGS, Cadence, Plan, Policy, Snapshot
 from carpool.policies.registry import register
-from carpool.policies.sharing.share_search import OBJECTIVES, KnowsMixes, Setting, ShareSearch, Tenant, Vector
+from carpool.policies.sharing.share_search import OBJECTIVES, Setting, ShareSearch, Tenant, Vector
 from carpool.policies.sharing.shareable_devices import (
     Likeness,
     ShareableDevices,
@@ -239,8 +239,8 @@ class Competitive(Policy):
         vector, values = search.best(trial.best, tabu=tried)
         if vector not in tried and search.value(values) > trial.value * (1.0 + self.min_gain):
             return vector
-        knows = isinstance(search.estimates, KnowsMixes)  # else the search knows only that more share is more
-        return None if knows or moderate in tried else moderate
+        # without mixes the search knows only that more share is more
+        return None if search.estimates.predicts_mixes or moderate in tried else moderate
 
     def _fall_back(
         self, draft: Draft, trials: Trials, device: DeviceId, residents: Sequence[Job], total: float

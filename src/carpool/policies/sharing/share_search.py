@@ -5,29 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-from carpool.core.estimates import Estimate, Estimator
+from carpool.core.estimates import Estimate, Estimator, MixEntry
 from carpool.core.model import JobId, JobSpec, Kind
-from carpool.core.topology import Neighbour, Placement
-from carpool.policies.estimator_queries import memory_of, own_batch, worth_of_step
+from carpool.core.topology import Placement
+from carpool.policies.estimator_queries import memory_of, worth_of_step
 
 _LEAST = 1e-6
 _STARTS = 3  # equal vectors that the search climbs from
 _UNSURE = 0.25  # spread from which on a rate is a guess, relative to it
 _MODERATE = 1.5  # that equal shares sum to where sharing is usually best
 _MOVES = 64  # rounds of the search, each of which improves: a bound against rounding, never reached
-
-MixEntry = tuple[JobSpec, float, int]  # a job, its share, its batch size (0: its own)
-
-
-@runtime_checkable
-class KnowsMixes(Protocol):
-    """An estimator that answers for whole mixes at once."""
-
-    def mixed(self, kind: Kind, mixes: Sequence[Sequence[MixEntry]]) -> Sequence[Sequence[Estimate]]:
-        """Rate of each job of each mix on one device of a kind."""
-        ...
 
 
 class Setting(NamedTuple):
@@ -51,27 +40,13 @@ def speeds(estimates: Estimator, kind: Kind, tenants: Sequence[Tenant], vectors:
     """Believed progress of each job under each vector, relative to that alone on the whole device."""
     alone = [max(estimates.rate(tenant.spec, Placement(((kind, 1),))).mean, _LEAST) for tenant in tenants]
     mixes = [[(tenant.spec, *setting) for tenant, setting in zip(tenants, v, strict=True)] for v in vectors]
-    found: Sequence[Sequence[Estimate]]
-    if isinstance(estimates, KnowsMixes):
-        found = estimates.mixed(kind, mixes)
-    else:
-        found = [one_by_one(estimates, kind, mix) for mix in mixes]
     return [
         [
             rate.mean * worth_of_step(estimates, spec, batch_size) / whole
             for rate, whole, (spec, _, batch_size) in zip(rates, alone, mix, strict=True)
         ]
-        for rates, mix in zip(found, mixes, strict=True)
+        for rates, mix in zip(estimates.mixed(kind, mixes), mixes, strict=True)
     ]
-
-
-def one_by_one(estimates: Estimator, kind: Kind, mix: Sequence[MixEntry]) -> list[Estimate]:
-    """Rate of each job of a mix from an estimator that knows only neighbours."""
-    answers = []
-    for place, (spec, fraction, batch_size) in enumerate(mix):
-        others = tuple(Neighbour(*other) for other in (*mix[:place], *mix[place + 1 :]))
-        answers.append(estimates.rate(spec, Placement(((kind, 1),), fraction, batch_size, others)))
-    return answers
 
 
 def fair(weights: Sequence[float], values: Sequence[float]) -> float:
@@ -107,12 +82,12 @@ class ShareSearch:
     @property
     def is_guess(self) -> bool:
         """Whether at some shares nothing is known of these jobs beside each other: then only trying tells."""
-        if isinstance(self.estimates, KnowsMixes):
+        if self.estimates.predicts_mixes:
             return False
         return any(
             _is_unsure(estimate)
             for level in self.levels
-            for estimate in one_by_one(self.estimates, self.kind, self._tenures(self.equal(level)))
+            for estimate in self.estimates.mixed(self.kind, [self._tenures(self.equal(level))])[0]
         )
 
     def _tenures(self, vector: Vector) -> list[MixEntry]:
@@ -208,7 +183,7 @@ class ShareSearch:
     def _changed(self, spec: JobSpec, setting: Setting) -> list[Setting]:
         level = min(range(len(self.levels)), key=lambda i: abs(self.levels[i] - setting.fraction))
         found = [setting._replace(fraction=self.levels[i]) for i in (level - 1, level + 1) if 0 <= i < len(self.levels)]
-        own = own_batch(self.estimates, spec)
+        own = self.estimates.own_batch(spec)
         if spec.batch_range is not None and own and not spec.exact:
             now = setting.batch_size or own
             low, high = spec.batch_range
@@ -222,7 +197,7 @@ class ShareSearch:
             return True
         needed = 0.0
         for tenant, setting in zip(self.tenants, vector, strict=True):
-            own = own_batch(self.estimates, tenant.spec)
+            own = self.estimates.own_batch(tenant.spec)
             grown = setting.batch_size / own if setting.batch_size and own else 1.0
             needed += memory_of(self.estimates, tenant.spec) * max(1.0, grown)
         return needed <= self.memory_bytes

@@ -14,7 +14,6 @@ from carpool.core.estimates import Estimator
 from carpool.core.model import Allocation, DeviceId, Job, JobSpec, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.topology import Neighbour, Placement
-from carpool.policies.estimator_queries import KnowsUse
 from carpool.policies.registry import register
 from carpool.policies.sharing.shareable_devices import ShareableDevices, pick_devices, start_alone, start_jobs
 
@@ -125,11 +124,11 @@ class KernelEst(Policy):
 
     def slowdowns(self, estimates: Estimator, specs: Sequence[JobSpec], kind: Kind) -> list[float]:
         """Predicted slowdown of each of several jobs on one device."""
-        if not isinstance(estimates, KnowsUse):
+        uses = [use for spec in specs if (use := estimates.use(spec, kind)) is not None]
+        if len(uses) < len(specs):
             return [
                 _from_pairs(estimates, spec, [other for other in specs if other is not spec], kind) for spec in specs
             ]
-        uses = [estimates.use(spec, kind) for spec in specs]
         all_sm = sum([use.sm for use in uses])
         all_memory = sum([use.memory_bw for use in uses])
         return [

@@ -18,16 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from carpool.core.estimates import Estimate, Estimator
+from carpool.core.estimates import Estimate, Estimator, MixEntry
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobSpec, Kind
 from carpool.core.topology import Placement
-from carpool.policies.estimator_queries import memory_of, own_batch, worth_of_step
-from carpool.policies.sharing.share_search import MixEntry, Setting, Vector
+from carpool.policies.estimator_queries import memory_of, worth_of_step
+from carpool.policies.sharing.share_search import Setting, Vector
 
 Floats = NDArray[np.float64]
 Shares = tuple[float, ...]
@@ -102,8 +103,11 @@ _FIXED = 0.5  # part of a step that does not grow with its batch, until measured
 
 
 @dataclass(slots=True)
-class TrialModel:
+class TrialModel(Estimator):
     """As measured where a vector was tried; elsewhere as slowdowns and batches say."""
+
+    predicts_mixes: ClassVar[bool] = True
+    counts_steps: ClassVar[bool] = True
 
     estimates: Estimator
     specs: Sequence[JobSpec]  # of the mix, in its order
@@ -161,7 +165,7 @@ class TrialModel:
 
     def _factor_less_one(self, spec: JobSpec, setting: Setting) -> float:
         """By how much the batch is larger than the own one, relative to it."""
-        own = own_batch(self.estimates, spec)
+        own = self.estimates.own_batch(spec)
         return setting.batch_size / own - 1.0 if setting.batch_size and own else 0.0
 
     # ------------------------------------------------------------------------------------- as believed without the mix
@@ -179,9 +183,9 @@ class TrialModel:
 
     def own_batch(self, spec: JobSpec) -> int:
         """The batch size that its author gave a job; 0: not known yet."""
-        return own_batch(self.estimates, spec)
+        return self.estimates.own_batch(spec)
 
-    def memory(self, spec: JobSpec) -> int:
+    def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
         """Bytes at its own batch size; 0: unknown."""
         return memory_of(self.estimates, spec)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from carpool.core.estimates import Estimate
+from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported, Record
 from carpool.core.model import Job, JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
@@ -145,7 +145,7 @@ class _Work:
     batch: int
 
 
-class LinkEstimator:
+class LinkEstimator(Estimator):
     """Learns step times over the links from all jobs (`Throughput`), and what moves cost (`MoveCostObserver`).
 
     A placement says how many devices on each node, not which: any nodes that have them stand for it, so that only what
@@ -153,10 +153,11 @@ class LinkEstimator:
     places compare. How much work is left is what the spec declares.
     """
 
+    version = 0
+
     def __init__(
         self, cluster: Cluster, fabric: Fabric | None = None, known: Mapping[str, TransferHints] | None = None
     ) -> None:
-        self.version = 0
         self.throughput = Throughput(fabric or Fabric.of(cluster))
         self.moves = MoveCostObserver()
         self._cluster = cluster
@@ -173,17 +174,17 @@ class LinkEstimator:
         """Units of work per second there."""
         share = placement.fraction / max(1.0, placement.load)
         work = self._work.get(spec.id)
-        step = self.step_s(spec, placement)
+        step = self.step_time(spec, placement)
         if work is None or step is None:
             rate = placement.num_devices / spec.devices * share
-            if step is not None and (asked := self.step_s(spec, self._asked_for(spec, placement))) is not None:
+            if step is not None and (asked := self.step_time(spec, self._asked_for(spec, placement))) is not None:
                 rate = asked.mean / step.mean * share  # as declared on what it asked for, and in proportion elsewhere
             return Estimate(rate, rate * _UNSURE)
         batch = placement.batch_size or spec.batch_size or work.batch
         rate = work.per_step * batch / work.batch / step.mean * share
         return Estimate(rate, rate * step.std / step.mean)
 
-    def step_s(self, spec: JobSpec, placement: Placement) -> Estimate | None:
+    def step_time(self, spec: JobSpec, placement: Placement) -> Estimate | None:
         """Seconds of a step there; None before anything was learned of it."""
         if spec.model not in self._widths:
             return None

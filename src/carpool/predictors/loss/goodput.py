@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, minimize
 
 from carpool.core.errors import UnknownName
-from carpool.core.estimates import Estimate
+from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
@@ -229,15 +229,17 @@ class _Agent:
     )  # what it said: plans ask far more often than jobs learn
 
 
-class PolluxAgents:
+class PolluxAgents(Estimator):
     """Learns each job's step time and noise from its own reports; the first sample of each configuration counts.
 
     A job that has not reported yet is taken to speed up in proportion to its devices, at its smallest batch. How much
     work is left is not learned: it is what the spec declares. Device ids are looked up in `cluster`.
     """
 
+    tunes_batches = True
+    version = 0
+
     def __init__(self, cluster: Cluster, limits: Mapping[str, BatchLimits]) -> None:
-        self.version = 0
         self._cluster = cluster
         self._limits = limits  # by model
         self._agents: dict[JobId, _Agent] = {}

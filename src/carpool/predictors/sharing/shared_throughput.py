@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from carpool.core.errors import UnknownName
-from carpool.core.estimates import Estimate, Use
+from carpool.core.estimates import Estimate, Estimator, MixEntry, Use
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Placement
@@ -39,7 +39,7 @@ class _Seen(NamedTuple):
     is_steady: bool
 
 
-class SharedThroughput:
+class SharedThroughput(Estimator):
     """Rates in seconds of work alone per second: 1 is the job by itself on a whole device at its own batch.
 
     With m the batch, m0 the job's own, T(m) its step alone, s its share and φ = noise·m0 its gradient noise scale:
@@ -50,6 +50,10 @@ class SharedThroughput:
     bring the model up to date.
     """
 
+    predicts_mixes = True
+    predicts_goodput = True
+    version = 0
+
     def __init__(
         self,
         profiles: Mapping[str, tuple[Solo, ...]],
@@ -58,7 +62,6 @@ class SharedThroughput:
         noise: float = 8.0,
         refit_every: int = 10,
     ) -> None:
-        self.version = 0
         self.interference = interference
         self._profiles = profiles
         self._noise = noise
@@ -79,7 +82,7 @@ class SharedThroughput:
         kept = self._keeps([[own, *others]])[0][0]
         return Estimate(speed * kept.mean, speed * kept.std)
 
-    def mixed(self, kind: Kind, mixes: Sequence[Sequence[tuple[JobSpec, float, int]]]) -> list[list[Estimate]]:
+    def mixed(self, kind: Kind, mixes: Sequence[Sequence[MixEntry]]) -> list[list[Estimate]]:
         """Believed rate of each (job, share, batch size) of each mix on one device: one question instead of many."""
         found = []
         named = [[Sharer(*entry) for entry in mix] for mix in mixes]

@@ -146,7 +146,7 @@ W_co = TypeVar("W_co", bound=HasRate, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Oracle(Generic[W_co]):
+class Oracle(Estimator, Generic[W_co]):
     """Knows every rate and every length; what else its world knows, the oracle of that world tells."""
 
     world: W_co

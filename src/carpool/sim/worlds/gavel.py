@@ -193,7 +193,7 @@ class GavelWorld:
 class GavelOracle(Oracle[GavelWorld]):
     """Believes the throughput table: an oracle of a `GavelWorld`."""
 
-    def alike(self, spec: JobSpec) -> tuple[str, int]:
+    def similarity_key(self, spec: JobSpec) -> tuple[str, int]:
         """Jobs of one row of the table."""
         return spec.model, spec.devices
 

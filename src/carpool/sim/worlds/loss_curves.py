@@ -111,8 +111,10 @@ class LossWorld:
         return replace(spec, work=None, min_devices=1, max_devices=widest)
 
 
-class LossEstimator:
+class LossEstimator(Estimator):
     """Rates from the measured tables, what remains from the loss curves; before those, the average of what is known."""
+
+    follows_losses = True
 
     def __init__(self, world: LossWorld) -> None:
         self._world = world

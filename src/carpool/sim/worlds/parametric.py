@@ -212,19 +212,20 @@ class ParametricWorld:
         return Cluster(tuple(nodes), cluster.links)
 
 
-class ParametricEstimator:
+class ParametricEstimator(Estimator):
     """Knows the world's formulas, and of the noise scale what jobs have reported; also tells use and memory.
 
     With `noise` σ every rate is off by a factor exp(σ·z), z drawn from the seed for each model and placement: asking
     again gives the same answer.
     """
 
+    version = 0
+
     def __init__(self, world: ParametricWorld) -> None:
         self._world = world
         self._noise: dict[JobId, float] = {}  # newest report of jobs whose batch may be tuned
         self._errors: dict[tuple[object, ...], float] = {}
         self._uses: dict[tuple[str, int, int, Kind], Use] = {}
-        self.version = 0
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
         """The true rate, or one with a lasting error."""
@@ -259,9 +260,9 @@ class ParametricEstimator:
             found = self._uses[key] = self._world.use(spec, kind)
         return found
 
-    def memory(self, spec: JobSpec) -> int:
+    def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
         """Bytes on each device."""
-        return self._world.memory(spec)
+        return self._world.memory(spec, batch_size)
 
     def _error(self, spec: JobSpec, placement: Placement) -> float:
         beside = sorted((n.spec.model, n.fraction, n.batch_size, n.turn) for n in placement.neighbours)

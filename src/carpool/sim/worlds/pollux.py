@@ -340,12 +340,14 @@ class PolluxWorld:
         return replace(spec, min_devices=1, max_devices=widest, batch_range=batches)
 
 
-class PolluxEstimator:
+class PolluxEstimator(Estimator):
     """Two levels of knowledge in one: what the profiles say (rates, steps, lengths) and what a job's reports teach.
 
     `goodputs` answers from the job's own reports alone, as Pollux's agents do; everything else is the truth of the
     epoch that the job last reported from.
     """
+
+    tunes_batches = True
 
     def __init__(self, world: PolluxWorld, cluster: Cluster) -> None:
         self._world = world

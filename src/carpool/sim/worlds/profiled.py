@@ -111,7 +111,7 @@ class ProfileWorld:
         return spec if spec.memory_bytes else replace(spec, memory_bytes=self.of(spec).memory(spec))
 
 
-class ProfileEstimator:
+class ProfileEstimator(Estimator):
     """Believes the profiles; they do not change while a simulation runs."""
 
     version = 0

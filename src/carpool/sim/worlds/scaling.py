@@ -66,6 +66,6 @@ class ScalingWorld:
 class ScalingOracle(Oracle[ScalingWorld]):
     """Believes exactly what is true in a scaling world."""
 
-    def alike(self, spec: JobSpec) -> int:
+    def similarity_key(self, spec: JobSpec) -> int:
         """Jobs that ask for as many devices."""
         return spec.devices
