@@ -25,17 +25,17 @@ from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Job, Kind
 from carpool.core.placement import consolidated, emptiest
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
-def elastic_counts(speeds: Sequence[Array], weights: Sequence[float], num_devices: int) -> list[int]:
+def elastic_counts(speeds: Sequence[Floats], weights: Sequence[float], num_devices: int) -> list[int]:
     """Devices for each job of a batch, ordered by time left, the longest first.
 
     ``speeds[j][k]`` is job j's rate on k devices, k = 0 … num_devices. Tables are taken as their least concave
     majorant: a job is never left at a count that a mixture of two others would beat.
     """
     best = np.zeros(num_devices + 1)  # F_{i-1}
-    gains: list[Array] = []
+    gains: list[Floats] = []
     total = 0.0
     for table, weight in zip(speeds, weights, strict=True):
         total += weight
@@ -54,12 +54,12 @@ class DeviceSplit(NamedTuple):
     counts: list[int]
     worth: list[float]  # v_j
 
-    def value(self, speeds: Sequence[Array], counts: Sequence[int]) -> float:
+    def value(self, speeds: Sequence[Floats], counts: Sequence[int]) -> float:
         """What a second is worth in which the jobs hold so many devices."""
         return sum(v * float(table[k]) for v, table, k in zip(self.worth, speeds, counts, strict=True))
 
 
-def elastic_split(speeds: Sequence[Array], weights: Sequence[float], num_devices: int) -> DeviceSplit:
+def elastic_split(speeds: Sequence[Floats], weights: Sequence[float], num_devices: int) -> DeviceSplit:
     """As `shares`, on tables as they are: neither concave nor monotone, and nobody alternates between two counts.
 
     F_i(m) = max over k of F_{i−1}(m − k) + v_i · s_i(k) is a knapsack, so it costs devices² for each job.
@@ -76,7 +76,7 @@ def elastic_split(speeds: Sequence[Array], weights: Sequence[float], num_devices
     return DeviceSplit(best_deal(speeds, worth, num_devices), worth)
 
 
-def best_deal(speeds: Sequence[Array], worth: Sequence[float], num_devices: int) -> list[int]:
+def best_deal(speeds: Sequence[Floats], worth: Sequence[float], num_devices: int) -> list[int]:
     """The numbers of devices for which Σ v_j · s_j(k_j) is largest; what does not help stays free."""
     best = np.zeros(num_devices + 1)
     chosen: list[NDArray[np.intp]] = []
@@ -91,14 +91,14 @@ def best_deal(speeds: Sequence[Array], worth: Sequence[float], num_devices: int)
     return counts[::-1]
 
 
-def _options(best: Array, values: Array) -> Array:
+def _options(best: Floats, values: Floats) -> Floats:
     """[m, k]: what m devices are worth when one more job has k of them and the others the rest."""
     places = np.arange(len(best))
     left = places[:, None] - places[None, :]
     return np.where(left >= 0, best[np.maximum(left, 0)] + values[None, :], -np.inf)
 
 
-def concave(table: Array) -> Array:
+def concave(table: Floats) -> Floats:
     """The least concave function that is nowhere below a table."""
     corners = [0]
     for k in range(1, len(table)):
@@ -108,13 +108,13 @@ def concave(table: Array) -> Array:
     return np.interp(np.arange(len(table)), corners, table[corners])
 
 
-def _is_below(table: Array, left: int, middle: int, right: int) -> bool:
+def _is_below(table: Floats, left: int, middle: int, right: int) -> bool:
     """Whether a point lies on or under the line between its neighbours."""
     rise = (table[right] - table[left]) * (middle - left)
     return bool((table[middle] - table[left]) * (right - left) <= rise)
 
 
-def _largest(gains: Sequence[Array], num_devices: int) -> list[int]:
+def _largest(gains: Sequence[Floats], num_devices: int) -> list[int]:
     """How many of the largest gains are each job's; ties go to the shorter job, which ends sooner."""
     owner = np.concatenate([np.full(len(rows), job) for job, rows in enumerate(gains)])
     values = np.concatenate(gains)

@@ -97,7 +97,7 @@ class EstimatorContract:
 
         def check(data: st.DataObject) -> None:
             estimator = self.make_estimator()
-            specs = data.draw(st.lists(self.specs(), min_size=1, max_size=6))
+            specs = data.draw(st.lists(self.specs(), min_size=1, max_size=6, unique_by=lambda spec: spec.id))
             alone = replace(data.draw(self.placements()), neighbours=())
             known: dict[tuple[object, int], Estimate] = {}
             for lesson in (None, *data.draw(self.lessons())):

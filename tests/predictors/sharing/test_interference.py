@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate
-from carpool.predictors.gaussian_process import GaussianProcess
+from carpool.predictors.gaussian_process import GaussianRegressor
 from carpool.predictors.sharing.colocation import ColocationTable
 from carpool.predictors.sharing.interference import Interference, Member, features
 from carpool.testing import PredictorContract
@@ -120,7 +120,7 @@ def test_spread_covers_the_errors(colocation: ColocationTable) -> None:
 
 def test_gaussian_process_interpolates_and_doubts() -> None:
     rows = np.linspace(0.0, 6.0, 13)[:, None]
-    model = GaussianProcess().fit(rows, np.sin(rows[:, 0]))
+    model = GaussianRegressor().fit(rows, np.sin(rows[:, 0]))
     mean, std = model.predict(np.array([[1.25], [20.0]]))
     assert mean[0] == pytest.approx(np.sin(1.25), abs=0.05)
     assert std[1] > 3.0 * std[0]

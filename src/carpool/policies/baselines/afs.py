@@ -10,7 +10,7 @@ import numpy as np
 from carpool.core.draft import Draft
 from carpool.core.model import Job, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.policies.elastic_allocation import Array, elastic_counts, resize
+from carpool.policies.elastic_allocation import Floats, elastic_counts, resize
 from carpool.policies.estimator_queries import by_rate, devices_in_use_or_free, kind_held, placed_on, seconds_left
 from carpool.policies.registry import register
 
@@ -145,7 +145,7 @@ class _Stake:
         self.next_count = count + 1
         self.next_rate = self.rate_of(self.next_count)
 
-    def speeds(self, num_devices: int) -> Array:
+    def speeds(self, num_devices: int) -> Floats:
         """Its rate on 0, 1, … devices; nothing below what it accepts, and no more above."""
         return np.array([self.rate_of(k) if k >= self.job.spec.narrowest else 0.0 for k in range(num_devices + 1)])
 

@@ -100,8 +100,6 @@ def _reach(values: Floats, change: Floats) -> float:
 # for Deep Learning Workloads, OSDI 2020, section 4.
 
 
-Array = npt.NDArray[np.float64]
-
 _MAX_STEPS = 50  # of the search for the fairest ρ; four or five are usual
 _SLACK = 1e-6  # relative room left to a bound found numerically, so that the program inside it is feasible
 
@@ -110,23 +108,23 @@ _SLACK = 1e-6  # relative room left to a bound found numerically, so that the pr
 class Problem:
     """Jobs (rows) and kinds (columns) as numbers. Each job has a rate above 0 somewhere."""
 
-    rates: Array  # work per second of the whole gang; 0 where the job cannot run
-    widths: Array  # devices of each gang
-    weights: Array
-    left: Array  # work still to do
-    age_s: Array  # since submission
-    capacity: Array  # devices of each kind
+    rates: Floats  # work per second of the whole gang; 0 where the job cannot run
+    widths: Floats  # devices of each gang
+    weights: Floats
+    left: Floats  # work still to do
+    age_s: Floats  # since submission
+    capacity: Floats  # devices of each kind
 
     @property
-    def isolated(self) -> Array:
+    def isolated(self) -> Floats:
         """Each job's rate on its own part of the cluster: 1/n of every kind, and no more than all of its time."""
         shares = np.outer(1.0 / self.widths, self.capacity / len(self.widths))
         shares /= np.maximum(shares.sum(axis=1), 1.0)[:, None]
-        rates: Array = (self.rates * shares).sum(axis=1)
+        rates: Floats = (self.rates * shares).sum(axis=1)
         return rates
 
 
-def max_min(problem: Problem) -> Array:
+def max_min(problem: Problem) -> Floats:
     """Maximise min_j (width_j / weight_j) · Σ_k T[j, k]·X[j, k] / Σ_k T[j, k]·N_k/N.
 
     The divisor is the job's rate when its time is dealt over the kinds by their numbers of devices.
@@ -137,20 +135,20 @@ def max_min(problem: Problem) -> Array:
     return _shaped(interior_point(cost, rows, limits)[:-1], problem)
 
 
-def throughput(problem: Problem) -> Array:
+def throughput(problem: Problem) -> Floats:
     """Maximise Σ_j Σ_k T[j, k]·X[j, k], in units of work as they are."""
     rows, limits = _bounds(problem)
     return _shaped(interior_point(-problem.rates.ravel(), rows, limits), problem)
 
 
-def makespan(problem: Problem) -> Array:
+def makespan(problem: Problem) -> Floats:
     """Minimise M such that Σ_k T[j, k]·X[j, k] ≥ left_j / M for every job."""
     need = np.maximum(problem.left, 1e-9)
     multiple, _ = largest_multiple(need, problem)
     return reaching(need * multiple * (1.0 - _SLACK), problem)
 
 
-def finish_time_fairness(problem: Problem, alone_s: Array) -> Array:
+def finish_time_fairness(problem: Problem, alone_s: Floats) -> Floats:
     """Minimise ρ = max_j (age_j + left_j/θ_j) / alone_j with θ_j = Σ_k T[j, k]·X[j, k].
 
     alone_j is the time the job would take in all on its own part of the cluster. For a given ρ each job needs
@@ -171,7 +169,7 @@ def finish_time_fairness(problem: Problem, alone_s: Array) -> Array:
     return reaching(left / (rho * (1.0 + _SLACK) * alone_s - problem.age_s), problem)
 
 
-def _rho_at(multiple: float, prices: Array, age_s: Array, alone_s: Array) -> float:
+def _rho_at(multiple: float, prices: Floats, age_s: Floats, alone_s: Floats) -> float:
     """The ρ at which Σ_j prices_j / (ρ·alone_j − age_j) is `multiple`; the sum falls as ρ grows."""
     priced = prices > 0.0
     prices, age_s, alone_s = prices[priced], age_s[priced], alone_s[priced]
@@ -190,7 +188,7 @@ def _rho_at(multiple: float, prices: Array, age_s: Array, alone_s: Array) -> flo
 
 
 # --------------------------------------------------------------------------------------------------------- pieces
-def reaching(need: Array, problem: Problem) -> Array:
+def reaching(need: Floats, problem: Problem) -> Floats:
     """A central X among all that give every job at least the rate it needs."""
     rows, limits = _bounds(problem)
     rows = vstack([rows, -_per_job(problem.rates)])
@@ -198,7 +196,7 @@ def reaching(need: Array, problem: Problem) -> Array:
     return _shaped(solution, problem)
 
 
-def largest_multiple(need: Array, problem: Problem) -> tuple[float, Array]:
+def largest_multiple(need: Floats, problem: Problem) -> tuple[float, Floats]:
     """The largest λ for which some X gives every job λ times the rate it needs, and the price of each job's need."""
     cost, rows, limits = _least(problem.rates / need[:, None], problem)
     solution = linprog(cost, A_ub=rows, b_ub=limits, bounds=(0.0, None), method="highs")
@@ -206,7 +204,7 @@ def largest_multiple(need: Array, problem: Problem) -> tuple[float, Array]:
     return float(solution.x[-1]), -np.asarray(solution.ineqlin.marginals)[-len(need) :]
 
 
-def _least(value: Array, problem: Problem) -> tuple[Array, Any, Array]:
+def _least(value: Floats, problem: Problem) -> tuple[Floats, Any, Floats]:
     """Maximise t ≤ Σ_k value[j, k]·X[j, k] for all j, with t as the last variable: cost, rows, limits."""
     bounds, limits = _bounds(problem)
     num_jobs = len(value)
@@ -217,7 +215,7 @@ def _least(value: Array, problem: Problem) -> tuple[Array, Any, Array]:
     return cost, rows, np.concatenate([limits, np.zeros(num_jobs)])
 
 
-def _bounds(problem: Problem) -> tuple[Any, Array]:
+def _bounds(problem: Problem) -> tuple[Any, Floats]:
     """The bounds every program has, on X written row by row."""
     num_jobs, num_kinds = problem.rates.shape
     column = np.arange(problem.rates.size)
@@ -226,11 +224,11 @@ def _bounds(problem: Problem) -> tuple[Any, Array]:
     return rows, np.concatenate([np.zeros(problem.rates.size), problem.capacity, np.ones(num_jobs)])
 
 
-def _per_job(values: Array) -> Any:
+def _per_job(values: Floats) -> Any:
     """One row for each job, with its values in its own columns."""
     num_jobs, num_kinds = values.shape
     return coo_array((values.ravel(), (np.repeat(np.arange(num_jobs), num_kinds), np.arange(values.size))))
 
 
-def _shaped(solution: Array, problem: Problem) -> Array:
+def _shaped(solution: Floats, problem: Problem) -> Floats:
     return np.clip(solution, 0.0, 1.0).reshape(problem.rates.shape)

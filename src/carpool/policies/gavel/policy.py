@@ -15,7 +15,7 @@ from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Job, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.gavel import lp as gavel_lp
-from carpool.policies.gavel.lp import Array, Problem
+from carpool.policies.gavel.lp import Floats, Problem
 from carpool.policies.gavel.rounds import (
     Timetable,
     apply_round,
@@ -116,7 +116,7 @@ class Gavel(Policy):
         return sorted(kinds, key=lambda kind: -sum([speeds[kind] / top for speeds, top in best]))
 
 
-def _alone_s(problem: Problem, rates: Rates, old: Timetable | None) -> tuple[Array, dict[str, Any]]:
+def _alone_s(problem: Problem, rates: Rates, old: Timetable | None) -> tuple[Floats, dict[str, Any]]:
     """Each job's time in all on its own part of the cluster, and what the next call needs to know.
 
     Work done so far is counted at the rate the job's own part had when it was done: parts grow as others leave.

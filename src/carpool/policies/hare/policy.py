@@ -19,7 +19,7 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.estimator_queries import rate_on
 from carpool.policies.gavel.rounds import capacity_of
 from carpool.policies.hare.device_allocation import Bid, Counts, DeviceAllocator, DeviceCounts, GapFill, held_counts
-from carpool.policies.hare.relaxation import Array, Demand, solve, worth_at
+from carpool.policies.hare.relaxation import Demand, Floats, solve, worth_at
 from carpool.policies.registry import register
 
 _GUESS = 300.0  # units of work of a job whose length nobody knows
@@ -169,7 +169,7 @@ class Beliefs:
         place = min(bisect_right(self.edges, at - self.at), len(self.edges) - 1) - 1
         return {kind: row[place] for kind, row in zip(self.capacity, self.prices, strict=True)}
 
-    def worths(self, at: float, jobs: Sequence[Job], demand: Demand) -> Array:
+    def worths(self, at: float, jobs: Sequence[Job], demand: Demand) -> Floats:
         """What a unit of each job's work is worth now: as solved, and for later jobs at the prices of then."""
         if not self.prices:
             return np.asarray(demand.weights / demand.work, dtype=np.float64)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, linprog
 from scipy.sparse import csr_array
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 _FIRST = 1 / 8  # the first interval over the mean one: what is near is looked at more closely
 _SPAN = 1.3  # of the intervals, over the time that devices of middling speed would take
@@ -37,15 +37,15 @@ _BOUND_STEPS = 40  # of the search for each job's worth
 class Demand:
     """What is to be done and with what: one row for each job, one column for each kind."""
 
-    speeds: Array  # s: units of work per device-second, by job and kind; 0: it cannot run there
-    widths: Array  # d: most devices at once
-    work: Array  # V: units of work left
-    weights: Array
-    capacity: Array  # N: devices of each kind
-    released: Array  # seconds from now until the job may start
+    speeds: Floats  # s: units of work per device-second, by job and kind; 0: it cannot run there
+    widths: Floats  # d: most devices at once
+    work: Floats  # V: units of work left
+    weights: Floats
+    capacity: Floats  # N: devices of each kind
+    released: Floats  # seconds from now until the job may start
 
     @property
-    def shortest_s(self) -> Array:
+    def shortest_s(self) -> Floats:
         """How long each job takes at least."""
         return np.asarray(self.work / (self.widths * self.speeds.max(axis=1)), dtype=np.float64)
 
@@ -53,14 +53,14 @@ class Demand:
 class Solution(NamedTuple):
     """What the relaxation says: worths, prices, and when each job's work is done in the mean."""
 
-    edges: Array  # of the intervals, seconds from now
-    worth: Array  # u: of a unit of each job's work
-    prices: Array  # π: of a device-second, by kind and interval
-    mean_s: Array  # M
+    edges: Floats  # of the intervals, seconds from now
+    worth: Floats  # u: of a unit of each job's work
+    prices: Floats  # π: of a device-second, by kind and interval
+    mean_s: Floats  # M
     optimal: bool
 
 
-def intervals(demand: Demand, count: int, stretch: float = 1.0) -> Array:
+def intervals(demand: Demand, count: int, stretch: float = 1.0) -> Floats:
     """Edges of geometrically growing intervals that should hold everything."""
     speeds = demand.speeds
     typical = np.where(speeds > 0.0, speeds, 0.0).mean(axis=1)
@@ -77,7 +77,7 @@ def solve(demand: Demand, num_intervals: int) -> Solution:
     return found if found.optimal else _solve(demand, intervals(demand, num_intervals, _STRETCH))
 
 
-def _solve(demand: Demand, edges: Array) -> Solution:
+def _solve(demand: Demand, edges: Floats) -> Solution:
     num_intervals = len(edges) - 1
     num_jobs, num_kinds = demand.speeds.shape
     begins = np.maximum(edges[:-1], demand.released[:, None])
@@ -109,7 +109,7 @@ def _solve(demand: Demand, edges: Array) -> Solution:
     return Solution(edges, np.asarray(found.eqlin.marginals), prices, mean_s, optimal=True)
 
 
-def worth_at(demand: Demand, edges: Array, prices: Array, elapsed_s: float) -> Array:
+def worth_at(demand: Demand, edges: Floats, prices: Floats, elapsed_s: float) -> Floats:
     """What a unit of each job's work is worth to it if it buys all of its work at given prices from now on.
 
     It buys in the cheapest intervals; the dearest of those it needs is its worth.
@@ -155,7 +155,7 @@ def lower_bound(demand: Demand, num_intervals: int = 16) -> float:
     return float(least - paid + (demand.weights * (shortest_s / 2.0 - demand.released)).sum())
 
 
-def _least(demand: Demand, n: int, cells: Array, price: Array) -> float:
+def _least(demand: Demand, n: int, cells: Floats, price: Floats) -> float:
     """The least that job n costs at given prices: a concave function of u, maximised by golden section."""
     useful = demand.speeds[n] > 0.0
     speeds = demand.speeds[n, useful, None]

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from math import log, log1p, sqrt
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.linalg import cho_solve, cholesky, solve_triangular
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from carpool.core.estimates import Estimator
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Placement
+from carpool.numerics import Floats, GaussianProcess, Matern, one_thread
 from carpool.policies.estimator_queries import memory_of, worth_of_step
 from carpool.policies.sharing.share_search import Setting, Vector
 from carpool.policies.sharing.trial_log import Trial
 
-Floats = NDArray[np.float64]
 Tried = Sequence[tuple[int, float]]  # (row of the grid, measured log PD)
 
 _LENGTHS = (0.7, 1.4, 2.8)  # in natural logarithms of the batch size
@@ -70,47 +66,25 @@ class Tuner:
 
     def _posterior(self, tried: Tried) -> tuple[Floats, Floats]:
         """Mean and standard deviation of log PD itself, without the noise of a measurement, for every row."""
-        with _threads().limit(limits=1, user_api="blas"):  # matrices this small are no work for several
-            return self._regress(tried)
-
-    def _regress(self, tried: Tried) -> tuple[Floats, Floats]:
         rows = [row for row, _ in tried]
-        seen = self.grid[rows]
         above = np.array([value for _, value in tried]) - self.believed[rows]
         offset = float(above.mean())  # neighbours slow every setting down
-        length, signal = self._scales(seen, above - offset)
-        factor = cholesky(_covariance(seen, seen, length, signal) + self.noise**2 * np.eye(len(rows)), lower=True)
-        cross = _covariance(self.grid, seen, length, signal)
-        explained = solve_triangular(factor, cross.T, lower=True)
-        mean = self.believed + offset + cross @ cho_solve((factor, True), above - offset)
-        return mean, np.sqrt(np.maximum(signal**2 - (explained**2).sum(0), 0.0))
+        with one_thread():
+            process = self._fitted(self.grid[rows], above - offset)
+            mean, explained = process.predict(self.grid)
+        return self.believed + offset + mean, np.sqrt(np.maximum(process.kernel.signal**2 - explained, 0.0))
 
-    def _scales(self, seen: Floats, errors: Floats) -> tuple[float, float]:
-        """Length and signal of the highest posterior; one measurement says nothing about them."""
-        if len(errors) < 2:
-            return _USUAL
-
-        def posterior(scales: tuple[float, float]) -> float:
-            length, signal = scales
-            kernel = _covariance(seen, seen, length, signal) + self.noise**2 * np.eye(len(errors))
-            factor = cholesky(kernel, lower=True)
-            fit = float(errors @ cho_solve((factor, True), errors))
-            unusual = log(length / _USUAL[0]) ** 2 + log(signal / _USUAL[1]) ** 2
-            return -0.5 * (fit + unusual) - float(np.log(np.diag(factor)).sum())
-
-        return max(product(_LENGTHS, _SIGNALS), key=posterior)
+    def _fitted(self, rows: Floats, errors: Floats) -> GaussianProcess:
+        """The process with the length and signal of the highest posterior; one measurement says nothing about them."""
+        scales = product(_LENGTHS, _SIGNALS) if len(errors) > 1 else [_USUAL]
+        kernels = [Matern(length, signal, smooth=True) for length, signal in scales]
+        return max([GaussianProcess(kernel, self.noise**2, rows, errors) for kernel in kernels], key=_log_posterior)
 
 
-@cache
-def _threads() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-def _covariance(left: Floats, right: Floats, length: float, signal: float) -> Floats:
-    """Matérn-5/2: s²·(1 + r + r²/3)·exp(−r) with r = √5·|x − x'|/ℓ."""
-    squares = (left**2).sum(1)[:, None] + (right**2).sum(1) - 2.0 * left @ right.T
-    scaled = np.sqrt(np.maximum(squares, 0.0)) * (sqrt(5.0) / length)
-    return np.asarray(signal**2 * (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled))
+def _log_posterior(process: GaussianProcess) -> float:
+    kernel = process.kernel
+    unusual = log(kernel.length / _USUAL[0]) ** 2 + log(kernel.signal / _USUAL[1]) ** 2
+    return -0.5 * (process.misfit + unusual) - process.log_det
 
 
 def batch_grid(low: int, high: int, own: int, most: int) -> list[int]:

@@ -22,7 +22,7 @@ from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate
 from carpool.core.model import Job, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.policies.elastic_allocation import Array, DeviceSplit, best_deal, elastic_split, resize
+from carpool.policies.elastic_allocation import DeviceSplit, Floats, best_deal, elastic_split, resize
 from carpool.policies.estimator_queries import devices_in_use_or_free, kind_held, kinds_of, rate_on
 from carpool.policies.registry import register
 
@@ -30,7 +30,7 @@ _ROUNDS = 50
 _ENOUGH = 1.0 + 1e-6
 
 
-def makespan_split(speeds: Sequence[Array], work: Sequence[float], num_devices: int) -> DeviceSplit:
+def makespan_split(speeds: Sequence[Floats], work: Sequence[float], num_devices: int) -> DeviceSplit:
     """The deal to begin with, and the prices: of those that are in use, the one that does most for the shortest.
 
     ``speeds[j][k]`` is job j's rate on k devices, k = 0 … num_devices; jobs in any order, each able to run.
@@ -52,12 +52,12 @@ def makespan_split(speeds: Sequence[Array], work: Sequence[float], num_devices: 
 
 
 class _Solved(NamedTuple):
-    seconds: Array  # of each deal
-    portions: Array  # [job, deal]: the part of the job done in a second
+    seconds: Floats  # of each deal
+    portions: Floats  # [job, deal]: the part of the job done in a second
     worth: list[float]
 
 
-def _solve(speeds: Sequence[Array], needed: Array, deals: Sequence[Sequence[int]]) -> _Solved:
+def _solve(speeds: Sequence[Floats], needed: Floats, deals: Sequence[Sequence[int]]) -> _Solved:
     """The program over the deals known so far, with every condition divided by R_j: all are alike in size."""
     rates = np.array([[table[k] for table, k in zip(speeds, each, strict=True)] for each in deals]).T
     portions = rates / needed[:, None]
@@ -151,7 +151,7 @@ class _Stake(NamedTuple):
     def is_unsure(self) -> bool:
         return self.left.std > _UNSURE * self.left.mean
 
-    def speeds(self, view: Snapshot, num_devices: int) -> Array:
+    def speeds(self, view: Snapshot, num_devices: int) -> Floats:
         """Its rate on 0, 1, … devices; nothing where it does not accept so few, and no more than it can use."""
         spec = self.job.spec
         table = np.zeros(num_devices + 1)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from carpool.predictors.blas_threads import one_thread
+from carpool.numerics import one_thread
 from carpool.predictors.links.layout import Floats, Ints
 from carpool.predictors.links.step_model import KeyIndex, Lookup, PerKeyParams, StepModel, StepParams
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate
-from carpool.predictors.gaussian_process import GaussianProcess
+from carpool.predictors.gaussian_process import GaussianRegressor
 from carpool.predictors.links.fabric import Fabric, FabricLink
 from carpool.predictors.links.fit import fit, fit_trainings, reference_trainings
 from carpool.predictors.links.layout import Floats, Group, Ints, PlacedTraining, build_layout
@@ -205,7 +205,7 @@ class _Habit:
 
     def __init__(self, features: Floats, left: Floats) -> None:
         self._reach = features.min(axis=0), features.max(axis=0)
-        self._process = GaussianProcess(noises=_NOISES).fit(features, left)
+        self._process = GaussianRegressor(noises=_NOISES).fit(features, left)
 
     def predict(self, features: Floats) -> tuple[Floats, Floats]:
         """Mean and spread of the logarithm."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate
-from carpool.predictors.gaussian_process import GaussianProcess
+from carpool.predictors.gaussian_process import GaussianRegressor
 
 Floats = NDArray[np.float64]
 Method = Literal["forest", "gp", "both"]
@@ -127,7 +127,7 @@ class Interference:
             targets = np.log(np.maximum(values, _LEAST))
             models: list[Any] = []
             if self.method in ("gp", "both"):
-                models.append(GaussianProcess().fit(rows, targets))
+                models.append(GaussianRegressor().fit(rows, targets))
             if self.method in ("forest", "both"):
                 from sklearn.ensemble import ExtraTreesRegressor  # type: ignore[import-untyped]  # a second to import
 
@@ -151,7 +151,7 @@ def features(group: Group, place: int) -> Floats:
 
 
 def _answer(model: Any, rows: Floats) -> tuple[Floats, Floats]:
-    if isinstance(model, GaussianProcess):
+    if isinstance(model, GaussianRegressor):
         return model.predict(rows)
     votes = np.array([tree.predict(rows) for tree in model.estimators_])
     return votes.mean(0), votes.std(0)
