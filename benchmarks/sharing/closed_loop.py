@@ -81,7 +81,7 @@ class RoomWorld(PlainWorld):
             self.known[now] = [next(rates) if share else 0.0 for share, _ in now]
         return self.known[now]
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """The noise that is assumed."""
         return TrainingSignals(noise=NOISE * spec.batch_size)
 

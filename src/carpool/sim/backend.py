@@ -122,7 +122,7 @@ class SimulatedBackend:
             return None
         disturbed: dict[JobId, RunningJob] = {}
         self._stop(at, stint, disturbed)
-        stint.done = self._world.kept(stint.spec, stint.done)
+        stint.done = self._world.checkpointed(stint.spec, stint.done)
         self._away[job] = stint.done, stint.generation
         for other in disturbed.values():
             self._tell(at, self._repace(at, other))
@@ -134,7 +134,7 @@ class SimulatedBackend:
             assert stint.allocation is not None
             if any(s.devices.start < devices.stop and devices.start < s.devices.stop for s in stint.allocation.shares):
                 stint.settle(at)
-                stint.done = self._world.kept(stint.spec, stint.done)
+                stint.done = self._world.checkpointed(stint.spec, stint.done)
                 stint.rate = 0.0
                 stint.is_paced = False
                 stint.version += 1
@@ -170,7 +170,7 @@ class SimulatedBackend:
         stint.since = at
         if moved and before is not None and before.groups == stint.placement.groups:
             before = stint.placement  # other devices of the same shape, whatever else changes
-        ready_at = at + self._world.price(spec, before, stint.placement)
+        ready_at = at + self._world.change_s(spec, before, stint.placement)
         if not moved:
             ready_at = max(ready_at, stint.ready_at)  # a smaller change does not end a standstill early
         if ready_at > at:
@@ -269,7 +269,7 @@ class SimulatedBackend:
 
     def _report(self, stint: RunningJob) -> Fact:
         assert stint.placement is not None
-        signs = self._world.signs(stint.spec, stint.done, stint.placement)
+        signs = self._world.signals(stint.spec, stint.done, stint.placement)
         return ProgressReported(stint.spec.id, stint.generation, stint.done, stint.rate, *signs)
 
     def _probed(self, stint: RunningJob) -> list[Fact]:

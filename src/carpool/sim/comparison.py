@@ -29,7 +29,6 @@ from carpool.sim.traces.reader import read_trace
 from carpool.sim.traces.trace import DroppedRow, WorkUnit, check_capacity
 from carpool.sim.traces.writer import atomic_writer
 from carpool.sim.worlds import parse_world
-from carpool.sim.worlds.base import HasLowerBound
 
 Progress = Callable[[str, float], None]  # policy, part of the jobs that have arrived
 
@@ -127,7 +126,7 @@ def run_simulation(request: SimulationRequest, progress: Callable[[float], None]
 def weighted_jct_bound_s(request: SimulationRequest) -> float | None:
     """What no policy can beat on the request's jobs and devices, where its world can tell."""
     world = parse_world(request.world, request.seed)
-    if not isinstance(world, HasLowerBound):
+    if not world.bounds_jct:
         return None
     trace = read_trace(request.trace, request.format, skip_invalid=request.skip_invalid, max_jobs=request.max_jobs)
     return world.weighted_jct_bound_s(*world.prepare(trace.arrivals, parse_cluster(request.cluster)))

@@ -18,7 +18,7 @@ from carpool.sim.backend import SimulatedBackend
 from carpool.sim.event_queue import ARRIVALS, EventQueue
 from carpool.sim.failures import Failures
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import HasReportInterval, PlainWorld, World
+from carpool.sim.worlds.base import PlainWorld, World
 
 # Wake-ups and mishaps in a row, with nothing running and nobody to come, after which those who wait count as starved.
 _PATIENCE = 10_000
@@ -128,7 +128,7 @@ def simulate(
     """
     world = world or PlainWorld()
     if report_every_s is None:
-        report_every_s = world.report_every_s if isinstance(world, HasReportInterval) else 0.0
+        report_every_s = world.report_every_s
     sharing = policy.may_share
     metrics = Metrics(cluster, sharing=sharing)
     timeline = EventQueue()

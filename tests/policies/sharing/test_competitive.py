@@ -363,7 +363,7 @@ class Roomy(Law):
         longer = fixed + (1.0 - fixed) * (placement.batch_size or own) / own
         return Pace(super().pace(spec, done, placement).rate / longer)
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         return TrainingSignals(noise=8.0 * spec.batch_size)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate, Estimator
 from carpool.core.model import JobSpec
 from carpool.core.topology import Cluster, Placement
@@ -15,13 +14,13 @@ from carpool.predictors.sharing.colocation import ColocationTable, Solo
 from carpool.predictors.sharing.interference import Interference, Member
 from carpool.predictors.sharing.shared_throughput import SharedThroughput
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Pace, TrainingSignals
+from carpool.sim.worlds.base import Pace, TrainingSignals, World
 
 _FILLER = 0.9  # of an idle cycle, what a higher turn can use (AntMan, OSDI'20)
 
 
 @dataclass(slots=True)
-class ColocationWorld:
+class ColocationWorld(World):
     """Jobs get on as measured; work is seconds alone on a whole device at the job's own batch.
 
     - A group that was measured (the same trainings at the same shares) goes at the measured rates; any other as the
@@ -38,7 +37,7 @@ class ColocationWorld:
     known: int = 135
     seed: int = 0
     start_s: float = 0.5  # a warm start, and a change of share or batch: a warm replacement takes over at a boundary
-    change_s: float = 0.2
+    resize_s: float = 0.2
     report_every_s: float = 5.0
     _kept: dict[tuple[Member, ...], tuple[float, ...]] = field(default_factory=dict, repr=False)
     _solos: dict[tuple[str, int], Solo] = field(default_factory=dict, repr=False)
@@ -57,8 +56,7 @@ class ColocationWorld:
         """Jobs and devices with their memory filled in; every model must be in the table."""
         filled = []
         for at, spec in arrivals:
-            if spec.work is None:
-                raise InputError(f"job {spec.id!r} has no length", way_out="Give work_s in the trace.")
+            self.work(spec)
             profile = self._profile(spec)
             filled.append(Arrival(at, replace(spec, memory_bytes=spec.memory_bytes or profile.memory_bytes)))
         nodes = []
@@ -66,11 +64,6 @@ class ColocationWorld:
             banks = [replace(b, memory_bytes=b.memory_bytes or self.table.memory_bytes) for b in node.banks]
             nodes.append(replace(node, banks=tuple(banks)))
         return filled, Cluster(tuple(nodes), cluster.links)
-
-    def work(self, spec: JobSpec) -> float:
-        """What the trace says."""
-        assert spec.work is not None, "`prepare` refuses jobs without a length"
-        return spec.work
 
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
         """Its speed alone under its cap and batch, less what its neighbours take."""
@@ -90,18 +83,14 @@ class ColocationWorld:
         rate = goodput * now.alone(placement.fraction) * self._keeps(group) * left
         return Pace(rate * placement.num_devices / spec.devices)
 
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
         """Fixed prices: a start or a move, or a change in place."""
-        return self.start_s if before is None or before == after else self.change_s
+        return self.start_s if before is None or before == after else self.resize_s
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """The gradient noise scale and the step."""
         profile = self._profile(spec, placement.batch_size)
         return TrainingSignals(noise=self.noise * self._profile(spec).batch_size, step_s=profile.step_s)
-
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Nothing is lost in a crash."""
-        return done
 
     def estimator(self) -> Estimator:
         """Profiles, some measured groups, and what reports teach."""

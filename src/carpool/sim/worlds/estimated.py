@@ -12,13 +12,13 @@ from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.profiles.profile import Costs
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Pace, TrainingSignals
+from carpool.sim.worlds.base import Pace, World
 
 FREE = Costs(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class EstimatorWorld:
+class EstimatorWorld(World):
     """The estimator's means are the rates, in the units of its own; `luck` makes single jobs faster or slower.
 
     What a job does after its last unit of work is one unit more, at a rate that makes it last `end_s`.
@@ -51,18 +51,10 @@ class EstimatorWorld:
             return Pace(rate)
         return Pace(rate, length) if done < length else Pace(1.0 / end_s)
 
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
         """What is known of the job, else what is usual."""
         costs = self._costs(spec)
         return (costs.start_s if before is None else costs.resize_s) or 0.0
-
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """Nothing to see."""
-        return TrainingSignals()
-
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Everything."""
-        return done
 
     def estimator(self) -> Estimator:
         """Those who plan believe the same at first; what they learn must not change the truth."""

@@ -11,12 +11,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from carpool.core.errors import CarpoolError, InputError, UnknownName, cause
+from carpool.core.errors import InputError, UnknownName, cause
 from carpool.core.estimates import Estimator
 from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Oracle, Pace, TrainingSignals
+from carpool.sim.worlds.base import Oracle, SteadyWorld
 
 _ALONE = "null"  # the table's name for no neighbour
 _NOT_A_KIND = "_unconsolidated"  # rows for gangs spread over servers, which Gavel's simulator never reads
@@ -26,7 +26,7 @@ JobType = tuple[str, int]  # model with its batch size, and the number of device
 
 
 @dataclass(frozen=True, slots=True)
-class GavelWorld:
+class GavelWorld(SteadyWorld):
     """Jobs get on at the measured rate; starting, moving and preempting cost nothing, and nothing is lost in a crash.
 
     Rules where the table is silent or has to be read in some way:
@@ -86,7 +86,7 @@ class GavelWorld:
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
         """Everything as it is, once all of it is found in the table."""
         self.check([spec for _, spec in arrivals], cluster)
-        return arrivals, cluster
+        return super().prepare(arrivals, cluster)
 
     def check(self, specs: Iterable[JobSpec], cluster: Cluster) -> None:
         """InputError unless every kind and every job type is in the table and every job can run somewhere."""
@@ -129,15 +129,6 @@ class GavelWorld:
         return below + (above - below) * (width - low) / (high - low)
 
     # ------------------------------------------------------------------------------------------------ world port
-    def work(self, spec: JobSpec) -> float:
-        """Total steps, which the trace gives."""
-        if spec.work is None:
-            raise CarpoolError(f"job {spec.id!r} has no number of steps; the trace must give one.")
-        return spec.work
-
-    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """The measured rate."""
-        return Pace(self.rate(spec, placement))
 
     def rate(self, spec: JobSpec, placement: Placement) -> float:
         """Steps per second in a placement."""
@@ -147,18 +138,6 @@ class GavelWorld:
             slowest = min([self.alone(kind, spec, width) for kind in {kind for kind, _ in groups}])
             return slowest * placement.fraction
         return min([self._beside(kind, spec, width, placement) for kind in placement.kinds])
-
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """Nothing costs anything."""
-        return 0.0
-
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """Nothing to see."""
-        return TrainingSignals()
-
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Everything."""
-        return done
 
     def estimator(self) -> Estimator:
         """The table itself."""

@@ -16,7 +16,7 @@ from carpool.core.model import Job, JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.loss.curve import LossCurves, LossTarget
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Pace, TrainingSignals
+from carpool.sim.worlds.base import SteadyWorld, TrainingSignals
 
 _LONGEST = 1 << 20  # steps after which a training that has not reached its target never will
 
@@ -41,7 +41,7 @@ class LossModel:
 
 
 @dataclass(slots=True)
-class LossWorld:
+class LossWorld(SteadyWorld):
     """Work is steps of the whole batch; a job ends with the first step whose window's mean loss is at the target.
 
     Where a step on fewer devices does less (a batch that is constant per device), `LossModel.speeds` says so: speeds are
@@ -65,22 +65,10 @@ class LossWorld:
         """Steps until its target."""
         return float(len(self._history(spec)))
 
-    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """As the table says."""
-        return Pace(self.rate(spec, placement))
-
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """Fixed prices."""
-        return self.start_s if before is None else self.resize_s
-
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """The loss of the last whole step."""
         history = self._history(spec)
         return TrainingSignals(float(history[min(max(int(done) - 1, 0), len(history) - 1)]))
-
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Everything."""
-        return done
 
     def estimator(self) -> Estimator:
         """One that knows the tables and the targets, and learns the curves."""

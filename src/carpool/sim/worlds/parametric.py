@@ -14,7 +14,7 @@ from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Pace, TrainingSignals
+from carpool.sim.worlds.base import Pace, TrainingSignals, World
 from carpool.sim.worlds.contention import Contender, Contention
 from carpool.sim.worlds.traits import ChangeCosts, KindTraits, ModelTraits, draw_kinds, draw_models
 from carpool.sim.worlds.world_file import DEFAULT, TopLevelKeys, read_world
@@ -26,7 +26,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class ParametricWorld:
+class ParametricWorld(World):
     """The truth by formula; the parameters are explained at `ModelTraits`, `KindTraits`, `ChangeCosts` and `Contention`.
 
     Work is counted in seconds alone on the devices asked for, of the reference kind, at the job's own batch size m0;
@@ -76,7 +76,7 @@ class ParametricWorld:
         until = (phase + 1) * work / _PHASES if phase + 1 < _PHASES else inf
         return Pace(self.rate(spec, placement, traits.noise_at(phase / _PHASES)), until)
 
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
         """The dearest of what changes; equal placements mean other devices of the same shape."""
         prices, own = self.prices, self.traits(spec).start_s
         if before is None:
@@ -90,12 +90,12 @@ class ParametricWorld:
         ]
         return max(changes) if any(changes) else prices.resize_s
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """Loss and gradient noise scale."""
         traits, work = self.traits(spec), self.work(spec)
         return TrainingSignals(traits.loss_at(done / work), traits.noise_at(_phase(done, work) / _PHASES))
 
-    def kept(self, spec: JobSpec, done: float) -> float:
+    def checkpointed(self, spec: JobSpec, done: float) -> float:
         """The last multiple of the checkpoint interval."""
         every = self.setting.checkpoint_every
         return done - done % every if every else done

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
 from random import Random
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from carpool.core.errors import InputError, UnknownName
+from carpool.core.errors import UnknownName
 from carpool.core.estimates import Estimator
 from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.hare.relaxation import Demand, lower_bound
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Oracle, Pace, TrainingSignals
+from carpool.sim.worlds.base import Oracle, SteadyWorld
 
 Groups = tuple[tuple[Kind, int], ...]
 
@@ -47,7 +47,7 @@ class PartsStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PartsWorld:
+class PartsWorld(SteadyWorld):
     """Relaxed fixed-scale synchronisation: a step is always `spec.devices` equal parts, on however many devices.
 
     A part of model m takes `part_s[m][kind]`, whoever runs it. On a set of devices each part goes to the device that
@@ -63,6 +63,8 @@ class PartsWorld:
     A start or a move costs a switch: 4 ms (`fast`), or what Tab. 1 of the Hare study lists for the model with
     PipeSwitch (`pipelined`) or without anything (`cold`, 3 to 9 s).
     """
+
+    bounds_jct: ClassVar[bool] = True
 
     part_s: Mapping[str, Mapping[str, float]]  # by model, then by kind, the fastest first
     switch: str = "fast"
@@ -94,35 +96,17 @@ class PartsWorld:
         for _, spec in arrivals:
             if spec.model not in self.part_s:
                 raise UnknownName("model", spec.model, self.part_s, where=f"job {spec.id!r} in this world")
-            if spec.work is None:
-                raise InputError(f"job {spec.id!r} has no length", way_out="Give work_s: this world knows none.")
+            self.work(spec)
         for kind in cluster.kinds:
             for model, known in self.part_s.items():
                 if kind not in known:
                     raise UnknownName("kind", kind, known, where=f"model {model!r} in this world")
         return [Arrival(at, replace(spec, min_devices=1, max_devices=0)) for at, spec in arrivals], cluster
 
-    def work(self, spec: JobSpec) -> float:
-        """What the spec says."""
-        assert spec.work is not None, "`prepare` refuses jobs without a length"
-        return spec.work
-
-    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """The same from beginning to end."""
-        return Pace(self.rate(spec, placement))
-
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
         """A switch where the devices change; another turn or fraction costs nothing."""
         stays = before is not None and before.groups == after.groups and before != after
         return 0.0 if stays else self.switch_s(spec)
-
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """Nothing to see."""
-        return TrainingSignals()
-
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Nothing is lost in a crash."""
-        return done
 
     def estimator(self) -> Estimator:
         """One that knows the truth, and the gaps."""

@@ -21,7 +21,7 @@ from carpool.core.model import Job, JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.loss.goodput import BatchLimits, PolluxAgents
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Pace, TrainingSignals
+from carpool.sim.worlds.base import Pace, TrainingSignals, World
 
 Floats = NDArray[np.float64]
 Counts = tuple[int, ...]  # devices on each node
@@ -219,7 +219,7 @@ class PolluxStep(NamedTuple):
 
 
 @dataclass(slots=True)
-class PolluxWorld:
+class PolluxWorld(World):
     """Jobs get on by goodput as measured (A. Qiao et al., OSDI 2021, and the published simulator's profiles).
 
     Work is progress in steps of the reference batch m0, the smallest that was validated; it ends with the last epoch.
@@ -279,20 +279,16 @@ class PolluxWorld:
         epoch = profile.epoch(done)
         return Pace(self.rate(spec, epoch, placement), profile.ends[epoch])
 
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
         """The standstill, unless only the batch changes."""
         if before is not None and before.groups == after.groups and before.batch_size != after.batch_size:
             return 0.0
         return self.standstill_s
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """Noise scale, and the seconds of a step."""
         profile, step = self.profile(spec), self.step(spec, placement)
         return TrainingSignals(None, profile.noise(step.batch, profile.epoch(done)), step.seconds, step.sync_s)
-
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Everything."""
-        return done
 
     def estimator(self) -> Estimator:
         """An oracle of rates, steps and lengths, which learns goodput as Pollux's agents do."""

@@ -14,11 +14,11 @@ from carpool.core.topology import Cluster, Placement
 from carpool.predictors.profiles.profile import read_profile
 from carpool.predictors.profiles.rate_model import ProfileRateModel
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Pace, TrainingSignals
+from carpool.sim.worlds.base import Pace, TrainingSignals, World
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileWorld:
+class ProfileWorld(World):
     """Work is counted in seconds alone on the devices asked for, of the first kind that a job's profile knows.
 
     A trace names a model by its entry (``digits.py:mlp``) or by the function alone (``mlp``); a trace without models
@@ -48,28 +48,19 @@ class ProfileWorld:
                     raise UnknownName("device kind", kind, known, where=f"the profile of {spec.model or 'the model'}")
         return [Arrival(at, self._filled(spec)) for at, spec in arrivals], cluster
 
-    def work(self, spec: JobSpec) -> float:
-        """What the spec says, which `prepare` filled in where it said nothing."""
-        assert spec.work is not None, "`prepare` knows every length or refuses the job"
-        return spec.work
-
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
         """As the profile says."""
         return Pace(self.rate(spec, placement).mean)
 
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
         """What a start or a move was seen to cost; nothing where it was never seen."""
         costs = self.of(spec).profile.costs
         return (costs.start_s if before is None else costs.resize_s) or 0.0
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """The noise scale, where it was measured."""
         noise = self.of(spec).profile.noise
         return TrainingSignals(noise=None if noise is None else noise.scale)
-
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Everything."""
-        return done
 
     def estimator(self) -> Estimator:
         """What the profiles say, with how unsure they are."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from math import exp, log
 from random import Random
 
-from carpool.core.errors import CarpoolError, InputError
+from carpool.core.errors import CarpoolError
 from carpool.core.estimates import Estimator
 from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.links.estimator import LinkEstimator
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Oracle, Pace, TrainingSignals
+from carpool.sim.worlds.base import Oracle, SteadyWorld, TrainingSignals
 
 _WIDER = 4  # times the devices asked for is what a job may use
 _SAMPLES = 32  # on each device asked for
@@ -43,7 +43,7 @@ class WiredModel:
 
 
 @dataclass(slots=True)
-class WiredWorld:
+class WiredWorld(SteadyWorld):
     """Rates are the step time on the devices asked for over that here; m samples on n devices take T seconds.
 
         C = slowness · (a + b·m/n),   S = 2(n − 1)/n · bytes / slowest link,   T = C + max(0, S − hidden·C)
@@ -75,38 +75,22 @@ class WiredWorld:
         return [Arrival(at, self._elastic(spec)) for at, spec in arrivals], cluster
 
     def _elastic(self, spec: JobSpec) -> JobSpec:
-        if spec.work is None:
-            raise InputError(
-                f"job {spec.id!r} has no length, and a world of links knows none", way_out="Give it one in the trace."
-            )
+        self.work(spec)
         assert self._cluster is not None
         most = min(max(self._cluster.capacity.values()), _WIDER * spec.devices)
         state = int(_STATE * self.model(spec).gradient_bytes)
         batch = spec.batch_size or _SAMPLES * spec.devices
         return replace(spec, min_devices=1, max_devices=most, batch_size=batch, memory_bytes=state)
 
-    def work(self, spec: JobSpec) -> float:
-        """Seconds on the devices asked for, as the trace says."""
-        assert spec.work is not None, "`prepare` refuses jobs without a length"
-        return spec.work
-
-    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """The same from beginning to end."""
-        return Pace(self.rate(spec, placement))
-
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
         """A start, or the state on its way."""
         if before is None:
             return self.start_s
         return self.resize_s + _STATE * self.model(spec).gradient_bytes / self._network
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """Seconds of a step."""
         return TrainingSignals(step_s=self.step_s(spec, placement))
-
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Everything."""
-        return done
 
     def estimator(self) -> Estimator:
         """One that learns the links from what jobs report."""
@@ -156,7 +140,7 @@ class WiredOracle(Oracle[WiredWorld]):
     def move_s(self, spec: JobSpec) -> float:
         """The true price of a change of devices."""
         anywhere = Placement(())
-        return self.world.price(spec, anywhere, anywhere)
+        return self.world.change_s(spec, anywhere, anywhere)
 
 
 def _between(random: Random, low: float, high: float) -> float:
