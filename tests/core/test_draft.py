@@ -127,7 +127,7 @@ def test_virtual_shares_up_to_the_policys_limit() -> None:
     _, view = given([spec("a"), spec("b"), spec("c")], {"a": Allocation.of(0)})
     draft = Draft(view)
     draft.assign(view.jobs[JobId("b")], Allocation.of(0, fraction=0.5))
-    with pytest.raises(Overbooked, match=r"device 0 would carry 1\.75 of at most 1\.5"):
+    with pytest.raises(Overbooked, match=r"sum to 1\.75 .* limit 1\.5"):
         draft.assign(view.jobs[JobId("c")], Allocation.of(0, fraction=0.25))
 
 
@@ -144,7 +144,7 @@ def test_a_refusal_leaves_what_an_earlier_policy_allowed() -> None:
         scheduler.snapshot().occupancy,
         scheduler.jobs,
         scheduler.snapshot().waiting,
-        scheduler.snapshot().roster,
+        scheduler.snapshot().running_jobs,
         scheduler.snapshot().estimates,
     )
     draft = Draft(view)
@@ -157,7 +157,7 @@ def test_the_share_of_an_exact_job_is_fixed_for_life() -> None:
     half = Allocation.of(0, fraction=0.5)
     scheduler, view = given([spec("a", exact=True)], {"a": half})
     draft = Draft(view)
-    with pytest.raises(Overbooked, match=r"job 'a' is exact: its share stays 0\.5, not 0\.25\. Move it with the same"):
+    with pytest.raises(Overbooked, match=r"job 'a' is exact.*0\.5, not 0\.25"):
         draft.assign(view.jobs[JobId("a")], Allocation.of(1, fraction=0.25))
     draft.assign(view.jobs[JobId("a")], Allocation.of(1))
     assert draft.holding(view.jobs[JobId("a")]) == Allocation.of(1, fraction=0.5), "a whole device, at its share"

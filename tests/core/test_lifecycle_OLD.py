@@ -66,7 +66,7 @@ class Desk:
 
 def stands(scheduler: Scheduler) -> StateSnapshot:
     """Where everything stands, but for when a policy was last asked that had nothing to say: no record tells."""
-    return scheduler.balance()._replace(planned_at=None, wake_at=None)
+    return scheduler.state()._replace(planned_at=None, wake_at=None)
 
 
 def spec(job: JobId, devices: int = 4, work: float = 100.0, **fields: Any) -> JobSubmitted:
@@ -83,7 +83,7 @@ def test_a_heavier_job_comes_first_from_then_on() -> None:
     assert desk.ledger.accounts[B].spec.weight == 5.0
     desk.say(50.0, JobFinished(B, desk.scheduler.jobs[B].generation))
     assert list(desk.metrics.weights) == [5.0]
-    assert "was given weight 5 by its user" in [words for _, words in job_history(desk.records, B)]
+    assert "weight changed to 5 by the user" in [words for _, words in job_history(desk.records, B)]
 
 
 def test_who_holds_more_than_it_may_leaves_and_gets_what_it_may() -> None:
@@ -95,7 +95,7 @@ def test_who_holds_more_than_it_may_leaves_and_gets_what_it_may() -> None:
     assert orders == [Release(A, before.generation + 1), Assign(A, Allocation.of(0, 1), before.generation + 2)]
     assert (desk.scheduler.jobs[A].spec.narrowest, desk.scheduler.jobs[A].spec.widest) == (1, 2)
     told = [words for _, words in job_history(desk.records, A)]
-    assert "may have 1 to 2 devices from now on, says its user" in told
+    assert "device limits changed to 1–2 by the user" in told
 
 
 def test_who_no_longer_fits_waits_and_everybody_who_follows_knows() -> None:
@@ -161,7 +161,7 @@ def test_a_policy_that_shares_nothing_may_follow_one_that_does() -> None:
     again.recover(desk.records)
     assert stands(again) == stands(desk.scheduler)
     opened = Scheduler(CLUSTER, parse_policy("fifo"))
-    opened.reopen(snapshot_from_json(json.loads(json.dumps(snapshot_to_json(desk.scheduler.balance())))))
+    opened.restore(snapshot_from_json(json.loads(json.dumps(snapshot_to_json(desk.scheduler.state())))))
     assert stands(opened) == stands(desk.scheduler)
 
 
@@ -169,7 +169,7 @@ def test_a_policy_that_there_is_not_is_refused() -> None:
     desk = Desk("fifo")
     with pytest.raises(UnknownName):
         desk.say(0.0, PolicyChanged("fivo"))
-    with pytest.raises(InputError, match="cannot take the place"):
+    with pytest.raises(InputError, match="cannot be replaced"):
         Scheduler(CLUSTER, parse_policy("fifo")).handle(0.0, [PolicyChanged("srtf")])
 
 
@@ -197,7 +197,7 @@ def test_recovery_asks_no_policy_and_comes_to_the_same(happenings: list[Any], cu
             what = spec(job, devices, float(work))
         desk.say(float(at), what)
         if at == cut:
-            balance, behind = desk.scheduler.balance(), len(desk.records)
+            balance, behind = desk.scheduler.state(), len(desk.records)
     policy = parse_policy(desk.scheduler.policy_text or "fifo")
     records = [record_from_json(json.loads(json.dumps(record_to_json(record)))) for record in desk.records]
     again = Scheduler(CLUSTER, policy)
@@ -206,7 +206,7 @@ def test_recovery_asks_no_policy_and_comes_to_the_same(happenings: list[Any], cu
     assert stands(again) == stands(desk.scheduler)
     if balance is not None:
         opened = Scheduler(CLUSTER, policy)
-        opened.reopen(balance)
+        opened.restore(balance)
         opened.recover(records[behind:])
         check_books(opened)
         assert stands(opened)._replace(running=()) == stands(desk.scheduler)._replace(running=())

@@ -64,7 +64,7 @@ def test_those_that_also_wait_for_others_take_no_place_meanwhile() -> None:
 def test_a_balance_knows_who_is_inside() -> None:
     scheduler = submitted(4)
     again = Scheduler(WIDE, Fifo())
-    again.reopen(snapshot_from_json(snapshot_to_json(scheduler.balance())))
+    again.restore(snapshot_from_json(snapshot_to_json(scheduler.state())))
     check_books(again)
     assert phases(again) == "rrbb"
     again.handle(1.0, [JobFinished(JobId("s-1"), 1)])

@@ -113,13 +113,13 @@ def test_a_balance_stands_for_the_records_before_it(policy: Policy, ground: Scen
     lived = Scheduler(ground.cluster, policy)
     for record in driven.records[:cut]:
         lived.handle(record.at, record.facts)
-    written = json.dumps(snapshot_to_json(lived.balance()))
+    written = json.dumps(snapshot_to_json(lived.state()))
     balance = snapshot_from_json(json.loads(written))
     for record in driven.records[cut:end]:
         lived.handle(record.at, record.facts)
     reopened = Scheduler(balance.cluster, Mute())
-    orders = reopened.reopen(balance)
-    assert reopened.balance() == balance
+    orders = reopened.restore(balance)
+    assert reopened.state() == balance
     if end > cut:
         orders = reopened.recover(records[cut:end])
     check_books(reopened)
@@ -129,8 +129,8 @@ def test_a_balance_stands_for_the_records_before_it(policy: Policy, ground: Scen
 
 
 def test_a_balance_of_a_newer_version_is_refused() -> None:
-    balance = snapshot_to_json(Scheduler(CALM["one job"].cluster, Fifo()).balance())
-    with pytest.raises(JournalError, match="schema 2 is not one this version reads"):
+    balance = snapshot_to_json(Scheduler(CALM["one job"].cluster, Fifo()).state())
+    with pytest.raises(JournalError, match="schema 2 is not supported"):
         snapshot_from_json({**balance, "schema": 2})
 
 
@@ -173,9 +173,9 @@ def test_a_probe_that_may_have_been_lost_is_given_again_as_a_probe() -> None:
     orders = d.say(0.0, JobSubmitted(JobSpec(JobId("a"))))
     assert orders == [Assign(JobId("a"), Allocation.of(0), 1, Probe(5))]
     assert Scheduler(d.scheduler.cluster, Mute()).recover(d.records) == orders
-    balance = json.loads(json.dumps(snapshot_to_json(d.scheduler.balance())))
+    balance = json.loads(json.dumps(snapshot_to_json(d.scheduler.state())))
     reopened = Scheduler(d.scheduler.cluster, Mute())
-    reopened.reopen(snapshot_from_json(balance))
+    reopened.restore(snapshot_from_json(balance))
     assert reopened.recover([]) == orders
     d.answered(1.0)
     again = Scheduler(d.scheduler.cluster, Mute())

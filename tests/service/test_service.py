@@ -300,7 +300,7 @@ def test_a_character_that_is_being_written_is_waited_for(tmp_path: Path) -> None
 
 
 def test_nodes_are_shown_with_what_is_left_of_their_supplies_and_a_job_waits_for_them(tmp_path: Path) -> None:
-    supplied = Cluster(tuple(replace(node, supplies=HostResources(4, 8 << 30)) for node in TWO_CORES.nodes))
+    supplied = Cluster(tuple(replace(node, resources=HostResources(4, 8 << 30)) for node in TWO_CORES.nodes))
 
     async def play() -> None:
         async with open_service(tmp_path, cluster=supplied) as office:

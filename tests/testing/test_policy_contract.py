@@ -90,7 +90,7 @@ class Restless(Policy):
 
     def plan(self, view: Snapshot) -> Plan:
         draft = Draft(view)
-        if view.roster:
+        if view.running_jobs:
             for job in list(view.running()):
                 draft.release(job)
         else:

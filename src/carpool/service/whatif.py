@@ -67,7 +67,7 @@ class WhatIfPlanner:
                 self._beliefs(together),
                 left=left,
                 draws=max(1, draws),
-                supplies=self._clerk.cluster.nodes[-1].supplies,
+                supplies=self._clerk.cluster.nodes[-1].resources,
             )
         mine = {job.spec.id for job in asked}
         wanted = tuple(job for job in forecast.jobs if job.account.spec.id in mine)

@@ -103,7 +103,7 @@ def _state(view: Snapshot) -> tuple[object, ...]:
     masks = [occupancy.free_mask(node.id) for node in occupancy.cluster.nodes]
     residents = [occupancy.residents(device) for device in range(occupancy.cluster.num_devices)]
     kept = copy.deepcopy(view.note)
-    return view.at, dict(view.jobs), list(view.waiting), list(view.roster), masks, residents, kept
+    return view.at, dict(view.jobs), list(view.waiting), list(view.running_jobs), masks, residents, kept
 
 
 class PolicyContract:

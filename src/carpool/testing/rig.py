@@ -119,7 +119,7 @@ class FakeBackend:
 
 
 def check_books(scheduler: Scheduler) -> None:
-    """Assert that queue, roster and device map say the same as the jobs themselves, device by device."""
+    """Assert that queue, running_jobs and device map say the same as the jobs themselves, device by device."""
     scheduler.check()
     view = scheduler.snapshot()
     holders: dict[int, dict[JobId, float]] = {}
@@ -144,10 +144,12 @@ def check_supplies(scheduler: Scheduler) -> None:
         total = HostResources()
         for job in scheduler.jobs.values():
             here = 0 if job.desired is None else len(set(job.desired.devices()) & set(node.devices))
-            total = total.plus(job.spec.supplies_for(here)) if here else total
-        for has, taken in zip(node.supplies, total, strict=True):
-            assert not has or taken <= has, f"node {node.name} has {node.supplies}, jobs hold {total}"
-        assert scheduler.snapshot().occupancy.hosting.taken(node.id) == total, f"what node {node.name} believes is held"
+            total = total.plus(job.spec.resources_for(here)) if here else total
+        for has, taken in zip(node.resources, total, strict=True):
+            assert not has or taken <= has, f"node {node.name} has {node.resources}, jobs hold {total}"
+        assert scheduler.snapshot().occupancy.host_usage.taken(node.id) == total, (
+            f"what node {node.name} believes is held"
+        )
 
 
 def check_map(occupancy: Occupancy, holders: dict[int, dict[JobId, float]], max_virtual: float = 1.0) -> None:
@@ -166,7 +168,7 @@ def check_map(occupancy: Occupancy, holders: dict[int, dict[JobId, float]], max_
                 assert there == held, f"device {device} has residents {there}, the jobs say {held}"
                 assert not (lost and held), f"device {device} is lost and held by {held}"
                 assert sum(held.values()) <= max_virtual + 1e-9, f"device {device} is overbooked: {held}"
-                if not held and not lost and device not in occupancy.yielded:
+                if not held and not lost and device not in occupancy.foreign_devices:
                     mask |= 1 << (device - node.devices.start)
                     free_here[bank.kind] = free_here.get(bank.kind, 0) + 1
                     free_devices[bank.kind] += 1

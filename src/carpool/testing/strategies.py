@@ -149,7 +149,8 @@ def host_limited_scenarios(draw: st.DrawFn, max_jobs: int = 8) -> Scenario:
     size = min(len(node.devices) for node in ground.cluster.nodes)
     nodes = tuple(
         replace(
-            node, supplies=HostResources(draw(st.sampled_from((0, 4, 6))), draw(st.sampled_from((0, 4 * GIB))), 3 * GIB)
+            node,
+            resources=HostResources(draw(st.sampled_from((0, 4, 6))), draw(st.sampled_from((0, 4 * GIB))), 3 * GIB),
         )
         for node in ground.cluster.nodes
     )

@@ -149,7 +149,7 @@ def test_ps_and_top_show_processes_that_are_no_jobs(served: Served, capsys: pyte
     (outsider,) = json.loads(printed(capsys, "ps", "--json"))["outsiders"]
     assert (outsider["pid"], outsider["device"]) == (4123, "cpu:1")
     assert "(process 4123 ben)" in printed(capsys, "top", "--once")
-    assert "is left to process 4123 of ben" in printed(capsys, "why", "b")
+    assert "is in use by process 4123 of ben" in printed(capsys, "why", "b")
 
 
 def submitted_and_watched(

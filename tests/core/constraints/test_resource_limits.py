@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 def cluster(num_nodes: int = 1, size: int = 4, *, cpus: int = 8, ram_bytes: int = 0) -> Cluster:
     plain = Cluster.build([(num_nodes, size, "V100")])
-    return Cluster(tuple(replace(node, supplies=HostResources(cpus, ram_bytes)) for node in plain.nodes))
+    return Cluster(tuple(replace(node, resources=HostResources(cpus, ram_bytes)) for node in plain.nodes))
 
 
 def spec(name: str, devices: int = 1, *, cpus: int = 0, most: int = 0) -> JobSpec:
@@ -108,4 +108,4 @@ def test_a_node_may_come_back_with_other_supplies() -> None:
     given(scheduler, 0.0, JobSubmitted(spec("a", cpus=6)), JobSubmitted(spec("b", cpus=6)))
     begun = given(scheduler, 1.0, NodeLost(NodeId(0)), NodeJoined("n0", (), (12, 0, 0)))
     assert begun == {"a": (0,), "b": (1,)}
-    assert scheduler.cluster.nodes[0].supplies == HostResources(12)
+    assert scheduler.cluster.nodes[0].resources == HostResources(12)

@@ -110,7 +110,7 @@ class Desk:
         self.text = io.StringIO()
         writer = JournalWriter(self.text, Header("1", policy, CLUSTER))
         self.scheduler = opened(policy)
-        self.scheduler.follow(writer)
+        self.scheduler.add_observer(writer)
         self.orders: list[Order] = []
 
     def say(self, at: float, *facts: Fact) -> None:
@@ -167,10 +167,10 @@ def test_the_journal_leads_to_the_same_books(how: str) -> None:
     again = opened("fifo")
     again.recover(records)
     asked = desk.scheduler.timing.planned_at  # plans that change nothing are not told
-    assert again.balance()._replace(planned_at=asked) == desk.scheduler.balance()
+    assert again.state()._replace(planned_at=asked) == desk.scheduler.state()
     from_balance = opened("fifo")
-    from_balance.reopen(snapshot_from_json(snapshot_to_json(desk.scheduler.balance())))
-    assert from_balance.balance() == desk.scheduler.balance()
+    from_balance.restore(snapshot_from_json(snapshot_to_json(desk.scheduler.state())))
+    assert from_balance.state() == desk.scheduler.state()
     assert from_balance.policy_fault == desk.scheduler.policy_fault
 
 
@@ -207,7 +207,7 @@ def test_the_place_in_its_file_is_told_and_so_is_why_nobody_can_tell_why() -> No
     desk = Desk("raises")
     desk.say(0.0, submitted("a"))
     told = desk.scheduler.why(desk.scheduler.jobs[JobId("a")])
-    assert told.startswith("its policy cannot tell why (policy Moody failed: KeyError: 'a' (test_job_order.py, line ")
+    assert told.startswith("no explanation (policy Moody failed: KeyError: 'a' (test_job_order.py, line ")
     desk.say(1.0, submitted("poison"))
     assert desk.scheduler.policy_fault.startswith("policy Moody failed: KeyError: 'poison' (test_job_order.py, line ")
     desk.say(2.0, PolicyChanged("fifo"))

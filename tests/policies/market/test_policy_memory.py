@@ -113,7 +113,7 @@ def test_limits_that_change_are_obeyed_by_who_is_known_already() -> None:
         view.occupancy,
         {job.id: job._replace(spec=replace(job.spec, max_devices=2))},
         view.waiting,
-        view.roster,
+        view.running_jobs,
         view.estimates,
     )
     (change,) = scheduler.policy.plan(narrow).changes

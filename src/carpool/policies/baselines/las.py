@@ -189,7 +189,7 @@ class _Ranking:
         if behind[:2] > self._seen.last:
             return []
         self._behind = behind[0], behind[1]
-        running = list(self._view.roster.entries())
+        running = list(self._view.running_jobs.entries())
         at, (first, least, _) = self._view.at, behind
         if first:  # comparing times is several times cheaper than finding every job's queue
             after = [e for e in running if e[0][first] <= at or (e[1] > least and e[0][first - 1] <= at)]

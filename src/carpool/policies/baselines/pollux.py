@@ -337,7 +337,7 @@ def _sizes(view: Snapshot, kind: Kind) -> list[int]:
         0
         if node.id in occupancy.lost
         else sum([len(bank.devices) for bank in node.banks if bank.kind == kind])
-        - sum(occupancy.is_left(device) for device in occupancy.yielded if _is_of(view, device, node, kind))
+        - sum(occupancy.is_foreign(device) for device in occupancy.foreign_devices if _is_of(view, device, node, kind))
         for node in view.cluster.nodes
     ]
 

@@ -98,7 +98,7 @@ class Srtf(Wsrtf):
         """Compare the shortest waiting job with the running one that ends last; go on only if something can change."""
         if len(view.cluster.kinds) > 1 or not isinstance(view.estimates, DeclaredEstimator):
             return Wsrtf.plan(self, view)
-        head, tail = view.waiting.head, view.roster.tail
+        head, tail = view.waiting.head, view.running_jobs.tail
         if head is None:
             return Plan.NOTHING
         shift = view.at + _TIE_S
@@ -111,6 +111,6 @@ class Srtf(Wsrtf):
                 yield seconds + shift, seq, job
 
         outcome = preempt(
-            draft, waiting, lambda entry: list(view.roster.entries()), rule=placement_rule(self.placement)
+            draft, waiting, lambda entry: list(view.running_jobs.entries()), rule=placement_rule(self.placement)
         )
         return self._finished(draft, outcome)

@@ -37,7 +37,7 @@ class Timetable:
 
 def capacity_of(view: Snapshot) -> dict[Kind, int]:
     """Devices of each kind that are to be had."""
-    return view.occupancy.there
+    return view.occupancy.usable_devices
 
 
 def rates_of(view: Snapshot, job: Job, capacity: Mapping[Kind, int]) -> dict[Kind, float]:
@@ -64,7 +64,7 @@ def is_stale(view: Snapshot, table: Timetable | None, jobs: Iterable[Job], recom
         return True
     if table.due.keys() == {job.id for job in jobs} and table.capacity == capacity_of(view):
         return False
-    return view.at - table.at >= recompute_s or table.at == 0.0 or not len(view.roster)
+    return view.at - table.at >= recompute_s or table.at == 0.0 or not len(view.running_jobs)
 
 
 def next_round(at: float, turn_s: float, recompute_at: float) -> float:

@@ -300,7 +300,7 @@ def _tight(cluster: Cluster, offer: Offer) -> Placement:
 
 def _there_is(view: Snapshot) -> list[int]:
     """Devices of each kind that are to be had."""
-    there = view.occupancy.there
+    there = view.occupancy.usable_devices
     return [there[kind] for kind in view.cluster.kinds]
 
 

@@ -86,7 +86,7 @@ class GavelWorld(SteadyWorld):
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
         """Everything as it is, once all of it is found in the table."""
         self.check([spec for _, spec in arrivals], cluster)
-        return super().prepare(arrivals, cluster)
+        return SteadyWorld.prepare(self, arrivals, cluster)
 
     def check(self, specs: Iterable[JobSpec], cluster: Cluster) -> None:
         """InputError unless every kind and every job type is in the table and every job can run somewhere."""
