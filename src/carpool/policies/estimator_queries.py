@@ -11,19 +11,19 @@ from carpool.core.topology import Cluster, Placement
 
 
 def placed_on(cluster: Cluster, kind: Kind, count: int) -> Placement:
-    """`count` devices of one kind on as few nodes as possible."""
+    """A placement of `count` devices of one type on as few nodes as possible."""
     whole, rest = divmod(count, cluster.node_size[kind])
     full = ((kind, cluster.node_size[kind]),) * whole
     return Placement(((kind, rest), *full) if rest else full)
 
 
 def rate_on(view: Snapshot, spec: JobSpec, kind: Kind, count: int = 0) -> float:
-    """Believed rate on `count` devices of a kind (as many as asked for, unless said otherwise)."""
+    """Estimated rate on `count` devices of a type, by default as many as requested."""
     return view.estimates.rate(spec, placed_on(view.cluster, kind, count or spec.devices)).mean
 
 
 def kinds_of(view: Snapshot, spec: JobSpec, count: int = 0) -> list[Kind]:
-    """Kinds the job may use that have enough devices and memory for it, in its own order, else in the cluster's."""
+    """Device types the job may use that have enough devices and memory, in the job's order, else the cluster's."""
     capacity, least, width = view.cluster.capacity, view.cluster.least_memory, count or spec.devices
     return [
         kind
@@ -33,28 +33,28 @@ def kinds_of(view: Snapshot, spec: JobSpec, count: int = 0) -> list[Kind]:
 
 
 def by_rate(view: Snapshot, spec: JobSpec, count: int = 0) -> list[tuple[float, Kind]]:
-    """(rate, kind) for every kind the job may use, fastest first, ties in the cluster's order."""
+    """(rate, type) for every device type the job may use, fastest first, ties in the cluster's order."""
     rates = [(rate_on(view, spec, kind, count), kind) for kind in kinds_of(view, spec, count)]
     return sorted(rates, key=lambda pair: -pair[0])
 
 
 def best_rate(view: Snapshot, spec: JobSpec) -> float:
-    """The rate on the fastest kind; 0 when the job fits nowhere."""
+    """The rate on the fastest device type; 0 when the job fits nowhere."""
     return max([rate_on(view, spec, kind) for kind in kinds_of(view, spec)], default=0.0)
 
 
 def seconds_left(view: Snapshot, job: Job, rate: float) -> float:
-    """Remaining work over a rate; infinite when it is not known or there is no rate."""
+    """Remaining work over a rate; infinite if unknown or the rate is 0."""
     return view.estimates.remaining(job, view.at).mean / rate if rate > 0.0 else float("inf")
 
 
 def kind_held(view: Snapshot, job: Job) -> Kind | None:
-    """The kind of the first device a job holds."""
+    """The type of the first device a job holds."""
     return None if job.desired is None else view.cluster.kind_of(job.desired.shares[0].devices.start)
 
 
 def devices_in_use_or_free(view: Snapshot) -> dict[Kind, int]:
-    """Devices of each kind that are free or held: what a policy that deals anew has to deal."""
+    """Free and held devices of each type: what a policy that reassigns everything can use."""
     there = dict(view.occupancy.free_devices)
     for job in view.running():
         assert job.desired is not None
@@ -64,19 +64,19 @@ def devices_in_use_or_free(view: Snapshot) -> dict[Kind, int]:
 
 
 def memory_of(estimates: Estimator, spec: JobSpec) -> int:
-    """What a job declares, else what the estimator believes; 0: unknown."""
+    """Memory that a job declares, else the estimate; 0: unknown."""
     return spec.memory_bytes or estimates.memory(spec)
 
 
 def worth_of_step(estimates: Estimator, spec: JobSpec, batch_size: int) -> float:
-    """By how much a rate with a batch has to be multiplied to compare it with one at the job's own."""
+    """Factor that makes a rate at a batch size comparable with one at the job's own."""
     return 1.0 if not batch_size or batch_size == spec.batch_size else estimates.progress(spec, batch_size)
 
 
 def goodputs(
     view: Snapshot, spec: JobSpec, kind: Kind, counts: Sequence[int], several: Sequence[bool]
 ) -> Sequence[Goodput]:
-    """What the estimator believes; one that does not tune batch sizes is asked for rates at the job's own."""
+    """Best rate and batch size by number of devices; without batch tuning, rates at the job's own batch size."""
     if view.estimates.tunes_batches:
         return view.estimates.goodputs(spec, counts, several)
     found: list[Goodput] = []

@@ -31,7 +31,7 @@ class Asking(Policy):
 
     def plan(self, view: Snapshot) -> Plan:
         flow = CompletionForecast(view)
-        guests = flow.guests(DeviceId(0), [view.jobs[job] for job in view.waiting])
+        guests = flow.colocated(DeviceId(0), [view.jobs[job] for job in view.waiting])
         if guests and not self.ends:
             self.ends, self.cost = flow.ends(KIND, guests), flow.cost(KIND, guests)
         return Plan.NOTHING

@@ -16,23 +16,21 @@ from carpool.policies.registry import register
 @register("optimus")
 @dataclass(frozen=True, slots=True)
 class Optimus(Policy):
-    """Deal all devices out anew whenever asked: one to each job, first come first served, then greedily.
+    """Reassign all devices: one per job, first come first served, then greedily.
 
-    The next device goes to the job with the largest remaining·(t(k) − t(k+1)), t(k) being the seconds of a step on k
-    devices; no further than that is positive. Where the estimator does not count steps,
-    t = 1/rate and remaining is the work left. Whoever keeps its number keeps its devices; others are placed anew, the
-    smallest first. Peng et al., "Optimus", EuroSys 2018.
+    The next device goes to the job with the largest remaining·(t(k) − t(k+1)), t(k) being the step time on k
+    devices, while that is positive. Where the estimator does not count steps, t = 1/rate and remaining is the work
+    left. Jobs that keep their count keep their devices; others are placed again, smallest first. Peng et al.,
+    "Optimus", EuroSys 2018.
     """
 
     placement: str = "emptiest"
-    interval_s: float = 0.0  # above 0: also decide anew after so many seconds without an arrival or an ending
+    interval_s: float = 0.0  # above 0: also plan after this long without an arrival or completion
 
     def __post_init__(self) -> None:
-        """Check the placement."""
         placement_rule(self.placement)
 
     def plan(self, view: Snapshot) -> Plan:
-        """Count, then place."""
         stakes = [_Stake(view, job) for job in sorted(view.active(), key=lambda job: job.seq)]
         if not stakes:
             return Plan.NOTHING
@@ -49,11 +47,11 @@ class Optimus(Policy):
                     draft.place(stake.job, stake.job.spec.narrowest, kinds=(stake.kind,), rule=rule)
         num = sum(stake.count > 0 for stake in stakes)
         wake_at = view.at + self.interval_s if self.interval_s else None
-        return draft.finish(f"{num} of {len(stakes)} jobs share the devices by what one more saves", wake_at=wake_at)
+        return draft.finish(f"{num} of {len(stakes)} jobs hold devices, by the time one more saves", wake_at=wake_at)
 
 
 class _Stake:
-    """A job in the dealing: what it has got so far, and what one more device would save."""
+    """A job's device count so far, and the time one more device would save."""
 
     __slots__ = ("_kinds", "_remaining", "_view", "count", "held", "job", "kind")
 
@@ -71,11 +69,10 @@ class _Stake:
 
     @property
     def keeps_kind(self) -> bool:
-        """Whether what it holds is of the kind it was dealt."""
         return kind_held(self._view, self.job) == self.kind
 
     def start(self, left: dict[Kind, int]) -> None:
-        """Take the fewest devices it accepts, of the kind it has, else of the first with enough left."""
+        """Take the fewest devices it accepts, of the type it holds, else of the first with enough left."""
         narrowest = self.job.spec.narrowest
         kind = next((kind for kind in self._kinds if left[kind] >= narrowest), None)
         if kind is not None:
@@ -83,7 +80,7 @@ class _Stake:
             left[kind] -= narrowest
 
     def saving(self, left: dict[Kind, int]) -> float:
-        """Seconds that one more device would take off its run time."""
+        """Seconds of run time that one more device would save."""
         if not self.count or self.count >= self.job.spec.widest or not left[self.kind]:
             return 0.0
         return self._remaining * (self._step_s(self.count) - self._step_s(self.count + 1))
@@ -93,7 +90,7 @@ class _Stake:
 
 
 def _deal(stakes: list[_Stake], left: dict[Kind, int]) -> None:
-    """Hand devices out until one more helps nobody."""
+    """Assign devices until one more helps no job."""
     for stake in stakes:
         stake.start(left)
     heap = [(-stake.saving(left), order, stake) for order, stake in enumerate(stakes)]

@@ -20,30 +20,29 @@ from carpool.policies.sharing.trial_log import Trial
 Tried = Sequence[tuple[int, float]]  # (row of the grid, measured log PD)
 
 _LENGTHS = (0.7, 1.4, 2.8)  # in natural logarithms of the batch size
-_SIGNALS = (0.05, 0.1, 0.2, 0.4, 0.8)  # standard deviation of log PD about what is believed
-_ENOUGH = 2  # measurements of one row: where it still is the most promising, the search has converged
-_USUAL = (1.4, 0.2)  # where too little is measured to tell
+_SIGNALS = (0.05, 0.1, 0.2, 0.4, 0.8)  # standard deviation of log PD about the estimate
+_ENOUGH = 2  # measurements of the most promising row after which the search has converged
+_USUAL = (1.4, 0.2)  # length and signal a priori
 
 
 @dataclass(frozen=True, slots=True)
 class Tuner:
-    """Chooses rows of a grid of log batch sizes, one column for each job that is tuned.
+    """Chooses rows of a grid of log batch sizes, one column per tuned job, by GP-LCB.
 
         next = argmin μ(x) − √β·σ(x)
 
-    over a Gaussian process with kernel Matérn-5/2 on x = log m (Srinivas et al., 2010; Chen et al.,
-    "Interference-aware Multiplexing for Deep Learning in GPU Clusters", SC 2023). It models what log PD is measured
-    to be above `believed`, so that the first row is where belief has its minimum: for T = a + b·m and noise scale φ at
-    m* = √(aφ/b). Length and signal of the process are those of a small grid with the highest posterior. Nothing is
-    remembered between calls: the same measurements give the same answer.
+    over a Gaussian process with kernel Matérn-5/2 on x = log m (Srinivas et al., 2010; Chen et al., "Interference-
+    aware Multiplexing for Deep Learning in GPU Clusters", SC 2023). It models the measured log PD minus `believed`,
+    so the first row is the minimum of the estimate: for T = a + b·m and noise scale φ at m* = √(aφ/b). Length and
+    signal are those with the highest posterior on a small grid. Stateless: equal measurements give equal answers.
     """
 
     grid: Floats  # rows × jobs
-    believed: Floats  # log PD of every row, up to a constant
+    believed: Floats  # estimated log PD of every row, up to a constant
     noise: float = 0.03  # relative standard deviation of one measurement
     beta: float = 9.0
-    min_gain: float = 0.01  # what the next measurement must be able to bring
-    most: int = 15  # measured evaluations
+    min_gain: float = 0.01  # least gain that the next measurement must promise
+    most: int = 15  # measurements
 
     def propose(self, tried: Tried) -> int | None:
         """The row to measure next; None when enough is measured or nothing better is likely."""
@@ -60,12 +59,12 @@ class Tuner:
         return row if bound[row] < reached - log1p(self.min_gain) else None
 
     def best(self, tried: Tried) -> int:
-        """Of the measured rows the one with the lowest mean: with noise not always the one that looked best."""
+        """The measured row with the lowest posterior mean, which noise may hide."""
         mean, _ = self._posterior(tried)
         return min((row for row, _ in tried), key=lambda row: (mean[row], row))
 
     def _posterior(self, tried: Tried) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of log PD itself, without the noise of a measurement, for every row."""
+        """Mean and standard deviation of log PD without measurement noise, for every row."""
         rows = [row for row, _ in tried]
         above = np.array([value for _, value in tried]) - self.believed[rows]
         offset = float(above.mean())  # neighbours slow every setting down
@@ -75,7 +74,7 @@ class Tuner:
         return self.believed + offset + mean, np.sqrt(np.maximum(process.kernel.signal**2 - explained, 0.0))
 
     def _fitted(self, rows: Floats, errors: Floats) -> GaussianProcess:
-        """The process with the length and signal of the highest posterior; one measurement says nothing about them."""
+        """The process with the most probable length and signal; one measurement cannot tell."""
         scales = product(_LENGTHS, _SIGNALS) if len(errors) > 1 else [_USUAL]
         kernels = [Matern(length, signal, smooth=True) for length, signal in scales]
         return max([GaussianProcess(kernel, self.noise**2, rows, errors) for kernel in kernels], key=_log_posterior)
@@ -88,26 +87,26 @@ def _log_posterior(process: GaussianProcess) -> float:
 
 
 def batch_grid(low: int, high: int, own: int, most: int) -> list[int]:
-    """Up to `most` batch sizes from low to high in even ratios, the job's own among them, ascending."""
+    """Up to `most` batch sizes from low to high in even ratios, including the job's own, ascending."""
     if low >= high or most < 2:
         return [own]
     return sorted({*(round(float(size)) for size in np.geomspace(low, high, most - 1)), own})
 
 
-_SIZES = {1: 25, 2: 13, 3: 9, 4: 7}  # of a job's grid, by the number of jobs tuned together
-_MARGIN = 1.1  # on what the memory model says
-_HOPE = 0.5  # of the spread of a rate: what may be better is tried
-_APART = 1.5  # times larger or smaller: what is nearer is no other batch
-_GUESS = 0.25  # of a rate, from which on its spread is that of a guess
+_SIZES = {1: 25, 2: 13, 3: 9, 4: 7}  # grid size per job, by the number of jobs tuned together
+_MARGIN = 1.1  # on predicted memory
+_HOPE = 0.5  # part of the spread added to a guessed rate, so that it is tried
+_APART = 1.5  # least ratio between batch sizes worth trying
+_GUESS = 0.25  # relative spread from which a rate is a guess
 
 
 def is_tunable(estimates: Estimator, job: Job) -> bool:
-    """Whether the batch size may change on one device, and there is a belief of what that does to learning."""
+    """Whether a single-device job's batch size may change and its effect on learning is estimated."""
     return job.spec.devices == 1 and _may_change(estimates, job.spec)
 
 
 def best_alone(estimates: Estimator, job: Job, kind: Kind, capacity: int) -> int:
-    """Where tuning starts: the batch with the highest believed goodput that fits into memory; 0: the job's own."""
+    """The starting point of tuning: the batch size with the highest goodput that fits; 0: the job's own."""
     if not is_tunable(estimates, job):
         return 0
     sizes = _sizes(estimates, job, _SIZES[4], capacity)
@@ -115,13 +114,13 @@ def best_alone(estimates: Estimator, job: Job, kind: Kind, capacity: int) -> int
 
 
 def best_step(estimates: Estimator, job: Job, place: Placement, capacity: int, *, growth: int, trust: float) -> int:
-    """The batch with which a job is believed to get on best in a place, from an estimator that counts steps.
+    """The best batch size of a job in a placement, for an estimator that counts steps.
 
         g(m) = (rate(m) ± h·its spread) · m/m0 · (φ + m0)/(φ + m)
 
-    Each batch is at most `growth` times the one before, up or down, and the one a job has stays until another is
-    believed to be `trust` times better. The spread counts in favour of what is only guessed, so that it is tried where
-    it may be much better, and against what was measured: rates that jump about let nobody go back and forth.
+    Each batch size is at most `growth` times the previous one, up or down, and changes only if another is estimated
+    to be `trust` times better. The spread counts in favour of guesses, so that they are tried, and against
+    measurements, so that noise does not cause oscillation.
     """
     spec, own = job.spec, estimates.own_batch(job.spec)
     has = own if job.desired is None else job.desired.batch_size or own
@@ -139,12 +138,12 @@ def best_step(estimates: Estimator, job: Job, place: Placement, capacity: int, *
 
 
 def tunes_by_steps(estimates: Estimator, job: Job) -> bool:
-    """Whether a job's batch can be tuned from what its steps show (`best_step`)."""
+    """Whether a job's batch size can be tuned from its step rates (`best_step`)."""
     return estimates.counts_steps and _may_change(estimates, job.spec)
 
 
 class BatchTuning:
-    """The mix of one device: PD_i = IF·DT/EFF of each, and Σ w·PD / Σ w as the objective."""
+    """Tuning of the jobs on one device: PD_i = IF·DT/EFF of each, and Σ w·PD / Σ w as the objective."""
 
     def __init__(self, estimates: Estimator, kind: Kind, jobs: Sequence[Job], fraction: float, capacity: int) -> None:
         self._estimates = estimates
@@ -161,11 +160,10 @@ class BatchTuning:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is anything to choose."""
         return len(self._rows) > 1
 
     def degradation(self, vector: Vector) -> float:
-        """The logarithm of the weighted mean PD, from the rates that the jobs have reported under this vector."""
+        """Logarithm of the weighted mean PD, from the reported rates under this vector."""
         found = [pd for pd, _ in self._measured(vector)]
         return log(float(self._weights @ found))
 
@@ -174,17 +172,15 @@ class BatchTuning:
         return {job.id: slower for job, (_, slower) in zip(self._jobs, self._measured(vector), strict=True)}
 
     def propose(self, trial: Trial | None, most: int) -> Vector | None:
-        """The vector to measure next; None where the best is known well enough."""
         tried = self._tried(trial)
         row = self._tuner(trial, most).propose(tried)
         return None if row is None else self._vector(row)
 
     def best(self, trial: Trial) -> Vector:
-        """The best of those measured."""
         return self._vector(self._tuner(trial, 1).best(self._tried(trial)))
 
     def _measured(self, vector: Vector) -> list[tuple[float, float]]:
-        """(PD, IF) of each job: IF = rate believed alone over rate reported, PD = IF over the batch's goodput."""
+        """(PD, IF) of each job: IF = estimated rate alone over reported rate, PD = IF over goodput."""
         found = []
         for job, setting in zip(self._jobs, vector, strict=True):
             alone = Placement(((self._kind, 1),), batch_size=setting.batch_size)
@@ -198,7 +194,7 @@ class BatchTuning:
         return max(self._estimates.goodput(job.spec, self._kind, batch_size).mean, 1e-9)
 
     def _tuner(self, trial: Trial | None, most: int) -> Tuner:
-        """Believed: every batch as alone, times the interference that was measured at first."""
+        """The tuner; its estimate is each batch size as alone, times the interference measured first."""
         slower: Mapping[JobId, float] = trial.corrections if trial is not None else {}
         columns = []
         for place, job in enumerate(self._jobs):
@@ -242,7 +238,7 @@ def _may_change(estimates: Estimator, spec: JobSpec) -> bool:
 
 
 def _sizes(estimates: Estimator, job: Job, most: int, capacity: int) -> list[int]:
-    """The grid of one job: its range, as far as memory allows."""
+    """The grid of one job: its range, within memory."""
     spec, own = job.spec, estimates.own_batch(job.spec)
     assert spec.batch_range is not None
     sizes = batch_grid(*spec.batch_range, own, most)

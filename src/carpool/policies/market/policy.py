@@ -14,7 +14,7 @@ from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.market.colocation_groups import ColocationGroups, form_groups
-from carpool.policies.market.knapsack import NONE, InputPlan, solve_knapsack
+from carpool.policies.market.knapsack import NONE, Choices, solve_knapsack
 from carpool.policies.market.menu import GrowthLimits, Menu, build_menu, shape_of
 from carpool.policies.market.placement import place_all
 from carpool.policies.market.policy_memory import EstimateCache, Offer, PolicyMemory
@@ -81,7 +81,7 @@ def _explain_holding(quote: Quote, row: int, offer: Offer) -> str:
 
 
 def _explain_waiting(quote: Quote, row: int) -> str:
-    """Such as ``waits for 2 V100 held by a: each would save this job 0.4 s per second of use, but other jobs 0.9 s``."""
+    """Such as ``waits for 2 V100 held by a: each would save this job 0.4 s per second of use, but other jobs …``."""
     menu = quote.menu
     costs = menu.needs @ quote.prices
     worth = quote.worths[row] * menu.rates[row]
@@ -264,14 +264,14 @@ class Carpool(Policy):
         return work
 
     # ----------------------------------------------------------------------------------------------------- assignment
-    def _assign(self, view: Snapshot, quote: Quote) -> tuple[ColocationGroups, InputPlan]:
+    def _assign(self, view: Snapshot, quote: Quote) -> tuple[ColocationGroups, Choices]:
         """The co-location groups, and the option of each.
 
         Sharing lowers prices, so groups are formed at the prices and well below; the assignment worth more counts.
         """
         menu, prices = quote.menu, quote.prices
         values, stays = self._values(view, quote)
-        found: list[tuple[float, ColocationGroups, InputPlan]] = []
+        found: list[tuple[float, ColocationGroups, Choices]] = []
         for level in (prices, _WITH_GROUPS * prices):
             groups = form_groups(view, menu, quote.worths, values, stays, level, most=self.together, known=self._memo)
             choice = solve_knapsack(groups.values, menu.needs, menu.supply, level)
