@@ -15,7 +15,7 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Bank, Cluster, Node, Placement
 from carpool.testing import FakeBackend
-from carpool.testing.rig import check_books
+from carpool.testing.rig import check_state
 from carpool.testing.strategies import GIB
 
 FOUR = Cluster.build([(1, 4, "V100")])
@@ -53,7 +53,7 @@ def given(
     backend = FakeBackend()
     orders = scheduler.handle(0.0, [JobSubmitted(each) for each in jobs])
     scheduler.handle(0.0, backend.apply(0.0, orders))
-    check_books(scheduler)
+    check_state(scheduler)
     return scheduler, scheduler.snapshot()
 
 

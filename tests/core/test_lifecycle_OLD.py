@@ -33,7 +33,7 @@ from carpool.core.state.state_snapshot import StateSnapshot, snapshot_from_json,
 from carpool.core.topology import Cluster
 from carpool.policies.registry import parse_policy
 from carpool.service.queries.allocation_history import AllocationHistory
-from carpool.testing.rig import FakeBackend, check_books
+from carpool.testing.rig import FakeBackend, check_state
 
 CLUSTER = Cluster.build([(1, 4, "V100")])
 A, B, C = JobId("a"), JobId("b"), JobId("c")
@@ -57,7 +57,7 @@ class Desk:
         answers = self.backend.apply(at, orders)
         if answers:
             self.scheduler.handle(at, answers)
-        check_books(self.scheduler)
+        check_state(self.scheduler)
         return orders
 
     def holds(self, job: JobId) -> Allocation | None:
@@ -202,11 +202,11 @@ def test_recovery_asks_no_policy_and_comes_to_the_same(happenings: list[Any], cu
     records = [record_from_json(json.loads(json.dumps(record_to_json(record)))) for record in desk.records]
     again = Scheduler(CLUSTER, policy)
     again.recover(records)
-    check_books(again)
+    check_state(again)
     assert stands(again) == stands(desk.scheduler)
     if balance is not None:
         opened = Scheduler(CLUSTER, policy)
         opened.restore(balance)
         opened.recover(records[behind:])
-        check_books(opened)
+        check_state(opened)
         assert stands(opened)._replace(running=()) == stands(desk.scheduler)._replace(running=())

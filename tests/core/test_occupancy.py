@@ -9,7 +9,7 @@ from carpool.core.errors import Overbooked
 from carpool.core.model import Allocation, JobId, JobSpec, Kind, NodeId, Share
 from carpool.core.occupancy import Occupancy
 from carpool.core.topology import Bank, Cluster, Node
-from carpool.testing.rig import check_map
+from carpool.testing.rig import check_occupancy
 from carpool.testing.strategies import GIB, mixed_clusters
 
 Holders = dict[int, dict[JobId, tuple[float, int]]]  # device -> job -> (fraction, memory)
@@ -150,7 +150,7 @@ class DeviceMap(RuleBasedStateMachine):
     def end(self, keep: bool) -> None:
         assert self.fork is not None
         assert self.before is not None
-        check_map(self.root, self.before[0].fractions(), self.max_virtual)  # a fork leaves its base alone
+        check_occupancy(self.root, self.before[0].fractions(), self.max_virtual)  # a fork leaves its base alone
         if keep:
             self.root.absorb(self.fork)
         else:
@@ -162,7 +162,7 @@ class DeviceMap(RuleBasedStateMachine):
         if not hasattr(self, "root"):
             return
         held = self.naive.fractions()
-        check_map(self.map, held, self.max_virtual)
+        check_occupancy(self.map, held, self.max_virtual)
         assert list(self.map.shared_devices()) == sorted(held)
         assert self.map.num_free == sum(self.map.free_devices.values())
         for device, fractions in held.items():

@@ -15,7 +15,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.state.state_snapshot import snapshot_from_json, snapshot_to_json
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import Fifo
-from carpool.testing.rig import check_books
+from carpool.testing.rig import check_state
 
 ADA = ForeignProcess(17, "ada", "python", 3 << 30)
 
@@ -34,7 +34,7 @@ def seen(device: int, *processes: ForeignProcess, keeps_free: bool = True) -> Ou
 
 def given(scheduler: Scheduler, at: float, *facts: Fact) -> dict[str, list[int]]:
     orders = scheduler.handle(at, facts)
-    check_books(scheduler)
+    check_state(scheduler)
     return {order.job: [*order.allocation.devices()] for order in orders if isinstance(order, Assign)}
 
 
@@ -69,7 +69,7 @@ def test_they_are_in_a_balance_and_go_with_their_node() -> None:
     given(scheduler, 0.0, seen(0, ADA), submitted("a"))
     again = here()
     again.restore(snapshot_from_json(snapshot_to_json(scheduler.state())))
-    check_books(again)
+    check_state(again)
     assert again.outsiders == scheduler.outsiders
     assert given(again, 1.0, submitted("b")) == {}
     assert given(again, 2.0, NodeLost(NodeId(0)), NodeJoined("n0")) == {"a": [0], "b": [1]}

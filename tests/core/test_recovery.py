@@ -21,8 +21,8 @@ from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventFeed, EventLog
 from carpool.sim.failures import RandomFailures, ScheduledFailures
-from carpool.testing import Driven, Rig, Wishes, drive
-from carpool.testing.rig import check_books
+from carpool.testing import Driven, Rig, UserActions, drive
+from carpool.testing.rig import check_state
 from carpool.testing.scenarios import CALM, TROUBLE
 from carpool.testing.strategies import Scenario, random_scenarios
 
@@ -51,7 +51,7 @@ class Mute(Policy):
 def run(ground: Scenario, policy: Policy) -> tuple[Driven, str]:
     stream = io.StringIO()
     writer = JournalWriter(stream, Header("1", "x", ground.cluster))
-    failures = (ScheduledFailures(ground.mishaps), Wishes(ground.wishes), RandomFailures(3, job_mtbf_s=200.0))
+    failures = (ScheduledFailures(ground.mishaps), UserActions(ground.actions), RandomFailures(3, job_mtbf_s=200.0))
     driven = drive(policy, ground.cluster, ground.arrivals, failures=failures, observers=(writer,), report_every_s=7.0)
     return driven, stream.getvalue()
 
@@ -96,7 +96,7 @@ def test_recovery_never_decides(policy: Policy, ground: Scenario, data: st.DataO
         lived.handle(record.at, record.facts)
     recovered = Scheduler(ground.cluster, Mute())
     orders = recovered.recover(records[:cut])
-    check_books(recovered)
+    check_state(recovered)
     assert state(recovered) == state(lived)
     pending = [job for job in lived.jobs.values() if job.applied < job.generation]
     assert [order.job for order in orders] == [job.id for job in sorted(pending, key=lambda job: job.seq)]
@@ -122,7 +122,7 @@ def test_a_balance_stands_for_the_records_before_it(policy: Policy, ground: Scen
     assert reopened.state() == balance
     if end > cut:
         orders = reopened.recover(records[cut:end])
-    check_books(reopened)
+    check_state(reopened)
     assert state(reopened) == state(lived)
     pending = [job for job in lived.jobs.values() if job.applied < job.generation]
     assert [order.job for order in orders] == [job.id for job in sorted(pending, key=lambda job: job.seq)]
@@ -142,7 +142,7 @@ def test_a_recovered_scheduler_goes_on(ground: Scenario) -> None:
     recovered.recover(driven.records[:half])
     for record in driven.records[half:]:
         recovered.handle(record.at, record.facts)
-        check_books(recovered)
+        check_state(recovered)
     assert not recovered.jobs
 
 
@@ -204,7 +204,7 @@ def test_a_journal_with_gaps_is_still_folded(policy: Policy, ground: Scenario, d
     lost_nodes = again.snapshot().occupancy.lost
     again.handle(again.at, [NodeLost(node.id) for node in nodes if node.id not in lost_nodes])
     again.handle(again.at, [NodeJoined(node.name) for node in nodes])
-    check_books(again)
+    check_state(again)
     followers = (
         JobAccounting(),
         AllocationHistory(again.cluster),

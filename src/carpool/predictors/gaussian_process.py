@@ -25,7 +25,6 @@ class GaussianRegressor:
         self.noises = noises
 
     def fit(self, features: Floats, targets: Floats) -> GaussianRegressor:
-        """Fit from scratch to all rows."""
         with one_thread():
             self._fit(features, targets)
         return self

@@ -184,7 +184,7 @@ def test_bad_clusters(trace: Path, cluster: str, words: str, capsys: pytest.Capt
 BAD_TRACES = [
     ("job,submit_s,gpus\na,0,1\n", ["work_s"]),
     ("job,submit_s,gpus,work_s\na,-1,1,5\n", ["row 2", "-1"]),
-    ("job,submit_s,gpus,work_s\na,0,9,5\n", ["'a' asks 9 devices", "the cluster has 2"]),
+    ("job,submit_s,gpus,work_s\na,0,9,5\n", ["'a' needs 9 devices", "the cluster has 2"]),
     ("job,submit_s,gpus,work_s\na,0,1,5\na,1,1,5\n", ["row 3", "'a'"]),
     ("job,submit_s,gpus,work_s\na,0,1,5\nb,1\n", ["row 3"]),
     ("job,submit_s,gpus,work_s\n", ["no rows"]),

@@ -13,7 +13,7 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import Fifo
-from carpool.testing.rig import check_books
+from carpool.testing.rig import check_state
 
 GIB = 1 << 30
 
@@ -30,7 +30,7 @@ def spec(name: str, devices: int = 1, *, cpus: int = 0, most: int = 0) -> JobSpe
 def given(scheduler: Scheduler, at: float, *facts: object) -> dict[str, tuple[int, ...]]:
     """What the orders give to whom; the books are checked after them."""
     orders = scheduler.handle(at, facts)  # type: ignore[arg-type]
-    check_books(scheduler)
+    check_state(scheduler)
     return {order.job: tuple(order.allocation.devices()) for order in orders if isinstance(order, Assign)}
 
 

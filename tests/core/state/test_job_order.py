@@ -31,7 +31,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.state.state_snapshot import snapshot_from_json, snapshot_to_json
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import Fifo
-from carpool.testing.rig import check_books
+from carpool.testing.rig import check_state
 
 CLUSTER = Cluster.build([(1, 2, "cpu")])
 POISON = JobId("poison")
@@ -115,7 +115,7 @@ class Desk:
 
     def say(self, at: float, *facts: Fact) -> None:
         self.orders += self.scheduler.handle(at, facts)
-        check_books(self.scheduler)
+        check_state(self.scheduler)
 
     def assigned(self) -> list[str]:
         return [order.job for order in self.orders if isinstance(order, Assign)]
@@ -181,7 +181,7 @@ def test_a_start_does_not_end_at_a_policy_that_fails_over_what_the_journal_holds
     again = opened(how)
     again.recover(read_journal(before.text.getvalue().splitlines())[1])
     again.handle(1.0, (JobFinished(JobId("a"), 1),))
-    check_books(again)
+    check_state(again)
     assert again.policy_text == "fifo"
     assert again.policy_fault.startswith("policy Moody failed: ")
 

@@ -14,7 +14,7 @@ from carpool.policies.loss_phase.policy import LossPhase
 from carpool.policies.registry import parse_policy
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.loss_curves import LossModel, LossWorld
-from carpool.testing import Driven, PolicyContract, check_books, drive
+from carpool.testing import Driven, PolicyContract, check_state, drive
 from carpool.testing.scenarios import job
 
 PER_JOB, PER_DEVICE = (0.66, 0.60, 0.83, 1.0), (0.12, 0.42, 0.73, 1.0)
@@ -32,7 +32,7 @@ def run(policy: Policy, *jobs: tuple[float, str], devices: int = 4, batch_size: 
     specs = [JobSpec(JobId(f"j{i}"), devices, None, model, batch_size) for i, (_, model) in enumerate(jobs)]
     arrivals = [Arrival(at, spec) for (at, _), spec in zip(jobs, specs, strict=True)]
     prepared, cluster = world.prepare(arrivals, Cluster.build([(1, devices, "V100")]))
-    driven = drive(policy, cluster, prepared, world, report_every_s=1.0, check=check_books)
+    driven = drive(policy, cluster, prepared, world, report_every_s=1.0, check=check_state)
     assert driven.summary.finished == len(jobs)
     return driven
 
@@ -70,7 +70,7 @@ def test_more_than_two_wait_and_the_reason_says_so() -> None:
 
 def test_without_losses_who_came_first_is_older() -> None:
     jobs = [job("a", 4, 300.0, between=(1, 4)), job("b", 4, 300.0, at=1.0, between=(1, 4))]
-    driven = drive(LossPhaseLiteral(), Cluster.build([(1, 4, "V100")]), jobs, check=check_books)
+    driven = drive(LossPhaseLiteral(), Cluster.build([(1, 4, "V100")]), jobs, check=check_state)
     assert widths(driven, "a")[:3] == [4, 2, 3]
 
 

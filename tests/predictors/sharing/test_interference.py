@@ -84,7 +84,7 @@ MODEL = Interference("gp").fit(*made_up(20, seed=4))
 
 
 def test_before_anything_is_learned_it_says_so() -> None:
-    with pytest.raises(InputError, match="no group"):
+    with pytest.raises(InputError, match="no measured groups"):
         Interference().predict([[Member((0.5,)), Member((0.5,))]])
 
 
@@ -95,7 +95,7 @@ def test_a_value_for_each_member() -> None:
 
 def test_a_file_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "other").write_text('{"schema": 1}')
-    with pytest.raises(InputError, match="no saved interference model"):
+    with pytest.raises(InputError, match="not a saved interference model"):
         Interference.load(tmp_path / "other")
 
 

@@ -214,7 +214,7 @@ def test_memory_is_written_into_specs_and_cluster() -> None:
     truth = world()
     cluster = truth.furnished(Cluster.build([(1, 2, "V100"), (1, 1, "K80")]))
     assert [bank.memory_bytes for node in cluster.nodes for bank in node.banks] == [16 * GIB, 12 * GIB]
-    with pytest.raises(InputError, match=r"unknown kind 'V10'\. Did you mean V100"):
+    with pytest.raises(InputError, match=r"unknown device type 'V10'\. Did you mean V100"):
         truth.furnished(Cluster.build([(1, 1, "V10")]))
     assert truth.declared(job()).memory_bytes == 2 * GIB
     assert truth.declared(job(memory_bytes=7)).memory_bytes == 7

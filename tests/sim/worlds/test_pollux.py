@@ -113,12 +113,12 @@ def test_bad_files_are_named(tmp_path: Path, name: str, text: str, problem: str)
 def test_folders_without_profiles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no profile of any application"):
         PolluxWorld.load(tmp_path)
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         PolluxWorld.load(tmp_path / "nowhere")
 
 
 def test_too_few_epochs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has 3 epochs, 4 are needed"):
+    with pytest.raises(InputError, match="has 3 epochs, needs 4"):
         PolluxWorld.load(write(tmp_path), rules={"toy": ApplicationRules(4)})
 
 

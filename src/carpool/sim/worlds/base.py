@@ -17,19 +17,19 @@ from carpool.sim.traces.trace import Arrival
 
 
 class Pace(NamedTuple):
-    """A rate that holds until the job has done `until` units of work (an epoch's end, say)."""
+    """A rate that holds until the job has done `until` units of work, such as the end of an epoch."""
 
     rate: float
     until: float = inf
 
 
 class TrainingSignals(NamedTuple):
-    """What a training shows of itself at some point of its work, where it runs."""
+    """What a training reports besides its rate."""
 
     loss: float | None = None
     noise: float | None = None  # gradient noise scale, in samples
     step_s: float | None = None  # seconds of one step, synchronisation included
-    sync_s: float | None = None  # of these, seconds of synchronisation that nothing hid
+    sync_s: float | None = None  # of these, seconds of exposed synchronisation
 
 
 class World(ABC):

@@ -21,22 +21,13 @@ _FILLER = 0.9  # of an idle cycle, what a higher turn can use (AntMan, OSDI'20)
 
 @dataclass(slots=True)
 class ColocationWorld(World):
-    """Jobs get on as measured; work is seconds alone on a whole device at the job's own batch.
-
-    - A group that was measured (the same trainings at the same shares) goes at the measured rates; any other as the
-      interference model fitted to all measured groups says (`Interference`, Gaussian process).
-    - Every device is the measured one, whatever its kind is called. Batch sizes between measured ones are interpolated.
-    - A batch m other than the job's own m0 makes progress (φ + m0)/(φ + m) per sample, φ = noise·m0.
-    - A job of a higher turn gets 0.9·max(0, 1 − Σ fill of the lower turns) of what it would have among its own turn.
-    - A job on several devices gets on in proportion to them; its neighbours everywhere count.
-    - What a scheduler knows: all profiles, and `known` measured groups, drawn with `seed`; it learns from reports.
-    """
+    """Jobs run as measured; work is seconds alone on a whole device at the job's own batch size."""
 
     table: ColocationTable
     noise: float = 8.0
     known: int = 135
     seed: int = 0
-    start_s: float = 0.5  # a warm start, and a change of share or batch: a warm replacement takes over at a boundary
+    start_s: float = 0.5  # warm start; a change in place costs `resize_s`: a warm replacement takes over at a step
     resize_s: float = 0.2
     report_every_s: float = 5.0
     _kept: dict[tuple[Member, ...], tuple[float, ...]] = field(default_factory=dict, repr=False)
@@ -44,7 +35,6 @@ class ColocationWorld(World):
 
     @classmethod
     def load(cls, path: str | Path, seed: int = 0) -> ColocationWorld:
-        """From what ``benchmarks/gpu_colocation.py`` wrote."""
         return cls(ColocationTable.load(path), seed=seed)
 
     def __post_init__(self) -> None:
@@ -53,7 +43,6 @@ class ColocationWorld(World):
             self._kept[tuple(member for member, _ in pairs)] = tuple(min(1.0, value) for _, value in pairs)
 
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Jobs and devices with their memory filled in; every model must be in the table."""
         filled = []
         for at, spec in arrivals:
             self.work(spec)
@@ -66,7 +55,6 @@ class ColocationWorld(World):
         return filled, Cluster(tuple(nodes), cluster.links)
 
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """Its speed alone under its cap and batch, less what its neighbours take."""
         own, now = self._profile(spec), self._profile(spec, placement.batch_size)
         m0, m = own.batch_size, now.batch_size
         noise = self.noise * m0
@@ -84,16 +72,13 @@ class ColocationWorld(World):
         return Pace(rate * placement.num_devices / spec.devices)
 
     def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """Fixed prices: a start or a move, or a change in place."""
         return self.start_s if before is None or before == after else self.resize_s
 
     def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """The gradient noise scale and the step."""
         profile = self._profile(spec, placement.batch_size)
         return TrainingSignals(noise=self.noise * self._profile(spec).batch_size, step_s=profile.step_s)
 
     def estimator(self) -> Estimator:
-        """Profiles, some measured groups, and what reports teach."""
         groups = list(self.table.groups)
         drawn = Random(self.seed).sample(groups, min(self.known, len(groups)))
         model = Interference("gp").fit(*self.table.samples(drawn)) if drawn else Interference("gp")
@@ -107,7 +92,7 @@ class ColocationWorld(World):
         return found
 
     def _keeps(self, group: Sequence[Member]) -> float:
-        """What the first of a group keeps: as measured, else as predicted from all that was measured."""
+        """The fraction of its rate that the first of a group keeps, measured or predicted."""
         if len(group) == 1:
             return 1.0
         key = tuple(sorted(group))

@@ -12,9 +12,9 @@ from carpool.sim.worlds.base import Oracle, SteadyWorld
 
 @dataclass(frozen=True, slots=True)
 class ScalingWorld(SteadyWorld):
-    """rate = (devices held / devices asked for) ** exponent x speed of the slowest kind held x share of it.
+    """rate = (devices held / devices requested) ** exponent x speed of the slowest type held x share of it.
 
-    Shares count as in the plain world: the fraction, scaled down where fractions on a device sum past one.
+    Shares are scaled down where fractions on a device sum past one.
     """
 
     exponent: float = 1.0
@@ -23,20 +23,17 @@ class ScalingWorld(SteadyWorld):
     resize_s: float = 0.0  # standstill when it moves or is resized
 
     def rate(self, spec: JobSpec, placement: Placement) -> float:
-        """Units of work per second there."""
         speed = min([self.speeds.get(kind, 1.0) for kind, _ in placement.groups])
         rate = float((placement.num_devices / spec.devices) ** self.exponent) * speed
         return rate * placement.fraction / max(1.0, placement.load)
 
     def estimator(self) -> Estimator:
-        """One that knows the truth."""
         return ScalingOracle(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingOracle(Oracle[ScalingWorld]):
-    """Believes exactly what is true in a scaling world."""
+    """Oracle of a `ScalingWorld`."""
 
     def similarity_key(self, spec: JobSpec) -> int:
-        """Jobs that ask for as many devices."""
         return spec.devices
