@@ -1,8 +1,8 @@
-"""Scheduler messages: facts, orders and records, and the ports through which they pass."""
+"""Scheduler messages: facts, orders, plans and records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -292,34 +292,10 @@ class Record(NamedTuple):
     ignored: Sequence[Fact] = ()  # outdated: of an old generation or phase, or of a job that is over
 
 
-class Backend(Protocol):
-    """Executes orders and answers with facts, at once or later through its own channel."""
-
-    def apply(self, at: float, orders: Sequence[Order]) -> Sequence[Fact]:
-        """Start executing orders; returns the facts that hold at `at` already."""
-        ...
-
-
-class Clock(Protocol):
-    """The time in seconds since some origin."""
-
-    def now(self) -> float:
-        """Seconds since the origin."""
-        ...
-
-
 @runtime_checkable
 class Observer(Protocol):
     """Follows the scheduler record by record: a journal, metrics, a recording."""
 
     def record(self, record: Record) -> None:
         """Take in one call of `Scheduler.handle`."""
-        ...
-
-
-class JournalStore(Observer, Protocol):
-    """Keeps records durably and gives them back in order."""
-
-    def records(self) -> Iterable[Record]:
-        """Every record kept, oldest first."""
         ...

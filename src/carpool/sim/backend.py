@@ -67,7 +67,7 @@ class RunningJob:
 
 
 class SimulatedBackend:
-    """Executes orders on a cluster inside a world. Implements the Backend port."""
+    """Executes orders on a cluster inside a world."""
 
     def __init__(
         self,

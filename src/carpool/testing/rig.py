@@ -28,7 +28,7 @@ from carpool.policies.baselines.nonpreemptive import Fifo
 
 
 class FakeClock:
-    """A clock that advances only when told. Implements the Clock port."""
+    """A clock that advances only when told."""
 
     def __init__(self, at: float = 0.0) -> None:
         self._at = at
@@ -43,7 +43,7 @@ class FakeClock:
 
 
 class FakeBackend:
-    """Notes every order, and answers at once or when asked to. Implements the Backend port.
+    """Notes every order, and answers at once or when asked to.
 
     It models what a backend owes the scheduler and nothing of the work: a test says itself how far a job is, and when
     it finishes or crashes.

@@ -1,4 +1,4 @@
-"""When a policy is asked, apart from the scheduler that asks it (`test_cadence.py` has both together)."""
+"""When a policy is asked, apart from the scheduler that asks it (see `test_cadence.py` for both together)."""
 
 from __future__ import annotations
 
