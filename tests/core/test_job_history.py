@@ -92,7 +92,7 @@ def test_a_whole_life() -> None:
     run = drive(Fifo(), CALM["one job"].cluster, CALM["one job"].arrivals)
     assert run.story("a").splitlines() == [
         "0 s: was submitted: 1 device, of 10 units of work",
-        "0 s: gets device 0, 1 units/s expected: the next 1 in the queue fit",
+        "0 s: gets device 0, 1 units/s expected: started the next 1 in the queue",
         "0 s: runs (generation 1) from 0 units of work",
         "10 s: finished",
     ]
