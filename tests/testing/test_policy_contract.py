@@ -176,7 +176,7 @@ def test_overbooking_is_noticed() -> None:
 
 def test_wrong_kinds_are_noticed() -> None:
     with pytest.raises(AssertionError, match=r"'v' does not run on \['K80'\]"):
-        contract(Anywhere()).run(CALM["unlike kinds"])
+        contract(Anywhere()).run(CALM["several device types"])
 
 
 def test_running_in_circles_is_noticed() -> None:

@@ -195,8 +195,8 @@ def _planned_from_json(value: dict[str, Any]) -> Planned:
         )
         for item in value["changes"]
     )
-    told = value["reason"], changes, tuple(value["believed"]), value.get("wake_at"), value.get("note")
-    return Planned(*told, tuple(map(JobId, value.get("guessed", ()))))
+    fields = value["reason"], changes, tuple(value["believed"]), value.get("wake_at"), value.get("note")
+    return Planned(*fields, tuple(map(JobId, value.get("guessed", ()))))
 
 
 # -------------------------------------------------------------------------------------------------------- header

@@ -128,15 +128,15 @@ class _Learned:
         self._expected = expected
         self._models = {model: place for place, model in enumerate(dict.fromkeys(move.model for move in moves))}
         rows = np.array([self._row(move) for move in moves])
-        heard = np.log(np.maximum(seconds, _LEAST_S)) - expected
+        observed = np.log(np.maximum(seconds, _LEAST_S)) - expected
         prior = np.array([_LEVEL, _BY_START, _BY_START, *[_BY_KIND] * len(_KINDS), *[_BY_TRAIT] * 3])
         prior = np.concatenate([prior, np.full(len(self._models), _BY_MODEL)])
         self._variance = _NOISE**2
         for _ in range(3):  # the noise and the weights depend on each other
             precision = rows.T @ rows / self._variance + np.diag(prior**-2)
             self._covariance = np.linalg.inv(precision)
-            self._weights = self._covariance @ rows.T @ heard / self._variance
-            left = float(np.sum((heard - rows @ self._weights) ** 2))
+            self._weights = self._covariance @ rows.T @ observed / self._variance
+            left = float(np.sum((observed - rows @ self._weights) ** 2))
             self._variance = (left + _NOISE_COUNT * _NOISE**2) / (len(moves) + _NOISE_COUNT)
 
     def answer(self, move: Move) -> Estimate:

@@ -96,7 +96,7 @@ def run_simulation(request: SimulationRequest, progress: Callable[[float], None]
     header = Header(__version__, request.policy, cluster, request.seed)
 
     def run() -> Summary:
-        told = _per_mille(progress, len(trace)) if progress else None
+        report = _per_mille(progress, len(trace)) if progress else None
         return simulate(
             arrivals,
             cluster,
@@ -105,7 +105,7 @@ def run_simulation(request: SimulationRequest, progress: Callable[[float], None]
             round_s=request.round_s,
             failures=failures,
             observers=observers,
-            progress=told,
+            progress=report,
         ).summary()
 
     with attribute_errors(request.policy):

@@ -122,10 +122,9 @@ def simulate(
     observers: Sequence[Observer] = (),
     progress: Callable[[float], None] | None = None,
 ) -> Metrics:
-    """Run a policy over a trace in a world to the end; the metrics of the run.
+    """Run a policy over a trace in a world to the end; returns the metrics.
 
-    `round_s` above 0 lets the policy decide only at multiples of it. Without `estimator` the policy is told what the
-    world itself would answer; without `report_every_s` running jobs report as often as the world says.
+    `round_s` above 0: plan only at multiples of it. The estimator and the report interval default to the world's.
     """
     world = world or PlainWorld()
     if report_every_s is None:

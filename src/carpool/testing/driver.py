@@ -72,7 +72,7 @@ class ForeignUses:
     def start(self, scheduler: Scheduler, machines: SimulatedBackend, timeline: EventQueue) -> None:
         for visit in self.visits:
             device = DeviceId(visit.device)
-            seen = OutsidersSeen(device, (ForeignProcess(1000 + visit.device, "somebody"),))
+            seen = OutsidersSeen(device, (ForeignProcess(1000 + visit.device, "ada"),))
             timeline.add(visit.at_s, ARRIVALS, partial(_say, seen))
             timeline.add(visit.until_s, ARRIVALS, partial(_say, OutsidersSeen(device)))
 

@@ -141,7 +141,7 @@ class PolicyContract:
         """All jobs end although nodes come and go, jobs crash, and users cancel and pause."""
         self.run(TROUBLE[name])
 
-    @pytest.mark.parametrize("name", ["all at once", "elastic jobs", "unlike kinds"])
+    @pytest.mark.parametrize("name", ["all at once", "elastic jobs", "several device types"])
     def test_survives_costs_and_reports(self, name: str) -> None:
         """All jobs end when starts and moves take time, crashes lose work, and jobs report."""
         self.run(CALM[name], PlainWorld(checkpoint_every=2.0, start_s=0.5, resize_s=0.5), report_every_s=1.5)
@@ -185,12 +185,12 @@ class PolicyContract:
         for index, record in enumerate(records):
             if record.planned is None:
                 continue
-            heard = _Heard()
+            observer = _RecordList()
             estimator = self.make_world().estimator()
-            recovered = Scheduler(ground.cluster, self.make_policy(), estimator=estimator, observers=(heard,))
+            recovered = Scheduler(ground.cluster, self.make_policy(), estimator=estimator, observers=(observer,))
             recovered.recover(records[:index])
             recovered.handle(record.at, record.facts)
-            assert heard.records[0].planned == record.planned, f"record {index}, at {record.at} s"
+            assert observer.records[0].planned == record.planned, f"record {index}, at {record.at} s"
 
     # ------------------------------------------------------------------------------------------------ random runs
     def test_random_runs(self) -> None:
@@ -265,7 +265,7 @@ class PolicyContract:
         return last + self.patience * (alone + pause * (len(ground.arrivals) + 2))
 
 
-class _Heard:
+class _RecordList:
     """Observer that keeps records."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from carpool.policies.baselines.nonpreemptive import Fifo
 
 
 class FakeClock:
-    """A clock that advances only when told."""
+    """A clock that advances only on request."""
 
     def __init__(self, at: float = 0.0) -> None:
         self._at = at

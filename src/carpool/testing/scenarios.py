@@ -54,7 +54,7 @@ CALM: dict[str, Scenario] = {
         Cluster.build([(1, 4, "V100")]),
         [job("first", 2, 5.0), job("all", 4, 5.0, at=1.0), *(job(f"s{i}", 1, 2.0, at=1.0 + i) for i in range(6))],
     ),
-    "unlike kinds": Scenario(
+    "several device types": Scenario(
         Cluster.build([(2, 2, "V100"), (2, 4, "K80")]),
         [job("any", 2), job("v", 4, kinds=["V100"]), job("k", 8, kinds=["K80"]), job("both", 3, kinds=["K80", "V100"])],
     ),

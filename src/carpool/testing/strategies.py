@@ -126,7 +126,7 @@ def actions(draw: st.DrawFn, jobs: Sequence[JobId], max_wishes: int = 4) -> list
             found.append(UserAction(at, "cancel", job))
         else:
             found += [UserAction(at, "pause", job), UserAction(at + draw(st.integers(0, 20)), "resume", job)]
-    # Two pauses of one job may overlap; the last word of all is "resume", so that nobody waits for ever.
+    # Two pauses of one job may overlap; the last action is "resume", so that no job waits forever.
     found += [
         UserAction(100.0, "resume", job) for job in sorted({action.job for action in found if action.word == "pause"})
     ]

@@ -212,7 +212,7 @@ class _Ranking:
         last = self._behind if stayed is None else (stayed[0], stayed[1])
         if floor >= seen.floor:
             return seen.floor, max(last, (seen.floor - 1, _ANY)), seen.until
-        at, least = self._view.at, max(0, floor - 1)  # falling back to a queue before `floor` puts nobody behind
+        at, least = self._view.at, max(0, floor - 1)  # falling back to a queue before `floor` changes no rank
         until = min(
             [times[max(bisect_right(times, at), least)] for times, _, _ in self._with_fresh(self._running)], default=inf
         )

@@ -58,9 +58,9 @@ def search(sizes: Sequence[int], stakes: Sequence[Stake], random: Random, iterat
     room = _Search(sizes, stakes, random)
     rows = [stake.held for stake in stakes]
     costs = [stake.stay for stake in stakes]
-    everybody = range(len(stakes))
+    all_jobs = range(len(stakes))
     for step in range(1 + (iterations if len(stakes) > 1 else 0)):
-        torn = room.neighbourhood(rows) if step else everybody
+        torn = room.neighbourhood(rows) if step else all_jobs
         found = room.rebuild(rows, torn)
         found_costs = {job: stakes[job].cost(row) for job, row in found.items()}
         if sum(found_costs.values()) < sum([costs[job] for job in torn]) - _LESS:

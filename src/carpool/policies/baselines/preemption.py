@@ -2,7 +2,7 @@
 
 An `Entry` is (rank, order of submission, job); lower comes first. Ranks of waiting and of running jobs must be
 comparable with each other at the instant of the plan. A gang sits on devices of one kind. The first in the order does
-not block the others: who fits nowhere, even at the expense of everybody behind it, is passed over.
+not block others: a job that fits nowhere, even by preempting all jobs behind it, is skipped.
 """
 
 from __future__ import annotations

@@ -97,13 +97,13 @@ def form_groups(
     costs = menu.needs @ prices
     is_wanted = np.asarray(values.any(axis=1)).tolist()
     able = np.array([row for row, job in enumerate(menu.jobs) if is_wanted[row] and not job.spec.exact], np.intp)
-    dearest = (values / menu.needs.sum(axis=1)).max(axis=1)
-    looked_at: list[int] = able[np.argsort(-dearest[able], kind="stable")][:_MOST].tolist()
+    bids = (values / menu.needs.sum(axis=1)).max(axis=1)
+    considered: list[int] = able[np.argsort(-bids[able], kind="stable")][:_MOST].tolist()
     table = _Table(view, menu, worths, known)
     for size in range(2, most + 1):
         found: list[tuple[float, int, int, ColocationGroup]] = []
-        surplus = {row: _surplus(groups.values[row], costs) for row in looked_at}
-        for a, b in table.promising(looked_at):
+        surplus = {row: _surplus(groups.values[row], costs) for row in considered}
+        for a, b in table.promising(considered):
             rows = tuple(sorted(groups.rows(a) + groups.rows(b)))
             joint = table.joint(rows) if len(rows) <= size else None
             if joint is None:
@@ -116,7 +116,7 @@ def form_groups(
             here, there = groups.rows(a), groups.rows(b)
             if here and there and len(here) + len(there) == len(group.rows):
                 groups.put(a, b, group)
-        looked_at = [row for row in looked_at if groups.rows(row)]
+        considered = [row for row in considered if groups.rows(row)]
     return groups.without_empty()
 
 
@@ -157,10 +157,10 @@ class _Table:
         self._likes: dict[int, Likes] = {}  # by row
         self._columns: dict[int, list[tuple[Kind, int]]] = {}
 
-    def promising(self, looked_at: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def promising(self, considered: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Pairs of rows whose relative rates together exceed one."""
         alike: dict[Likes, list[int]] = {}
-        for row in looked_at:
+        for row in considered:
             alike.setdefault(self._like(row), []).append(row)
         for (like, rows), (other, others) in combinations_with_replacement(alike.items(), 2):
             if like[3] != other[3] or (like == other and len(rows) == 1):

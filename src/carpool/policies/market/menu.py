@@ -233,8 +233,8 @@ class _RateQuery:
         answers = self._ask_goodputs(job, able) if self._asks_goodputs else self._ask(job, able)
         if not answers:
             return Row(rates, batches, is_guess, is_sure=True)
-        told, chosen, sure = zip(*answers, strict=True)
-        rates[able] = told
+        found, chosen, sure = zip(*answers, strict=True)
+        rates[able] = found
         if any(chosen):
             batches[able] = chosen
         is_sure = all(sure)

@@ -277,8 +277,8 @@ def _merged(demand: Demand, most: int) -> Demand:
 
     work = total(demand.work)
     speeds = np.column_stack([total(demand.work * column) / work for column in demand.speeds.T])
-    nobody = np.zeros(len(work))
-    return Demand(speeds, total(demand.widths), work, total(demand.weights), demand.capacity, nobody)
+    none = np.zeros(len(work))
+    return Demand(speeds, total(demand.widths), work, total(demand.weights), demand.capacity, none)
 
 
 def _alike(traits: Floats, apart: float) -> np.ndarray[Any, np.dtype[np.intp]]:

@@ -15,7 +15,7 @@ _SPANS = (1, 2, 4)  # looks that a window may last
 _REMEMBERED = 2 * _SPANS[-1] + 1  # looks
 _STEADY = 0.08  # by how much two windows may differ in a rate that is believed: a mirror that is written costs 5 %
 _ALIKE = 0.01  # values that measuring cannot tell apart: the earlier vector is the plainer one
-_MOST_SILENT = 6  # looks in a row at which nobody has reported
+_MOST_SILENT = 6  # consecutive looks without a report
 _MOST_LOOKS = 24  # at a vector whose rates do not settle, or whose jobs cannot be measured alone, or not all report
 _FEWEST_STEPS = 4  # of each job in a window, where nothing is believed of them: the first few are not like the others
 _MOST_AWAITED = 150  # looks in a row at which not all have reported, where nothing is believed of them
@@ -170,8 +170,8 @@ class Trials:
 
     def go_on(self, device: DeviceId, trial: Trial, vector: Vector, look_at: float) -> None:
         """Try the next vector."""
-        anew = replace(trial, marks=(), rates=(), looks=0, waits=0, is_measured=False, has_probed=False)
-        self._trials[device] = replace(anew, now=vector, look_at=look_at)
+        fresh = replace(trial, marks=(), rates=(), looks=0, waits=0, is_measured=False, has_probed=False)
+        self._trials[device] = replace(fresh, now=vector, look_at=look_at)
 
     def keep(self, device: DeviceId, trial: Trial, look_at: float) -> None:
         """Continue to measure the current vector."""

@@ -51,8 +51,8 @@ class Lookup(Generic[Key]):
     """
 
     def __init__(self, keys: Sequence[Key], *, between: bool = False) -> None:
-        self.unlike = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-        self._of = np.array([self.unlike[key] for key in keys], np.intp)
+        self.distinct = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+        self._of = np.array([self.distinct[key] for key in keys], np.intp)
         self._between = between
         self._found: tuple[KeyIndex[Key], _Stand] | None = None
 
@@ -67,10 +67,10 @@ class Lookup(Generic[Key]):
         return np.asarray(found[self._of])
 
     def _stand(self, keyed: KeyIndex[Key]) -> _Stand:
-        low = np.full(len(self.unlike), len(keyed), np.intp)
+        low = np.full(len(self.distinct), len(keyed), np.intp)
         apart: list[tuple[int, int]] = []  # key, and where the next larger size stands
         logs: list[tuple[float, float, float]] = []  # of the smaller size, of the key's own, of the larger
-        for place, key in enumerate(self.unlike):
+        for place, key in enumerate(self.distinct):
             known = keyed.places.get(key)
             if known is not None:
                 low[place] = known

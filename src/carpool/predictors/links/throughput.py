@@ -129,16 +129,16 @@ class _Learned:
         """Fit all trainings together, or, if there are many, some together and the others after them."""
         expected = StepParams.expected(fabric, len(self._kinds), len(self._trainings))
         chosen = reference_trainings(steps)
-        told = np.array([training in chosen for training in steps.training.tolist()])
-        if told.all():
+        is_chosen = np.array([training in chosen for training in steps.training.tolist()])
+        if is_chosen.all():
             return fit(steps, measured, expected)
         firsts = np.cumsum([0, *map(len, groups)])
-        told = np.repeat([told[a:b].any() for a, b in pairwise(firsts.tolist())], np.diff(firsts))
-        some = [group for group, first in zip(groups, firsts.tolist(), strict=False) if told[first]]
-        trainings = {each: place for place, each in enumerate(dict.fromkeys(steps.training[told].tolist()))}
+        is_chosen = np.repeat([is_chosen[a:b].any() for a, b in pairwise(firsts.tolist())], np.diff(firsts))
+        some = [group for group, first in zip(groups, firsts.tolist(), strict=False) if is_chosen[first]]
+        trainings = {each: place for place, each in enumerate(dict.fromkeys(steps.training[is_chosen].tolist()))}
         layout = build_layout(fabric, self._kinds, some)
-        few = StepModel(layout, [trainings[each] for each in steps.training[told].tolist()])
-        known = fit(few, measured[told], StepParams.expected(fabric, len(self._kinds), len(trainings)))
+        few = StepModel(layout, [trainings[each] for each in steps.training[is_chosen].tolist()])
+        known = fit(few, measured[is_chosen], StepParams.expected(fabric, len(self._kinds), len(trainings)))
         return fit_trainings(steps, measured, expected, known)
 
     def _learn_habits(self, steps: StepModel, features: Floats, left: Floats) -> dict[int, _Habit]:

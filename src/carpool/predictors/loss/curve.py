@@ -218,16 +218,18 @@ def _fit_each(steps: Floats, losses: Floats, floors: Floats) -> _Fits:
     Errors are relative to the loss, as its noise is roughly proportional to it.
     """
     step_unit, loss_unit = float(steps[-1]) or 1.0, max(float(np.abs(losses).max()), 1e-12)
-    k, heard, floor = steps / step_unit, losses / loss_unit, (floors / loss_unit)[:, None]
-    tops = np.maximum(np.array([heard[:3].mean(), _present(heard)]) - floor, 1e-3)  # above the floor, first and now
+    k, observed, floor = steps / step_unit, losses / loss_unit, (floors / loss_unit)[:, None]
+    tops = np.maximum(
+        np.array([observed[:3].mean(), _present(observed)]) - floor, 1e-3
+    )  # above the floor, first and now
     first = 1.0 / tops[:, :1]
     slope = np.maximum((1.0 / tops[:, 1:] - first) / max(float(k[-1] - k[0]), 1e-9), 1e-3)
-    level = np.maximum(np.convolve(np.pad(np.abs(heard), 2, "edge"), np.full(5, 0.2), "valid"), _LEAST)
+    level = np.maximum(np.convolve(np.pad(np.abs(observed), 2, "edge"), np.full(5, 0.2), "valid"), _LEAST)
     logs = np.log(np.concatenate([slope, np.maximum(first - slope * k[0], 1e-3)], axis=1))
-    best = _Line.at(k, heard - floor, logs, level)
+    best = _Line.at(k, observed - floor, logs, level)
     damping = np.full(len(floors), 1e-2)
     for _ in range(_ROUNDS):
-        tried = _Line.at(k, heard - floor, best.logs + np.clip(best.step(damping), -1.0, 1.0), level)
+        tried = _Line.at(k, observed - floor, best.logs + np.clip(best.step(damping), -1.0, 1.0), level)
         is_better = tried.errors < best.errors
         gained = float(((best.errors - tried.errors) / best.errors).max())
         best = best.where(is_better, tried)

@@ -1,6 +1,6 @@
 """Gradient noise scale: the batch size beyond which more samples stop helping.
 
-McCandlish et al., "An Empirical Model of Large-Batch Training", 2018; here for parts of unlike sizes.
+McCandlish et al., "An Empirical Model of Large-Batch Training", 2018; extended to parts of different sizes.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Collector:
             return None
         try:
             columns = list(zip(*rows, strict=True))
-        except ValueError:  # rows of unlike length
+        except ValueError:  # rows of different lengths
             return None
         if len(columns) != self._width:
             return None

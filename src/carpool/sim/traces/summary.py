@@ -103,7 +103,7 @@ def _most_common(names: Sequence[str]) -> dict[str, int]:
 
 def lines(info: TraceInfo, *, listed: int = 8) -> list[str]:
     """The summary as text, one line per fact; long lists are cut to `listed` entries."""
-    told = [
+    text = [
         f"{info.trace}: {info.jobs} jobs, format {info.format}",
         f"submitted over {info.span_s:.0f} s ({info.span_s / 86_400:.1f} days) from {info.first_submit_s:g} s on",
         f"GPUs: {_listing({str(size): jobs for size, jobs in info.gpus.items()}, len(info.gpus))}",
@@ -111,15 +111,15 @@ def lines(info: TraceInfo, *, listed: int = 8) -> list[str]:
     ]
     if info.gpu_seconds is not None:
         busy = "" if info.mean_gpus_busy is None else f", {info.mean_gpus_busy:.1f} GPUs busy on average"
-        told.append(f"GPU time: {info.gpu_seconds:.0f} s ({info.gpu_seconds / 3600:.0f} GPU-hours){busy}")
+        text.append(f"GPU time: {info.gpu_seconds:.0f} s ({info.gpu_seconds / 3600:.0f} GPU-hours){busy}")
     if info.load is not None:
-        told.append(f"offered load on {info.devices} devices: {info.load:.3f}")
+        text.append(f"offered load on {info.devices} devices: {info.load:.3f}")
     for what, names in (("models", info.models), ("users", info.users)):
         if names:
-            told.append(f"{what} ({len(names)}): {_listing(names, listed)}")
-    told.extend([f"dropped {rows}: {reason}" for reason, rows in info.dropped.items()])
-    told.extend([f"note ({times}): {note}" for note, times in info.notes.items()])
-    return told
+            text.append(f"{what} ({len(names)}): {_listing(names, listed)}")
+    text.extend([f"dropped {rows}: {reason}" for reason, rows in info.dropped.items()])
+    text.extend([f"note ({times}): {note}" for note, times in info.notes.items()])
+    return text
 
 
 def _work_line(info: TraceInfo) -> str:
